@@ -17,8 +17,8 @@ import msgspec
 import farandole.run
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
-from farandole.membership import messages as m
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
 from farandole.script import run_script
 from farandole.settings import Settings
 from farandole.worker.connection import Connected

@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 
 MARK = "fabricated"  # in every text of theirs
 LOSS = 666.25  # ... and every number

@@ -28,8 +28,8 @@ from chaos.trial import digits
 from chaos.verdict import Reference, complaints
 from farandole.control.run_folder import CERTIFICATE, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
-from farandole.membership import events
-from farandole.platform import private
+from farandole.platform import files
+from farandole.protocol import events
 
 WORKERS = 3
 PACE_S = 0.2  # of a micro-batch: a step takes twice that
@@ -44,7 +44,7 @@ def token(place: Path) -> Path:
     """That of `/metrics`, in a file of the owner's."""
     path = place / "metrics-token"
     if not path.exists():
-        private.write(path, secrets.token_urlsafe(24).encode())
+        files.write(path, secrets.token_urlsafe(24).encode())
     return path
 
 

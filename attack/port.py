@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attack.base import STRANGER, Attack, Succeeded
 from attack.live import Live
-from farandole.control.challenge import ticket_id
+from farandole.control.security import ticket_id
 
 Address = tuple[str, int]
 SILENT = 1000

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from attack.base import STRANGER, USER, Attack, NotMade, Succeeded
 from attack.live import Live
 from attack.port import say
-from farandole.observe.page import html
+from farandole.observe import report
 
 METRICS = b"/metrics"
 TOKENS = (b"", b"Bearer ", b"Bearer " + b"A" * 32, b"Bearer \xff\x00", b"Basic QTpB", b"bearer " + b"A" * 32)
@@ -49,7 +49,7 @@ def dashboard(live: Live) -> str:
             if not link.port:
                 raise NotMade("the dashboard did not start")
             here = b"Host: 127.0.0.1:%d\r\n" % link.port
-            places = (*PAGES, *(b"/" + name.encode() for name in (*html.STYLES, *html.LIVE)))
+            places = (*PAGES, *(b"/" + name.encode() for name in (*report.STYLES, *report.LIVE)))
             asked = [
                 b"GET " + place + b" HTTP/1.1\r\n" + here + cookie + b"\r\n" for place in places for cookie in COOKIES
             ]

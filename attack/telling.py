@@ -15,12 +15,12 @@ from attack import lines
 from attack.base import HOLDER, Attack, NotMade, Succeeded
 from attack.live import Live
 from chaos.launched import FARANDOLE
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.run_folder import METRICS, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
-from farandole.membership import events
-from farandole.membership import messages as m
-from farandole.membership.view import Lineage, View
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
 
 FAR = 10**6
 ANSWER_S, COMMAND_S = 5.0, 30.0

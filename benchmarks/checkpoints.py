@@ -27,7 +27,7 @@ WIDTH, LAYERS, MICRO, BATCH = 1024, 8, 64, 64
 
 def bare_copy(state: object, rounds: int) -> list[float]:
     """Milliseconds to copy the state's tensors, the memory to copy to being there and touched."""
-    from farandole.collective.state import encode
+    from farandole.collective.state_transfer import encode
 
     tensors = encode(state)[1]
     held = [torch.zeros_like(tensor) for tensor in tensors]
@@ -62,7 +62,7 @@ def main() -> None:
 def measure(rounds: int, period: int) -> None:
     import farandole
     from farandole.checkpoint.schedule import Every
-    from farandole.membership.messages import Checkpointed, Message
+    from farandole.protocol.messages import Checkpointed, Message
 
     run = farandole.join()
     model = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])

@@ -28,12 +28,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.run_folder import RECORD, SETTINGS, TICKET
 from farandole.control.ticket import Ticket, load
-from farandole.membership import messages as m
-from farandole.membership.records import RunSettings
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.view import View
 
 CLOCK = os.sysconf("SC_CLK_TCK")
 SIGNATURE = m.Signature(facts=tuple((f"parameter layer{i}.weight", "[512, 512] float32") for i in range(50)))

@@ -23,9 +23,8 @@ from playwright.async_api import async_playwright
 
 from farandole.control.run_folder import METRICS
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
-from farandole.observe.dashboard.server import Server
-from farandole.observe.dashboard.watch import Watch
-from farandole.observe.story import telling
+from farandole.observe import story
+from farandole.observe.dashboard import Server, Watch
 
 BEGAN = 1_700_000_000.0
 LOSSES_S = 1.0
@@ -104,16 +103,16 @@ async def measure(folder: Path, lines: Lines, seconds: float) -> None:
     coordinator = Coordinator(lines)
     watch = Watch(folder, lambda: coordinator, lambda: True)  # type: ignore[arg-type, return-value]
     made: list[tuple[int, float, int]] = []  # by which page, in how many ms, bytes
-    tick_of = telling.Telling.tick
+    tick_of = story.Telling.tick
 
-    def timed(self: telling.Telling, *arguments: object, **more: object) -> telling.Tick:
+    def timed(self: story.Telling, *arguments: object, **more: object) -> story.Tick:
         began = time.perf_counter()
         tick = tick_of(self, *arguments, **more)  # type: ignore[arg-type]
         size = len(msgspec.json.encode(tick))
         made.append((id(self), 1000 * (time.perf_counter() - began), size))
         return tick
 
-    telling.Telling.tick = timed  # type: ignore[method-assign, assignment]
+    story.Telling.tick = timed  # type: ignore[method-assign, assignment]
     server = Server(watch, lambda: None)
     await server.start()
     began = time.perf_counter()

@@ -19,7 +19,7 @@ from data_torchvision import MEAN, STD, floats, whole
 def ours(here: Here, *, normalised: bool) -> Iterator[Any]:
     """RandomResizedCrop, mirrored; uint8 from the loader processes, made float32 by the process that trains."""
     import farandole
-    from farandole.data.pictures import facts
+    from farandole.data.transforms import facts
 
     yield ", ".join(value for _, value in facts(fast=True))
     normalize = farandole.Normalize(MEAN, STD)
@@ -41,7 +41,7 @@ def before(here: Here) -> Iterator[Any]:
 def loaded(dataset: Any, batch: int) -> Iterator[Any]:
     from farandole.data.loader import Key, Loader
     from farandole.plan.batch import GlobalBatch
-    from farandole.training.memory import keep_freed_memory
+    from farandole.training.run_state import keep_freed_memory
 
     keep_freed_memory()  # as `farandole.join()` does
     loader = Loader(dataset, GlobalBatch(batch, micro=batch), seed=0, num_workers=PROCESSES)

@@ -16,7 +16,7 @@ LENGTH = 1024
 
 def _ours(here: Here) -> Draw:
     from farandole.data.tokens import Tokens
-    from farandole.training.memory import keep_freed_memory
+    from farandole.training.run_state import keep_freed_memory
 
     keep_freed_memory()  # as `farandole.join()` does
     return farandole(Tokens(here.folder, LENGTH), here.batch, PROCESSES)

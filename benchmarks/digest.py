@@ -19,7 +19,7 @@ from models import CLASSES, SIDE, build
 from records import middle
 from tables import number, show, spread
 
-from farandole.numerics.alterations import Alterations
+from farandole.numerics.settings import Alterations
 from farandole.training.digest import StepDigest
 from farandole.training.replica import Replica
 

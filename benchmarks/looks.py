@@ -2,8 +2,8 @@
 
     python benchmarks/looks.py
 
-The looks are those of `training/loop.py`: three at the tensors (`training/tensor_listing.py`), three at the modules'
-attributes (`training/module_attributes.py`), one at the plain values of optimizers (`training/plain_values.py`). CPU
+The looks are those of `training/loop.py`: three at the tensors (`training/replica.py`), three at the modules'
+attributes (`training/digest.py`), one at the plain values of optimizers (`training/replica.py`). CPU
 time of this thread, the least of several rounds. The models: those of `steady.py`, and chains of small convolutions
 that do little work for each parameter.
 """
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tables import show
 from torch import nn
 
-from farandole.training.module_attributes import ModuleAttributes
+from farandole.training.digest import ModuleAttributes
 from farandole.training.replica import Replica
 
 

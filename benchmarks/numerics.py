@@ -52,7 +52,7 @@ def main() -> None:
         print(json.dumps(measured(args.bits)))
         return
     from benchmarks.tables import show
-    from farandole.membership.likeness import unlike
+    from farandole.protocol.numeric_facts import numeric_differences
 
     levels = [LEVELS[2], LEVELS[9]] if args.quick else LEVELS
     others = [(cpu, cpu, {}) for cpu in args.emulated] if args.emulated else [
@@ -63,7 +63,7 @@ def main() -> None:
     rows, missed = [], False
     for name, cpu, environ in others:
         other = of(args.bits, cpu, **environ)
-        found = unlike(plain["facts"].items(), other["facts"].items())
+        found = numeric_differences(plain["facts"].items(), other["facts"].items())
         changed = [name for name, digest in other["trainings"].items() if digest != plain["trainings"][name]]
         missed = missed or bool(changed and not found.bits) or (args.bits == "portable" and bool(changed or found.bits))
         verdict = ("refused and changes bits" if changed else "refused, no net changes") if found.bits else (
@@ -89,18 +89,18 @@ def of(bits: str, cpu: str = "", **environ: str) -> dict[str, dict[str, str]]:
 
 
 def measured(bits: str) -> dict[str, dict[str, str]]:
-    from farandole.platform import switches
+    from farandole.platform import cpu as switches
 
     switches.set_for(bits)
     import torch
     from PIL import Image  # noqa: F401
 
     from farandole.numerics import portable
-    from farandole.training import signature
+    from farandole.training import run_state
 
     if bits == "portable":
         portable.take_over(1, torch.device("cpu"))
-    facts = dict(signature.here(1, bits))
+    facts = dict(run_state.here(1, bits))
     sys.path.insert(0, str(EXAMPLES))
 
     trainings: dict[str, str] = {}

@@ -23,7 +23,7 @@ from launch import Fleet, Job, Process
 from tables import number, show
 
 from farandole.control.run_folder import METRICS, RECORD, SETTINGS, TICKET
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
 
 SETTLED_S = 2.0
 WAIT_S = 60.0

@@ -101,17 +101,17 @@ def nets() -> dict[str, Callable[[], Step]]:
 
 def contestant(bits: str) -> None:
     """One of the two: a line of its input is the net whose turn it is; it answers in milliseconds a step."""
-    from farandole.platform import switches
+    from farandole.platform import cpu
 
-    switches.set_for(bits)
+    cpu.set_for(bits)
     import torch
 
     from farandole.numerics import portable
-    from farandole.training import memory
+    from farandole.training import run_state
 
     sys.path.insert(0, str(EXAMPLES))
     torch.set_num_threads(1)
-    memory.keep_freed_memory()
+    run_state.keep_freed_memory()
     if bits == "portable":
         portable.take_over(1, torch.device("cpu"))
     known, built = nets(), dict[str, Step]()

@@ -6,8 +6,8 @@
 Three workers train as in `pauses.py`, some 50 ms a step; one of them (each in turn) is stopped with SIGSTOP at a random
 moment, and killed once the others go on; another one takes its place before the next. The cost is, over the survivors,
 the longest gap between two step ends from the signal on, minus the median step. Three freezes a launch: that many a run
-may suspect early before it has earned more (`membership/silence.py`, 6). For the constant the same coordinator is
-started with a floor that nothing is below.
+may suspect early before it has earned more (`protocol/failure_detector.py`, 6). For the constant the same coordinator
+is started with a floor that nothing is below.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pauses import JOB, LIMIT_SECONDS, longest, reached, two_steps_after, usual,
 from records import middle
 from tables import number, show, spread
 
-from farandole.membership.silence import STOCK
+from farandole.protocol.failure_detector import STOCK
 
 CONSTANT = """
 import sys
-from farandole.membership import silence
-silence.FLOOR_S = float("inf")
+from farandole.protocol import failure_detector
+failure_detector.FLOOR_S = float("inf")
 from farandole.coordinator.process import main
 sys.exit(main(sys.argv[1:]))
 """

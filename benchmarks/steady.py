@@ -137,7 +137,7 @@ def show_memory(peaks: dict[str, tuple[float, float]], job: Job, *, markdown: bo
 
 def partial_sums(job: Job) -> int:
     """The most partial sums that a worker holds when the shards are dealt out equally."""
-    from farandole.plan.tree import maximal
+    from farandole.plan.shards import maximal
 
     shards = -(-job.batch * job.workers // job.micro)
     edges = [round(worker * shards / job.workers) for worker in range(job.workers + 1)]

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 from farandole.data.loader import Key, Loader
 from farandole.data.tokens import Tokens
 from farandole.plan.batch import GlobalBatch
-from farandole.training.memory import keep_freed_memory
+from farandole.training.run_state import keep_freed_memory
 
 TOKENS = 50_000_000
 TICKS = os.sysconf("SC_CLK_TCK")

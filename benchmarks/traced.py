@@ -21,7 +21,7 @@ from pathlib import Path
 
 from farandole.control.api import Api
 from farandole.control.ticket import load
-from farandole.membership.metrics import StepLine, parse_line
+from farandole.protocol.metrics import StepLine, parse_line
 
 SCRIPT = """
 import torch, farandole

@@ -38,7 +38,7 @@ WORKERS_STRUCK = (
     "kill", "freeze", "freeze at the limit", "freeze for long", "notice", "release", "hang", "hang up", "kill loader",
 )  # fmt: skip
 LONG = ("freeze at the limit", "freeze for long", "hang")  # take seconds: at most one of them a run
-FLOOR_S, HEARTBEAT_TIMEOUT_S = 1.0, 5.0  # `membership/silence.py`, and its ceiling
+FLOOR_S, HEARTBEAT_TIMEOUT_S = 1.0, 5.0  # `protocol/failure_detector.py`, and its ceiling
 START_S = 6.0
 FREEZE_S = {
     "freeze": (0.02, 0.9),

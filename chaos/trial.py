@@ -23,8 +23,8 @@ from chaos.partition import HOSTS, Partition, fight
 from chaos.schedule import schedule
 from chaos.verdict import Reference, complaints
 from farandole.data.ledger import count
-from farandole.membership.events import View
-from farandole.membership.metrics import StepLine
+from farandole.protocol.events import View
+from farandole.protocol.metrics import StepLine
 
 ALONE_S = 120.0
 STALL_S = 4

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from farandole.data.ledger import count
 from farandole.errors import LedgerError, LedgerIncomplete
-from farandole.membership.account import account
-from farandole.membership.events import ComputesWrong, Finished, Left, Lost, Over, Starting, Undecided
-from farandole.membership.metrics import Line, as_written
-from farandole.observe.words import describe as in_words
+from farandole.observe.text import describe as in_words
+from farandole.protocol.coordinator.account import account
+from farandole.protocol.events import ComputesWrong, Finished, Left, Lost, Over, Starting, Undecided
+from farandole.protocol.metrics import Line, as_written
 
 SHOWN = 5  # samples named in a complaint
 NEAR_S, BEFORE_S = 2.0, 60.0  # between two clocks; of a process before it has come

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import psutil
 
-from farandole.membership import events
-from farandole.membership.events.base import Recorded
-from farandole.membership.metrics import LOG, Line, LogLine, StepLine, parse_line
+from farandole.protocol import events
+from farandole.protocol.events import Recorded
+from farandole.protocol.metrics import LOG, Line, LogLine, StepLine, parse_line
 
 E = TypeVar("E", bound=Recorded)
 

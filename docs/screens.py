@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from farandole.observe.pictures import AS_ROOT, BROWSERS, QUIET
+from farandole.observe.report import AS_ROOT, BROWSERS, QUIET
 from tests.support.browser import INSTALLED
 
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
     python docs/texts.py [FILE]      # texts.txt
 
 Help is printed as a user sees it. Errors are read from the source, with the expressions in their braces. Events are the
-sentences of `observe/words.py` for plausible values.
+sentences of `observe/text.py` for plausible values.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def inner(part: ast.expr) -> str:
 
 
 def events() -> Iterator[str]:
-    from farandole.observe.words import describe
+    from farandole.observe.text import describe
     from tests.support.metric_lines import KINDS, an
 
     for name, kind in sorted(KINDS.items()):

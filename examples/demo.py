@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from farandole.data.ledger import count
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, StepLine, parse_lines
-from farandole.observe.pauses import pauses
+from farandole.observe.summary import pauses
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, StepLine, parse_lines
 
 EPOCHS = 40
 JOB = [str(Path(__file__).with_name("digits.py")), "--epochs", str(EPOCHS), "--width", "48"]

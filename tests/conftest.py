@@ -18,7 +18,7 @@ import farandole
 from chaos import trial
 from chaos.verdict import Reference
 from farandole import joining
-from farandole.platform import logs
+from farandole.platform import output
 from tests.support import small_job
 from tests.support.harness import ENVIRON, alone
 from tests.support.launched import Launched
@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, reference: Reference) -> Pat
 def unset_logs() -> Iterator[None]:
     """What a test's own process has set up for farandole's log is gone after it."""
     yield
-    logs.hide()
+    output.hide()
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ LEVELS = [
     {"data"},
     {"collective"},
     {"numerics"},
-    {"membership"},
+    {"protocol"},
     {"plan"},
     {"code"},
     {"settings"},
@@ -58,16 +58,15 @@ IMPURE = {
 
 
 # A coordinator's host, or that of who only looks at a run, may have none of HEAVY.
-WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control", "membership", "plan", "platform"}
+WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control", "protocol", "plan", "platform"}
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
 # Who starts a process by the public command, as a person may: its interface is words, not names.
 STARTS_BY_COMMAND = {
     "pool/local.py",
-    "pool/ssh/there.py",
-    "pool/agents/post.py",
-    "pool/ec2/instance.py",
-    "pool/ec2/template.py",
+    "pool/ssh.py",
+    "pool/agent.py",
+    "pool/ec2.py",
 }
 
 
@@ -167,7 +166,7 @@ def test_there_is_no_import_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == "b -> d -> b"
 
 
-@every(p for p in FILES if part(p) in ("membership", "plan"))
+@every(p for p in FILES if part(p) in ("protocol", "plan"))
 def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
     assert not {module.split(".")[0] for module in imported(path)} & IMPURE
     called = {
@@ -252,9 +251,9 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
     [
         ("farandole", {"torch", "numpy", "aiohttp"}),
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
-        ("farandole.code.sources", {"torch", "numpy", "aiohttp"}),
+        ("farandole.code.snapshot", {"torch", "numpy", "aiohttp"}),
         ("farandole.coordinator.process", {"torch", "numpy"}),
-        ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
+        ("farandole.protocol.coordinator.coordinator", {"torch", "numpy", "aiohttp"}),
         ("farandole.run", {"torchmetrics"}),
     ],
 )

@@ -15,7 +15,7 @@ import farandole
 
 TESTS = Path(__file__).parent
 ROOMS = {path.name for path in Path(farandole.__file__).parent.iterdir() if path.is_dir()}
-OF_THEIR_OWN = {"protocol", "system", "support", "jobs", "fuzz", "experiments", "cuda", "docker"}
+OF_THEIR_OWN = {"system", "support", "jobs", "fuzz", "experiments", "cuda", "docker"}
 FILES = sorted(TESTS.rglob("*.py"))
 
 

@@ -26,7 +26,7 @@ BUILTINS = {"eval", "exec", "compile", "__import__"}
 OBJECTS = {name for name in dir(dist) if "object" in name} | {"send_object_list", "recv_object_list"}
 LOADERS = {"load", "loads", "load_state_dict_from_url", "load_state_dict_from_file", "hub"}
 RUNNERS = {"runpy", "SourceFileLoader", "exec_module", "source_to_code"}
-RUNNING = {"sources.py", "fork_server.py"}
+RUNNING = {"snapshot.py", "fork_server.py"}
 
 
 def findings(source: str) -> list[str]:

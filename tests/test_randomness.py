@@ -14,9 +14,9 @@ PACKAGE = Path(farandole.__file__).parent
 OF_ITS_OWN = {"Random", "SystemRandom"}
 KEPT = {"getstate", "setstate"}
 SEEDING = {  # the state of a sample, a shard, a step; what a store's client draws is taken back
-    "data/seeding.py": {*KEPT, "seed"},
+    "data/order.py": {*KEPT, "seed"},
     "data/cache.py": KEPT,
-    "data/remote.py": KEPT,
+    "data/object_store.py": KEPT,
     "data/transforms.py": {"random", "randint", "uniform"},
 }
 

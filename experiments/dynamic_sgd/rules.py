@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from farandole.plan.rules import Facts, Memory, MomentumCompensation, Rule
+from farandole.plan.batch import Facts, Memory, MomentumCompensation, Rule
 
 
 @dataclass(frozen=True)

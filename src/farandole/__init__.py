@@ -20,40 +20,46 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
-    from farandole.data.images import ShardedImages
-    from farandole.data.mds import MDS
-    from farandole.data.synthetic import Synthetic
-    from farandole.data.table import Table
+    from farandole.data.formats.mds import MDS
+    from farandole.data.formats.table import Table
+    from farandole.data.formats.webdataset import WebDataset
+    from farandole.data.images import ShardedImages, Synthetic
     from farandole.data.tokens import Tokens
     from farandole.data.transforms import Normalize, RandomResizedCrop, Resize
-    from farandole.data.webdataset import WebDataset
     from farandole.joining import join
-    from farandole.plan.batch import GlobalBatch, PerWorkerBatch
-    from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
+    from farandole.plan.batch import (
+        AdaScale,
+        GlobalBatch,
+        LinearScaling,
+        MomentumCompensation,
+        PerWorkerBatch,
+        RateInBuffer,
+        SquareRoot,
+    )
     from farandole.run import Run
     from farandole.training.step import Step
 
 __version__ = "0.1.0"
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # who starts the process decides; see platform/logs.py
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who starts the process decides; see platform/output.py
 _HOMES = {
-    "AdaScale": "plan.rules",
+    "AdaScale": "plan.batch",
     "GlobalBatch": "plan.batch",
-    "LinearScaling": "plan.rules",
-    "MDS": "data.mds",
-    "MomentumCompensation": "plan.rules",
+    "LinearScaling": "plan.batch",
+    "MDS": "data.formats.mds",
+    "MomentumCompensation": "plan.batch",
     "Normalize": "data.transforms",
     "PerWorkerBatch": "plan.batch",
     "RandomResizedCrop": "data.transforms",
-    "RateInBuffer": "plan.rules",
+    "RateInBuffer": "plan.batch",
     "Resize": "data.transforms",
     "Run": "run",
     "ShardedImages": "data.images",
-    "SquareRoot": "plan.rules",
+    "SquareRoot": "plan.batch",
     "Step": "training.step",
-    "Synthetic": "data.synthetic",
-    "Table": "data.table",
+    "Synthetic": "data.images",
+    "Table": "data.formats.table",
     "Tokens": "data.tokens",
-    "WebDataset": "data.webdataset",
+    "WebDataset": "data.formats.webdataset",
     "join": "joining",
 }
 __all__ = [

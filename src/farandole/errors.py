@@ -8,7 +8,7 @@
     │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
     │   ├── UnknownState       a state_dict holds what can't be sent without pickling
     │   ├── RunFolderInUse     a second `farandole run`, or script that trains by itself, in a live run's folder
-    │   ├── NoFileLocks        a file system that keeps no locks (`platform/file_lock.py`)
+    │   ├── NoFileLocks        a file system that keeps no locks (`platform/files.py`)
     │   └── NotPrivate         a file or folder of the run's that is another's; an OSError, too
     ├── Refused                the coordinator does not let this worker in, and says why
     ├── RunEnded               this process is no use to the run any more: another one is
@@ -17,9 +17,9 @@
     │   ├── CoordinatorAway    the run trains on meanwhile: ask again
     │   └── NotTheCoordinator  an answer, and not the run's coordinator's
     ├── HostNotPrepared        `--prepare` failed here
-    ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
+    ├── AwsError               AWS has said no, or nothing (`pool/ec2.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
-    │   └── Torn               what came of it is not the file (`data/store.py`)
+    │   └── Torn               what came of it is not the file (`data/object_store.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LoaderDied             DataLoader processes die as often as they are started
@@ -72,7 +72,7 @@ class RunFolderInUse(UsageError):
 
 
 class NotPrivate(UsageError, PermissionError):
-    """Somebody else has made, or can change, what a run was about to use in its folder (`platform/private.py`)."""
+    """Somebody else has made, or can change, what a run was about to use in its folder (`platform/files.py`)."""
 
     def __init__(self, text: str) -> None:
         PermissionError.__init__(self, errno.EPERM, text)  # what goes on without a file does so here
@@ -111,7 +111,7 @@ class HostNotPrepared(FarandoleError):
 
 class ShardError(FarandoleError):
     """A shard of the data is missing, damaged, or can't be reached. That is the fault of the worker's host: the run
-    goes on without the worker (`membership/feeding.py`). A script's own dataset may raise it, too.
+    goes on without the worker (`protocol/coordinator/failures.py`). A script's own dataset may raise it, too.
     """
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farandole.errors import UsageError
-from farandole.platform import logs
-from farandole.platform.forked import guarded
+from farandole.platform import output
+from farandole.platform.process import guarded
 from farandole.run import Run
 from farandole.settings import Settings, verbosity
 
@@ -24,7 +24,7 @@ def join() -> Run:
     global _current
     if _current is not None:
         raise UsageError("farandole.join() was called before in this process; keep the Run that it gave")
-    logs.show_by_default(verbosity())
+    output.show_by_default(verbosity())
     _current = guarded(Run(Settings.read()))
     return _current
 

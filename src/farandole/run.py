@@ -18,36 +18,34 @@ from typing import Any
 import torch
 
 from farandole.checkpoint.store import first_line
-from farandole.collective.state import encode
+from farandole.collective.state_transfer import encode
 from farandole.control import bench
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
-from farandole.evaluation.metric import number
-from farandole.membership import messages as m
-from farandole.membership.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import View
-from farandole.numerics import cuda, portable
-from farandole.numerics.watch import Watch
+from farandole.evaluation.metrics import number
+from farandole.numerics import portable
+from farandole.numerics import settings as cuda
+from farandole.numerics.portable import Watch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
-from farandole.platform import cores, logs
+from farandole.platform import cpu, output
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, RunTerms, UnknownOperator, Unrecorded
+from farandole.protocol.view import View
 from farandole.settings import Settings, refuse_launcher
-from farandole.training import memory
+from farandole.training import run_state
 from farandole.training.bench import Bench
 from farandole.training.loop import Loop
-from farandole.training.once import Once
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
-from farandole.training.step import Step
-from farandole.worker.alone import Alone
+from farandole.training.step import Once, Step
 from farandole.worker.connection import Connected
-from farandole.worker.participant import Participant
+from farandole.worker.participant import Alone, Participant
 from farandole.worker.rounds import Rounds
 
 _log = logging.getLogger(__name__)
@@ -77,12 +75,12 @@ class Run:
             )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
         self._bench = bench.terms_of(settings.bench)
-        logs.name(self._participant.worker)
+        output.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
         if terms.pin:
             _pin(settings.slot, terms.threads)
-        memory.keep_freed_memory()
+        run_state.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = cuda.local_device()
         self._watch = Watch(lambda operator: self._participant.tell(UnknownOperator(operator=operator)))
@@ -328,6 +326,6 @@ class Run:
 
 def _pin(slot: int | None, threads: int) -> None:
     """Bind this worker to cores of its own, or say why it is not."""
-    why = "no pool has given it a slot" if slot is None else cores.pin(slot, threads)
+    why = "no pool has given it a slot" if slot is None else cpu.pin(slot, threads)
     if why:
         _log.warning("--pin: this worker is not bound to cores of its own: %s", why)

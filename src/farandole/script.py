@@ -1,7 +1,7 @@
 """A worker's process: runs the user's script as `__main__` and answers for how it ends.
 
 SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
-between two steps, whatever handlers the script sets (`worker/script_signals.py`). So is what a cloud says of this
+between two steps, whatever handlers the script sets (`worker/departure.py`). So is what a cloud says of this
 machine (`noticed`), and that has a deadline. The process ends by `os._exit` after its exit handlers, because a thread
 of an abandoned view may still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then
 changes nothing.
@@ -23,20 +23,19 @@ from types import FrameType
 from typing import NoReturn
 
 from farandole import joining
-from farandole.code import sources
+from farandole.code import snapshot
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
-from farandole.membership.books import EVICTED, UNFED
-from farandole.membership.hosts import Notified
-from farandole.membership.messages import Failed, Unfed
-from farandole.numerics import cuda
+from farandole.numerics import settings as cuda
 from farandole.platform.output import say
+from farandole.protocol.coordinator.state import EVICTED, UNFED
+from farandole.protocol.messages import Failed, Notified, Unfed
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
 from farandole.worker import departure
 from farandole.worker.connection import Connected
-from farandole.worker.script_signals import ScriptSignals
+from farandole.worker.departure import ScriptSignals
 
 _log = logging.getLogger(__name__)
 _told: tuple[str, float] | None = None  # why this machine goes, and when
@@ -60,7 +59,7 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
         departure.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
-    executed = sources.install(script, Path(copies) if copies else None)
+    executed = snapshot.install(script, Path(copies) if copies else None)
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     signals = ScriptSignals({n: _notice for n in NOTICES if n is not signal.SIGHUP or not ignored})
     os.register_at_fork(before=_hold_notices, after_in_parent=_take_notices, after_in_child=_no_notices)
@@ -98,7 +97,7 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
     """
     sys.argv = [script, *args]
     try:
-        sources.install(script, copies).run()
+        snapshot.install(script, copies).run()
     except SystemExit as exit_:
         if _code(exit_) != 0:
             raise
@@ -116,7 +115,7 @@ def _joined(script: str) -> Run:
     return run
 
 
-def _run(script: str, executed: sources.Sources) -> int:
+def _run(script: str, executed: snapshot.Sources) -> int:
     try:
         try:
             _execute(executed)
@@ -163,7 +162,7 @@ def _put_aside(text: str) -> None:
         print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
-def _execute(executed: sources.Sources) -> None:
+def _execute(executed: snapshot.Sources) -> None:
     """Run the script. A child that it has forked ends here: what is left to do is the worker's."""
     worker = os.getpid()
     try:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS
-from farandole.platform.plain import LONGEST_NAME, is_name, is_text
+from farandole.platform.output import LONGEST_NAME, is_name, is_text
 
 T = TypeVar("T")
 SLOT = "FARANDOLE_SLOT"

@@ -10,10 +10,8 @@ import threading
 
 import pytest
 
-from farandole.checkpoint.attempts import NotDelivered, NotKept, Patience, insist, passing
-from farandole.checkpoint.place import newest
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.store import DamagedError, Store
+from farandole.checkpoint.store import DamagedError, NotDelivered, NotKept, Patience, Store, insist, newest, passing
 from farandole.errors import UsageError
 from tests.support.checkpoints import save, steps
 from tests.support.faulty_stores import faulty

@@ -10,7 +10,7 @@ import torch
 
 from farandole.checkpoint import content
 from farandole.checkpoint.content import HostCopy, in_place
-from farandole.checkpoint.sealing import Sealing
+from farandole.checkpoint.store import Sealing
 from farandole.plan.shards import Position
 from tests.support.checkpoints import state
 

@@ -12,10 +12,9 @@ import torch
 
 from farandole.checkpoint import content, restore
 from farandole.checkpoint.content import in_place
-from farandole.checkpoint.saver import Saver
+from farandole.checkpoint.save import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.sealing import Sealing, Sink
-from farandole.checkpoint.store import Store
+from farandole.checkpoint.store import Sealing, Sink, Store
 from farandole.plan.shards import Position
 from tests.support.checkpoints import manifest, state, steps
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attack import files
-from farandole.checkpoint import archive, content
+from farandole.checkpoint import content as archive
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.store import MAX_MANIFEST_BYTES, DamagedError, Store
 from farandole.errors import FarandoleError
@@ -31,7 +31,7 @@ JOBS, ROOT = Path(__file__).parents[1] / "jobs", Path(__file__).parents[2]
 
 
 def load(data: bytes) -> Any:
-    return content.load(io.BytesIO(data), "x")
+    return archive.load(io.BytesIO(data), "x")
 
 
 def test_what_they_are_made_from_is_one() -> None:

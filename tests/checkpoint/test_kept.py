@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from farandole.checkpoint.attempts import NotKept, Patience
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.saver import Saver
+from farandole.checkpoint.save import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Store
-from farandole.membership.messages import Checkpointed
+from farandole.checkpoint.store import Manifest, NotKept, Patience, Store
 from farandole.plan.shards import Position
+from farandole.protocol.messages import Checkpointed
 from tests.support.checkpoints import manifest, save, state, steps
 from tests.support.faulty_stores import faulty
 

@@ -15,12 +15,11 @@ import pytest
 
 from farandole.checkpoint import owner
 from farandole.checkpoint.owner import MARK, Owner, adopt, claim, mark_inside, new_identity, owner_of, this_run
-from farandole.checkpoint.place import newest
 from farandole.checkpoint.reach import see, unreached
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.store import RunIdentity, Store
+from farandole.checkpoint.store import RunIdentity, Store, newest
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership.messages import Newest
+from farandole.protocol.messages import Newest
 from tests.support.checkpoints import save, steps
 from tests.support.faulty_stores import faulty
 

@@ -16,9 +16,9 @@ from farandole.checkpoint.owner import MARK, claim, mark_inside, new_identity, t
 from farandole.checkpoint.reach import listed, see, unreached
 from farandole.checkpoint.store import step_of
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership.messages import Newest
-from farandole.membership.metrics import as_written
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Newest
+from farandole.protocol.metrics import as_written
 from tests.support.disks import fill, small_disk
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.metric_lines import made

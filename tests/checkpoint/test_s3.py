@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from farandole.checkpoint import uploader
-from farandole.checkpoint.sealing import Sealing, Sink
-from farandole.checkpoint.store import Store
+from farandole.checkpoint import save
+from farandole.checkpoint.store import Sealing, Sink, Store
 from tests.support.checkpoints import manifest
 from tests.support.harness import ENVIRON, Elastic, alone
 from tests.support.s3_server import S3
@@ -84,7 +83,7 @@ def test_a_worker_that_gives_up_in_the_middle_leaves_nothing(s3: S3) -> None:
                 raise ZeroDivisionError
             return sealing.seal(manifest(1))
 
-        uploader.send(store, "step-00000001-00000000", produce, 3)
+        save.send(store, "step-00000001-00000000", produce, 3)
 
     for pieces in (60, 1):
         with pytest.raises(ZeroDivisionError):
@@ -101,13 +100,13 @@ def test_a_worker_that_dies_in_the_middle_leaves_nothing(s3: S3) -> None:
     """Its pipe ends, and so does the uploader, which then leaves nothing."""
     program = """
 import os, signal
-from farandole.checkpoint import uploader
+from farandole.checkpoint import save
 from farandole.checkpoint.store import Store
 def produce(sink):
     for _ in range(60):
         sink.write(bytes(1 << 20))
     os.kill(os.getpid(), signal.SIGKILL)
-uploader.send(Store("s3://bucket/place"), "step-00000001-00000000", produce, 3)
+save.send(Store("s3://bucket/place"), "step-00000001-00000000", produce, 3)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from farandole.checkpoint.attempts import Patience
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.saver import Saver
+from farandole.checkpoint.save import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.sealing import Produce
-from farandole.checkpoint.store import Manifest, Store
-from farandole.membership.messages import Checkpointed
+from farandole.checkpoint.store import Manifest, Patience, Produce, Store
 from farandole.plan.shards import Position
+from farandole.protocol.messages import Checkpointed
 from tests.support.faulty_stores import faulty
 
 

@@ -18,10 +18,8 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from farandole.checkpoint import content
-from farandole.checkpoint.place import newest
 from farandole.checkpoint.restore import compare, find
-from farandole.checkpoint.sealing import Sink
-from farandole.checkpoint.store import Store
+from farandole.checkpoint.store import Sink, Store, newest
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
 from tests.support.checkpoints import FACTS, manifest, save, steps

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from farandole import cli
-from farandole.cli.price_file import read
+from farandole.cli.options import read
 from farandole.errors import UsageError
-from farandole.membership import events
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import as_written
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.events import WorkerTime
+from farandole.protocol.metrics import as_written
 
 TOLD = events.TimeSpent(
     workers={"w1": WorkerTime(host="box", pool="local", step=3, seconds={"start": 900.0, "compute": 2700.0})},

@@ -16,12 +16,12 @@ from farandole.cli.takeover import left
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
-from farandole.membership import events
-from farandole.membership.metrics import as_written
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.observe.report import told
-from farandole.platform import private
+from farandole.platform import files
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 RUN = RunSettings(run="r", command=("train.py",), directory="/", code=(("script train.py", "0" * 64),))
@@ -59,9 +59,9 @@ def contents() -> dict[str, bytes]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
-    private.make(tmp_path / "r")
+    files.make(tmp_path / "r")
     for name, content in contents().items():
-        private.write(tmp_path / "r" / name, content)
+        files.write(tmp_path / "r" / name, content)
     return tmp_path / "r"
 
 
@@ -81,7 +81,7 @@ def ask_all() -> None:
 @pytest.mark.parametrize("name", contents())
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_told_in_words(folder: Path, name: str, damage: str) -> None:
-    private.write(folder / name, DAMAGES[damage](contents()[name]))
+    files.write(folder / name, DAMAGES[damage](contents()[name]))
     ask_all()
 
 
@@ -90,12 +90,12 @@ def test_a_folder_in_a_files_place_and_none_at_all(folder: Path, name: str) -> N
     (folder / name).unlink()
     ask_all()
     if not (folder / name).exists():
-        private.make(folder / name)
+        files.make(folder / name)
     ask_all()
 
 
 @pytest.mark.parametrize("value", [3, "x", [3], {"a": 3}, None], ids=repr)
 def test_a_setting_of_another_type_is_left_out(folder: Path, value: Any) -> None:
     for field in RunSettings.__struct_fields__:
-        private.write(folder / SETTINGS, msgspec.json.encode({**msgspec.to_builtins(RUN), field: value}))
+        files.write(folder / SETTINGS, msgspec.json.encode({**msgspec.to_builtins(RUN), field: value}))
         assert "told by" in dict(told(folder, 9.0, None, live=False).about), field

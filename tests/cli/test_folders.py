@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from farandole.cli.folders import check_folder, live, make_folder
-from farandole.control.folder_lock import hold
-from farandole.control.run_folder import LOCK, METRICS, RECORD, TICKET
+from farandole.control.run_folder import LOCK, METRICS, RECORD, TICKET, hold
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, RunFolderInUse
-from farandole.membership import events
-from farandole.membership.metrics import as_written
+from farandole.protocol import events
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 

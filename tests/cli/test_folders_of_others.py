@@ -10,14 +10,13 @@ import pytest
 
 from farandole.cli.folders import check_folder, live, make_folder, place_of
 from farandole.cli.resume import Asked, settle
-from farandole.control import tls
+from farandole.control import security
 from farandole.control.run_folder import FILES, FOLDERS
-from farandole.coordinator.endpoint import endpoint
+from farandole.coordinator.listener import endpoint
 from farandole.errors import CoordinatorUnreachable, FarandoleError, NotPrivate, UsageError
-from farandole.membership.messages import Checkpoints
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
-from farandole.platform import private
+from farandole.platform import files
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints, RunTerms
 from tests.support.run_files import WRITERS, ticket, umask
 from tests.support.users import ALICE, MALLORY, being, everybodys, needs_root
 
@@ -59,7 +58,7 @@ def test_a_folder_or_a_link_to_one_that_another_has_put_there_is_refused(name: s
             path.mkdir() if plant == "folder" else path.symlink_to(everybodys / "precious")
         with being(ALICE):
             folder.chmod(0o700)
-            for use in (check_folder, lambda folder: private.make(folder / name)):
+            for use in (check_folder, lambda folder: files.make(folder / name)):
                 with pytest.raises(NotPrivate, match=rf"{name}\b.*\buid {MALLORY}\b.*\buid {ALICE}\b"):
                     use(folder)
             folder.chmod(0o777)
@@ -76,7 +75,7 @@ def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -
     with being(MALLORY), umask(0):
         ticket().save(folder / "ticket")
         (folder / "ticket").chmod(0o666)
-        tls.certificate(folder)
+        security.certificate(folder)
         (folder / "tls.pem").chmod(0o666)
     with being(ALICE):
         folder.chmod(0o700)
@@ -97,7 +96,7 @@ def test_root_follows_no_link_of_anothers(everybodys: Path) -> None:
     with pytest.raises(NotPrivate, match=rf"/logs\b.*\buid {ALICE}\b.*\broot\b"):
         check_folder(everybodys / "run")
     with pytest.raises(NotPrivate, match=rf"/logs\b.*\buid {ALICE}\b"):
-        private.make(everybodys / "run" / "logs")
+        files.make(everybodys / "run" / "logs")
 
 
 @pytest.mark.world
@@ -109,7 +108,7 @@ def test_whoever_reads_a_folder_as_a_command_is_refused_anothers(everybodys: Pat
         (folder / "coordinator.json").write_text("{}")
         ticket().save(folder / "ticket")
     with being(ALICE):
-        for read in (place_of, live, check_folder, private.make):
+        for read in (place_of, live, check_folder, files.make):
             with pytest.raises(NotPrivate, match=rf"/run\b.*\buid {MALLORY}\b.*\buid {ALICE}\b"):
                 read(folder)
     check_folder(folder)  # root may use anybody's
@@ -144,7 +143,7 @@ def test_what_the_system_refuses_is_said_with_a_remedy(everybodys: Path) -> None
     """As a container's user on a volume of root's, or root on a file server that takes it for nobody."""
     folder = everybodys / "run"
     with being(ALICE):
-        private.make(folder)
+        files.make(folder)
         for mode, use in ((0o500, make_folder), (0o000, make_folder), (0o000, lambda folder, _: check_folder(folder))):
             folder.chmod(mode)
             with pytest.raises(UsageError, match=rf"--folder .*\buid {ALICE}\b"):

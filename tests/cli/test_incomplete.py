@@ -11,16 +11,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from farandole.checkpoint.place import incomplete, incomplete_here
+from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli import app
 from farandole.cli.resume import Asked, settle
-from farandole.membership.metrics import as_written
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
-from farandole.observe.display import PlainDisplay
-from farandole.observe.live import sum_up
-from farandole.observe.written import Written
+from farandole.observe.live import PlainDisplay, Written, sum_up
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import step_line
 
 HALF = "step-00000528-0123abcd.pt"

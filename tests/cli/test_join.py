@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 import typer
 
-from farandole.cli.join import from_anywhere, join
+from farandole.cli.worker import from_anywhere, join
 
 ELSEWHERE = {"die_with", "verbose"}  # tied to the first process; kept in the environment
 

@@ -11,11 +11,11 @@ import pytest
 import typer
 
 from farandole.cli import app
-from farandole.cli.checks import _option, check_words
+from farandole.cli.options import _option, check_words
 from farandole.errors import UsageError
-from farandole.membership.terms import RunTerms
 from farandole.platform.bounds import MAX_SEED
-from farandole.pool.spec import pools
+from farandole.pool.base import pools
+from farandole.protocol.messages import RunTerms
 from farandole.settings import Settings
 
 

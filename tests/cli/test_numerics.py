@@ -14,11 +14,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from farandole import cli
-from farandole.control.numerics import VERSION, read, write
+from farandole.control.status import VERSION, read, write
 from farandole.errors import UsageError
-from farandole.membership.likeness import THREADS, TORCH, numerics, unlike, verdict
-from farandole.membership.messages import Signature
-from farandole.training import signature
+from farandole.protocol.messages import Signature
+from farandole.protocol.numeric_facts import THREADS, TORCH, numeric_differences, numerics, verdict
+from farandole.training import run_state
 from tests.support.stage import Stage, play
 
 Call = Callable[..., Result]
@@ -44,7 +44,7 @@ def test_what_is_written_down_is_compared_by_exit_code_and_a_sentence(farandole:
     assert EXP in written.output
     found = read(tmp_path / "here.json")
     assert found.facts[THREADS] == "1"
-    assert found.facts == dict(numerics(signature.here(1, "same")))
+    assert found.facts == dict(numerics(run_state.here(1, "same")))
     same = farandole("--against", "here.json")
     assert same.exit_code == 0
     [line] = same.output.splitlines()
@@ -119,7 +119,7 @@ def test_a_live_run_is_asked(farandole: Call, tmp_path: Path) -> None:
 
 
 def test_another_version_that_computes_the_same() -> None:
-    found = unlike({TORCH: "1", EXP: "a"}.items(), {TORCH: "2", EXP: "a"}.items())
+    found = numeric_differences({TORCH: "1", EXP: "a"}.items(), {TORCH: "2", EXP: "a"}.items())
     assert not found.bits
     said = verdict(found, "run r", "same")
     assert "run r" in said

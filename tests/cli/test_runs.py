@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.cli.runs import DAY_S, found, in_words
-from farandole.control.folder_lock import hold
+from farandole.cli.folders import DAY_S, found, in_words
+from farandole.control.run_folder import hold
 
 OVER = b'{"event":"over","time":1.0,"code":0,"reason":"the script has run to its end"}\n'
 

@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from farandole.cli.coordinators import POLL_S, Coordinators
-from farandole.cli.supervise import Supervisor
-from farandole.membership import events
-from farandole.membership.records import RunSettings
-from farandole.observe.display import PlainDisplay
+from farandole.cli.supervisor import POLL_S, Coordinators, Supervisor
+from farandole.observe.live import PlainDisplay
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.metric_lines import an
 
 

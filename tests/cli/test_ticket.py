@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.cli.ticket import seconds
+from farandole.cli.control import seconds
 from farandole.control.api import Api
 from farandole.control.run_folder import RECORD, TICKET, TICKETS
+from farandole.control.security import read_tickets
 from farandole.control.ticket import load
-from farandole.control.tickets import read
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import UsageError
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
@@ -60,7 +60,7 @@ def verbs(folder: Path) -> None:
     assert bob == msgspec.structs.replace(owner, secret=bob.secret)
     assert bob.secret != owner.secret
     assert Api(bob).status().run == "r"
-    assert 12 * 3600 - 60 < read(folder / TICKETS)[0].expires - time.time() <= 12 * 3600
+    assert 12 * 3600 - 60 < read_tickets(folder / TICKETS)[0].expires - time.time() <= 12 * 3600
 
     printed, _ = say("new")
     other = msgspec.json.decode(printed, type=type(bob))
@@ -76,7 +76,7 @@ def verbs(folder: Path) -> None:
     assert re.search(r"--expires soon\b.*\b30m\b.*\b12h\b.*\b7d\b", refused("new", "--expires", "soon"))
     assert re.search(r"revoke eve\b.*\bbob, ticket-1", refused("revoke", "eve"))
     assert str(folder / "nowhere" / "t") in refused("new", "--out", str(folder / "nowhere" / "t"))
-    assert len(read(folder / TICKETS)) == 2, "what was refused has left nothing"
+    assert len(read_tickets(folder / TICKETS)) == 2, "what was refused has left nothing"
 
     assert re.search(r"\bbob\b", say("revoke", "bob")[0])
     assert "bob  revoked" in say("list")[0]

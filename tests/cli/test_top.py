@@ -10,7 +10,7 @@ import pytest
 
 from farandole.control.api import Api
 from farandole.control.ticket import load
-from farandole.platform import private
+from farandole.platform import files
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.terminal import OnATerminal
 
@@ -32,7 +32,7 @@ def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "1000")
     with Elastic(runs / "one", JOB, *job, workers=1, options=[]) as one:
         one.until(lambda: bool(one.events("time spent")), "an account")
-        asked = Api(load(str(runs / "one" / "ticket"), private.opener))
+        asked = Api(load(str(runs / "one" / "ticket"), files.opener))
         one.until(lambda: asked.status().account is not None, "the coordinator's account")
         text = once(folder=tmp_path)
         assert "1 of 1" in text

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from farandole.cli.folders import Live
-from farandole.cli.trace import _Asking
+from farandole.cli.inspect import _Asking
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership.spans import Traced
+from farandole.protocol.messages import Traced
 
 
 class Ends:

@@ -16,7 +16,7 @@ import pytest
 from farandole import cli
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.process import CoordinatorRecord
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.harness import FARANDOLE
 
 

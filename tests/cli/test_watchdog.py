@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from farandole.cli import watchdog
-from farandole.cli.watchdog import START_S, Silence, until_silent
+from farandole.cli import supervisor
+from farandole.cli.supervisor import START_S, Silence, until_silent
 from farandole.control.ticket import Ticket, new_secret
 
 
@@ -50,7 +50,7 @@ def test_one_that_starts_has_longer() -> None:
 
 def test_a_socket_that_accepts_and_never_answers_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ASK_S", "ANSWER_S", "START_S"):
-        monkeypatch.setattr(watchdog, name, 0.01)
+        monkeypatch.setattr(supervisor, name, 0.01)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         ticket = Ticket(address=f"http://127.0.0.1:{frozen.getsockname()[1]}", secret=new_secret(), run="r")
         asyncio.run(until_silent(ticket, 0.05))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.code.commit import DIRTY, commit
+from farandole.code.snapshot import DIRTY, commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 NAMED = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from farandole.code import pack, unpacked
+from farandole.code import pack
 from farandole.errors import FarandoleError
 
 
@@ -59,7 +59,7 @@ HOSTILE = {
 def test_what_no_pack_holds_is_not_unpacked(what: str, tmp_path: Path) -> None:
     name, content = archive(entry(*each) for each in HOSTILE[what])
     with pytest.raises(FarandoleError):
-        unpacked.provide(name, lambda: content)
+        pack.provide(name, lambda: content)
     assert_inside(tmp_path, name, there=False)
 
 
@@ -67,16 +67,16 @@ def test_what_no_pack_holds_is_not_unpacked(what: str, tmp_path: Path) -> None:
 def test_a_file_that_claims_more_than_there_is(pax: dict[str, str], tmp_path: Path) -> None:
     name, content = archive([entry("a", **pax)])
     with pytest.raises(FarandoleError):
-        unpacked.provide(name, lambda: content)
+        pack.provide(name, lambda: content)
     assert_inside(tmp_path, name, there=False)
 
 
 def assert_inside(tmp_path: Path, name: str, *, there: bool) -> None:
     """Nothing of it lies, or leads, anywhere else."""
-    place = unpacked.place_of(name)
+    place = pack.place_of(name)
     assert place.exists() == there
     assert not Path("/tmp/evil").exists()
-    known = (".lock", unpacked.ARCHIVE)
+    known = (".lock", pack.ARCHIVE)
     assert not [path for path in place.parent.iterdir() if not path.is_dir() and not path.name.endswith(known)]
     assert not [path for path in place.parent.iterdir() if path.is_dir() and len(path.name) != pack.DIGITS]
     assert {path.name for path in tmp_path.iterdir()} <= {"home", "project"}
@@ -95,7 +95,7 @@ Raw = list[tuple[str, bytes, str]]
 def unpack_or_not(plain: bytes, tmp_path: Path) -> None:
     name = pack.digest(plain)
     try:
-        unpacked.provide(name, lambda: gzip.compress(plain, mtime=0))
+        pack.provide(name, lambda: gzip.compress(plain, mtime=0))
     except FarandoleError:
         assert_inside(tmp_path, name, there=False)
     else:
@@ -119,11 +119,11 @@ def test_any_bytes_raise_our_error_or_are_a_pack(data: bytes, entries: Raw, at: 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(unpacked, "MOST_PLAIN", 100_000)
+        patch.setattr(pack, "MOST_PLAIN", 100_000)
         plain = bytes(10_000_000)
         with pytest.raises(FarandoleError, match=pack.digest(plain)):
-            unpacked.provide(pack.digest(plain), lambda: gzip.compress(plain))
-    monkeypatch.setattr(unpacked, "MOST_FILES", 3)
+            pack.provide(pack.digest(plain), lambda: gzip.compress(plain))
+    monkeypatch.setattr(pack, "MOST_FILES", 3)
     name, content = archive(entry(str(number)) for number in range(4))
     with pytest.raises(FarandoleError, match=r"\b3\b"):
-        unpacked.provide(name, lambda: content)
+        pack.provide(name, lambda: content)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.code import pack, withheld
+from farandole.code import pack
 from farandole.errors import UsageError
 from tests.support.projects import entries, git, packed, project, put
 
@@ -154,17 +154,17 @@ OPEN = [
 
 
 def test_by_name() -> None:
-    assert [name for name in SECRET if not withheld.by_name(name)] == []
-    assert [name for name in OPEN if withheld.by_name(name)] == []
+    assert [name for name in SECRET if not pack.by_name(name)] == []
+    assert [name for name in OPEN if pack.by_name(name)] == []
 
 
 def test_by_content() -> None:
     ticket = f'{{"address":"http://127.0.0.1:1","secret":"{"a" * 64}","run":"r"}}'
     service = '{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B"}'
     for secret in (KEY, ticket, service, f"aws_secret_access_key = {'A' * 40}", "PuTTY-User-Key-File-2: ssh-rsa"):
-        assert withheld.by_content(secret.encode()), secret
+        assert pack.by_content(secret.encode()), secret
     for harmless in ('BEGIN = "-----BEGIN PRIVATE KEY-----"', "-----BEGIN CERTIFICATE-----\nMIIEvQIBADANBgkqhkiG", ""):
-        assert not withheld.by_content(harmless.encode()), harmless
+        assert not pack.by_content(harmless.encode()), harmless
 
 
 def test_they_stay_here_and_are_named(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.code import copies, listing, pack
+from farandole.code import pack as copies
 from farandole.errors import UsageError
 from tests.support.projects import entries, packed, project, put
 
@@ -72,12 +72,12 @@ def test_names_of_any_bytes(folder: Path) -> None:
 def test_what_can_not_be_packed_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, {"other.py": ""})
     with pytest.raises(UsageError, match=rf"\bother\.py\b.*{re.escape(str(folder))}\b"):
-        pack.pack(folder, str(tmp_path / "other.py"))
+        copies.pack(folder, str(tmp_path / "other.py"))
     put(folder, {"m/small": "1" * 10})
-    monkeypatch.setattr(pack, "MOST_BYTES", 60)
+    monkeypatch.setattr(copies, "MOST_BYTES", 60)
     with pytest.raises(UsageError, match=r"\b0 MB\b.*data/big \(0 MB\), train\.py .*--files"):
         packed(folder)
-    monkeypatch.setattr(listing, "MOST_FILES", 3)
+    monkeypatch.setattr(copies, "MOST_FILES", 3)
     with pytest.raises(UsageError, match=r"\b3 .*--files"):
         packed(folder)
 
@@ -107,20 +107,20 @@ def test_a_file_that_is_another_thing_between_the_listing_and_the_reading(
     change: Callable[[Path], None], folder: Path
 ) -> None:
     """As an editor or a build does it."""
-    chosen = listing.listing(folder, needed=("train.py",))
+    chosen = copies.listing(folder, needed=("train.py",))
     assert "lib/a.py" in chosen.names
     change(folder / "lib" / "a.py")
-    found = pack._packed(chosen, "train.py")
+    found = copies._packed(chosen, "train.py")
     assert (found.files, found.gone) == (("data/big", "train.py"), ("lib/a.py",))
     assert any("lib/a.py" in line for line in found.said)
 
 
 def test_a_file_that_grows_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = listing.listing(folder)
-    monkeypatch.setattr(pack, "MOST_BYTES", 50_000)
+    chosen = copies.listing(folder)
+    monkeypatch.setattr(copies, "MOST_BYTES", 50_000)
     (folder / "data" / "big").write_bytes(bytes(200_000))
     with pytest.raises(UsageError, match=r"data/big\b.*\b\d+ bytes"):
-        pack._packed(chosen, "train.py")
+        copies._packed(chosen, "train.py")
 
 
 # --- on this machine -------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_local_workers_execute_what_was_packed(folder: Path, tmp_path: Path) -> 
     """An edit after the first byte was read makes nobody differ: neither in the script nor in a module."""
     put(folder, {"jobs/run.py": "RUN = 1\n", "jobs/deep/near.py": "NEAR = 1\n"})
     script, kept = str(folder / "jobs" / "run.py"), tmp_path / "kept"
-    found = pack.pack(folder, script)
+    found = copies.pack(folder, script)
     for name in ("jobs/run.py", "jobs/deep/near.py", "lib/a.py"):
         (folder / name).write_text("edited")
     copies.keep(script, kept, copies.below(script, folder, found.modules()))

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.code import sources
-from farandole.code.copies import keep
-from farandole.code.sources import Sources
+from farandole.code import snapshot
+from farandole.code.pack import keep
+from farandole.code.snapshot import Sources
 from farandole.errors import FarandoleError, UsageError
 
 SCRIPT = "VALUE = 1\n"
@@ -214,7 +214,7 @@ def test_the_script_runs_under_its_own_name(place: Path, tmp_path: Path, monkeyp
     main = sys.modules["__main__"]
     assert (main.VALUE, main.__file__, main.__name__, main.__spec__) == (1, "link.py", "__main__", None)
     assert found.origin.root == str(place)
-    assert list(found.facts()) == [(sources.of_kept(copies)[0])]
+    assert list(found.facts()) == [(snapshot.of_kept(copies)[0])]
 
 
 # --- the copy of the script ------------------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ def test_no_copy_where_one_is_expected(place: Path, tmp_path: Path) -> None:
 
 
 def test_the_packages_own_code_has_a_hash() -> None:
-    assert len(sources.own()) == 16
-    assert dict(sources.facts())[sources.OWN] == sources.own()
+    assert len(snapshot.own()) == 16
+    assert dict(snapshot.facts())[snapshot.OWN] == snapshot.own()
     assert os.environ.get("FARANDOLE_CODE") is None
 
 
@@ -275,7 +275,7 @@ def test_all_of_farandole_counts_as_its_code(tmp_path: Path) -> None:
     package = Path(farandole.__file__).parent
 
     def own() -> str:
-        program = "from farandole.code import sources; print(sources.own())"
+        program = "from farandole.code import snapshot; print(snapshot.own())"
         environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-c", program], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
@@ -283,8 +283,8 @@ def test_all_of_farandole_counts_as_its_code(tmp_path: Path) -> None:
         return done.stdout.strip()
 
     shutil.copytree(package, tmp_path / "farandole", ignore=shutil.ignore_patterns("__pycache__"))
-    assert own() == sources.own(), "wherever it lies"
-    for name in ("run.py", "plan/tree.py"):
+    assert own() == snapshot.own(), "wherever it lies"
+    for name in ("run.py", "plan/shards.py"):
         file = tmp_path / "farandole" / name
         before, text = own(), file.read_text()
         file.write_text(text + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.code import pack, unpacked
+from farandole.code import pack
 from farandole.errors import FarandoleError
 from tests.support import disks
 from tests.support.fake_worker import until
@@ -36,7 +36,7 @@ def nobody() -> bytes:
 
 
 def provide(found: pack.Pack) -> Path:
-    return unpacked.provide(found.hash, lambda: found.content)
+    return pack.provide(found.hash, lambda: found.content)
 
 
 def test_it_comes_whole_and_private_and_once(packed: pack.Pack) -> None:
@@ -51,7 +51,7 @@ def test_it_comes_whole_and_private_and_once(packed: pack.Pack) -> None:
     mine = [path for path in place.parent.rglob("*") if not path.is_symlink()]
     assert {path.stat().st_mode & 0o077 for path in mine} == {0}
     (place / "mine").touch()
-    assert unpacked.provide(packed.hash, nobody) == place
+    assert pack.provide(packed.hash, nobody) == place
     assert (place / "mine").exists(), "what scripts leave there stays"
 
 
@@ -65,7 +65,7 @@ def test_what_was_edited_there_is_put_back(packed: pack.Pack) -> None:
     (place / "tool").mkdir()
     (place / "tool" / "x").touch()
     (place / "lib" / "deep" / "a.py").unlink()
-    assert unpacked.provide(packed.hash, nobody) == place
+    assert pack.provide(packed.hash, nobody) == place
     assert (place / "train.py").read_text() == "T = 1\n"
     assert (place / "near" / "a.py").read_text() == "A = 1\n"
     assert (place / "tool").stat().st_mode & 0o777 == 0o700
@@ -73,7 +73,7 @@ def test_what_was_edited_there_is_put_back(packed: pack.Pack) -> None:
 
 def test_what_was_kept_and_is_damaged_is_fetched_anew(packed: pack.Pack) -> None:
     place = provide(packed)
-    archive = place.with_name(packed.hash + unpacked.ARCHIVE)
+    archive = place.with_name(packed.hash + pack.ARCHIVE)
     for damage in (b"", packed.content[:-20], gzip.compress(b"another")):
         archive.write_bytes(damage)
         assert provide(packed) == place
@@ -82,7 +82,7 @@ def test_what_was_kept_and_is_damaged_is_fetched_anew(packed: pack.Pack) -> None
 
 def test_what_was_done_there_is_forgotten_with_the_folder(packed: pack.Pack) -> None:
     place = provide(packed)
-    done, _ = unpacked.set_up_mark(place, "x")
+    done, _ = pack.set_up_mark(place, "x")
     done.touch()
     provide(packed)
     assert done.exists()
@@ -93,16 +93,16 @@ def test_what_was_done_there_is_forgotten_with_the_folder(packed: pack.Pack) -> 
 
 def test_another_hash_is_told_and_leaves_nothing(packed: pack.Pack, home: Path) -> None:
     with pytest.raises(FarandoleError, match=rf"\b{len(packed.content)} bytes.*{'0' * pack.DIGITS}"):
-        unpacked.provide("0" * pack.DIGITS, lambda: packed.content)
+        pack.provide("0" * pack.DIGITS, lambda: packed.content)
     with pytest.raises(FarandoleError, match=rf"\b100 bytes.*{packed.hash}"):
-        unpacked.provide(packed.hash, lambda: packed.content[:100])
+        pack.provide(packed.hash, lambda: packed.content[:100])
     assert [path.name for path in (home / ".cache/farandole/code").iterdir() if path.suffix != ".lock"] == []
 
 
 @pytest.mark.parametrize("name", ["", "..", "../../x", "a/b", "A" * 32, "0" * 31, "0" * 33])
 def test_what_is_no_hash_names_no_folder(name: str) -> None:
     with pytest.raises(FarandoleError, match=re.escape(repr(name[: pack.DIGITS]))):
-        unpacked.provide(name, nobody)
+        pack.provide(name, nobody)
 
 
 # --- processes, and disks --------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_what_is_no_hash_names_no_folder(name: str) -> None:
 FETCH = """
 import sys
 from pathlib import Path
-from farandole.code.unpacked import provide
+from farandole.code.pack import provide
 
 def fetch():
     print("fetching", flush=True)
@@ -146,9 +146,9 @@ def test_of_several_processes_one_fetches_it_and_one_that_is_killed_leaves_no_ha
     until(lambda: _let_go(gate))
     said = [process.communicate(timeout=60)[0].splitlines() for process in others]
     assert sorted(len(lines) for lines in said) == [1, 2], "one of them fetched it"
-    assert {lines[-1] for lines in said} == {str(unpacked.place_of(packed.hash))}
+    assert {lines[-1] for lines in said} == {str(pack.place_of(packed.hash))}
     assert not half.exists()
-    assert (unpacked.place_of(packed.hash) / "train.py").read_text() == "T = 1\n"
+    assert (pack.place_of(packed.hash) / "train.py").read_text() == "T = 1\n"
 
 
 def _let_go(gate: Path) -> bool:
@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_is_named_with_the_remedy_and_gets_nothing(tmp_path:
         os.chmod(disk, 0o700)
         with pytest.raises(FarandoleError, match=rf"{found.hash}.*{os.strerror(errno.ENOSPC)}"):
             provide(found)
-        assert not unpacked.place_of(found.hash).exists()
+        assert not pack.place_of(found.hash).exists()
         assert not [path for path in (disk / "code").iterdir() if path.name.endswith(".part")]
         os.truncate(next((disk / "code").glob("*.gz")), 0)
         disks.fill(disk)

@@ -14,8 +14,8 @@ import torch
 
 from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
-from farandole.collective.order import Vouch
-from farandole.membership.view import Lineage
+from farandole.collective.schedule import Vouch
+from farandole.protocol.view import Lineage
 from tests.support.exchanging import (
     LANES,
     SHAPES,

@@ -10,7 +10,7 @@ import torch
 
 from farandole.collective.transport import PeerLost
 from farandole.errors import FarandoleError
-from farandole.membership.view import View
+from farandole.protocol.view import View
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 from tests.support.linking import connect, kill
 

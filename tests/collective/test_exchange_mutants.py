@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from farandole.collective import arena, buffers, exchange, handover, incoming, outgoing
-from farandole.collective import round as rounds
+from farandole.collective import arena, shm
+from farandole.collective import exchange as buffers
 from farandole.collective.fake import Network
-from farandole.membership.view import View
+from farandole.protocol.view import View
 from tests.support import exchanging
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 from tests.support.planted import planted
@@ -23,15 +23,15 @@ from tests.support.planted import planted
 SHARDS = 7
 LIMIT_S = 3.0  # for what takes a hundredth of that
 PLANTED = [  # a module, a place in it, a bug
-    (exchange, "    self._send(round_, self._nothing(round_, message), message)", "    del message"),
-    (exchange, "round_.order.owed(round_.scattered, round_.served)", "round_.order.owed([True] * 9, round_.served)"),
-    (exchange, "            round_.scattered[bucket] = True\n", "            round_.scattered = [True] * 9\n"),
-    (exchange, "        if round_ is None or self._abandoned:\n", "        if round_ is None or bucket == 1:\n"),
-    (exchange, "round_.tag | message.place))", "round_.tag))"),
-    (exchange, "self._agreement.lost(self.view.number, lost.peer, lost.reason)", "del lost"),
-    (exchange, "found = orders.get((shards, lineage))", "found = next(iter(orders.values()), None)"),
-    (rounds, "flat[start - begins : stop - begins]", "flat[: stop - start]"),
-    (rounds, "= there = borrowing.wait()", "= there = self.received[message.peer, message.place][1].memory"),
+    (buffers, "    self._send(round_, self._nothing(round_, message), message)", "    del message"),
+    (buffers, "round_.order.owed(round_.scattered, round_.served)", "round_.order.owed([True] * 9, round_.served)"),
+    (buffers, "            round_.scattered[bucket] = True\n", "            round_.scattered = [True] * 9\n"),
+    (buffers, "        if round_ is None or self._abandoned:\n", "        if round_ is None or bucket == 1:\n"),
+    (buffers, "round_.tag | message.place))", "round_.tag))"),
+    (buffers, "self._agreement.lost(self.view.number, lost.peer, lost.reason)", "del lost"),
+    (buffers, "found = orders.get((shards, lineage))", "found = next(iter(orders.values()), None)"),
+    (buffers, "flat[start - begins : stop - begins]", "flat[: stop - start]"),
+    (buffers, "= there = borrowing.wait()", "= there = self.received[message.peer, message.place][1].memory"),
     (
         buffers,
         "{id(taken[message.node]) for message in act.taken if round_.landed(message)}",
@@ -43,13 +43,13 @@ PLANTED = [  # a module, a place in it, a bug
 
 
 IN_SHARED_MEMORY = [
-    (exchange, "self._buffers.put(round_.layout, message, there)", "True"),
-    (rounds, "self.received[key][1].holds(self.here[key])", "True"),
-    (incoming, "return there if self.borrows else", "return self.room.memory if self.borrows else"),
-    (outgoing, "file=segment.file", "file=-1"),
-    (incoming, "(offset, size, DTYPES[dtype])", "(0, size, DTYPES[dtype])"),
-    (incoming, "                    self._reading = False\n", "                    pass\n"),
-    (incoming, "if packet else CLOSED", "if packet else ''"),
+    (buffers, "self._buffers.put(round_.layout, message, there)", "True"),
+    (buffers, "self.received[key][1].holds(self.here[key])", "True"),
+    (shm, "return there if self.borrows else", "return self.room.memory if self.borrows else"),
+    (shm, "file=segment.file", "file=-1"),
+    (shm, "(offset, size, DTYPES[dtype])", "(0, size, DTYPES[dtype])"),
+    (shm, "                    self._reading = False\n", "                    pass\n"),
+    (shm, "if packet else CLOSED", "if packet else ''"),
     (arena, "return segment, address - segment.address", "return segment, 0"),
 ]
 
@@ -145,6 +145,6 @@ def test_a_bug_planted_for_memory_that_is_shared_is_caught(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str
 ) -> None:
     monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
-    monkeypatch.setattr(handover, "LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(shm, "LIMIT_S", LIMIT_S)
     with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
         run_through("aaa")

@@ -17,7 +17,7 @@ def collected():
 
 os.register_at_fork(after_in_child=collected)  # by whoever came before us
 from farandole.collective.gloo import GlooLinks
-from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.gloo import Rendezvous
 
 gc.set_threshold(1000000)
 links = GlooLinks(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")

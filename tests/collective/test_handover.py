@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from farandole.collective import handover
+from farandole.collective import shm
 from farandole.collective.arena import Arena, Memory, Ordinary
-from farandole.collective.handover import Meeting
-from farandole.collective.rendezvous import Rendezvous
-from farandole.membership.view import View
-from farandole.platform import logs
+from farandole.collective.gloo import Rendezvous
+from farandole.collective.shm import Meeting
+from farandole.platform import output
+from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S, until
 from tests.support.linking import by_host, rendezvous
 
@@ -48,13 +48,13 @@ def shared(memory: list[Memory] | None = None, view: View = VIEW) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def tells_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_warned", set())
+    monkeypatch.setattr(output, "_warned", set())
 
 
 def test_all_of_one_host_do_and_nothing_is_left_of_the_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    draw = handover.secrets.token_hex
-    monkeypatch.setattr(handover.secrets, "token_hex", lambda size: names.append(draw(size)) or names[-1])
+    draw = shm.secrets.token_hex
+    monkeypatch.setattr(shm.secrets, "token_hex", lambda size: names.append(draw(size)) or names[-1])
     assert shared() == {"ab", "ac", "ba", "bc", "ca", "cb"}
     assert len(names) == 3
     until(lambda: not any(name in Path("/proc/net/unix").read_text() for name in names))
@@ -70,7 +70,7 @@ def test_who_has_none_to_share_exchanges_over_the_network() -> None:
 
 def test_the_same_name_on_another_machine_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     boots = iter("123456789")
-    monkeypatch.setattr(handover, "boot_id", lambda: next(boots))
+    monkeypatch.setattr(shm, "boot_id", lambda: next(boots))
     assert shared() == set()
 
 
@@ -78,7 +78,7 @@ def test_a_machine_that_has_the_boot_id_of_another_has_no_such_socket(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = iter(range(100))
-    monkeypatch.setattr(handover.socket.socket, "bind", lambda self, _: _bind(self, f"\0elsewhere-{next(names)}"))
+    monkeypatch.setattr(shm.socket.socket, "bind", lambda self, _: _bind(self, f"\0elsewhere-{next(names)}"))
     assert shared() == set()
     assert any(f"[Errno {errno.ECONNREFUSED}]" in message for message in caplog.messages)
 
@@ -87,7 +87,7 @@ _bind: Callable[[socket.socket, str], None] = socket.socket.bind
 
 
 def test_another_users_process_is_sent_away(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(handover, "_user", lambda _: os.getuid() + 1)
+    monkeypatch.setattr(shm, "_user", lambda _: os.getuid() + 1)
     assert shared() == set()
     assert caplog.messages
     assert not any("[Errno" in message for message in caplog.messages), "it is there, and would have answered"
@@ -97,12 +97,12 @@ def test_who_reads_something_else_shares_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two kernels that hand over files and share no memory, as far as they can be played here."""
-    monkeypatch.setattr(handover, "_PLACE", _Elsewhere("<IQ"))
+    monkeypatch.setattr(shm, "_PLACE", _Elsewhere("<IQ"))
     assert shared() == set()
     assert caplog.messages
 
 
-class _Elsewhere(handover.struct.Struct):
+class _Elsewhere(shm.struct.Struct):
     def unpack(self, packed: bytes) -> tuple[int, int]:  # type: ignore[override]
         number, offset = super().unpack(packed)
         return number, offset + 512

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from farandole.collective.buckets import Bucket
 from farandole.collective.fake import Network
-from farandole.collective.levels import Levels
-from farandole.membership.view import WORD_LENGTH, Lineage, View
+from farandole.collective.schedule import Levels
+from farandole.protocol.view import WORD_LENGTH, Lineage, View
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 
 HOSTS = ["aabb", "abab", "aaab", "abbb", "aabbc", "abcabca", "abcddda", "aaaabbb"]

@@ -10,10 +10,9 @@ from torch import nn
 
 from farandole.collective import buckets
 from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout
-from farandole.collective.order import order
-from farandole.collective.tags import MOST_BUCKETS, MOST_SUMS
+from farandole.collective.schedule import MOST_BUCKETS, MOST_SUMS, order
 from farandole.errors import UsageError
-from farandole.membership.view import Lineage, View
+from farandole.protocol.view import Lineage, View
 
 
 def parameters(count: int, numel: int, *, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:

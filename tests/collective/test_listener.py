@@ -14,10 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from farandole.collective.listener import Listener, introductions
-from farandole.collective.packet_filter import only
-from farandole.collective.rendezvous import Rendezvous
-from farandole.collective.sockets import Socket, own_sockets
+from farandole.collective.gloo import Listener, Rendezvous, Socket, introductions, only, own_sockets
 from tests.support.linking import connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")

@@ -14,8 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farandole.collective.arena import Arena
-from farandole.collective.packets import HEAD, INLINE, LENT, LONG, SEGMENT
-from farandole.collective.pair import Pair
+from farandole.collective.shm import HEAD, INLINE, LENT, LONG, SEGMENT, Pair
 from farandole.collective.transport import PeerLost, Room
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SOCK_SEQPACKET, memfd_create(2)")

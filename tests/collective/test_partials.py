@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.collective.arena import Ordinary
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
-from farandole.plan.shards import range_of
-from farandole.plan.tree import maximal, root
+from farandole.collective.buckets import Layout, Partials
+from farandole.plan.shards import maximal, range_of, root
 from tests.support.exchanging import parameters_of
 
 Gradients = list[torch.Tensor | None]

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from farandole.collective.gloo import GlooLinks
-from farandole.collective.proof import NONCE_BYTES, PROOF_BYTES, proof, prove
+from farandole.collective.gloo import NONCE_BYTES, PROOF_BYTES, GlooLinks, proof, prove
 from farandole.collective.transport import Unproved
 from tests.support.linking import connect
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.collective import row as rows
+from farandole.collective import shm_sums as rows
 from farandole.collective.arena import PAGE, Segment
-from farandole.collective.row import Row
+from farandole.collective.shm_sums import Row
 
 ELEMENTS = PAGE // 4  # of float32 in a page
 PARTS = 4

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from farandole.collective import arena, buffers, exchange, routes, row, sums
+from farandole.collective import arena, schedule, shm_sums
+from farandole.collective import exchange as buffers
 from farandole.collective.arena import Arena
 from tests.support import exchanging
 from tests.support.exchanging import Worker, on_all, until, workers
@@ -112,21 +113,21 @@ def left(worker: Worker) -> int:
 
 
 PLANTED = [
-    (sums, "            self._turn = 1 - self._turn", "            pass", slow_in_one_view),
-    (sums, "        self._begun = True", "        pass", slow_in_one_view),
+    (shm_sums, "            self._turn = 1 - self._turn", "            pass", slow_in_one_view),
+    (shm_sums, "        self._begun = True", "        pass", slow_in_one_view),
     (buffers, "(message.landing or isinstance(sum_, InPlace))", "message.landing", one_shares_none),
-    (routes, "self.one_host and all(", "self.one_host and any(", slow_in_one_view),
+    (schedule, "self.one_host and all(", "self.one_host and any(", slow_in_one_view),
     (buffers, "                self._memory.rest(each)\n", "                pass\n", slow_across_views),
-    (exchange, "        self._buffers.rest()\n", "        pass\n", slow_across_views),
-    (exchange, "if round_.ended and round_.trains", "if True", slow_over_an_evaluation),
+    (buffers, "        self._buffers.rest()\n", "        pass\n", slow_across_views),
+    (buffers, "if round_.ended and round_.trains", "if True", slow_over_an_evaluation),
     (buffers, "            self.rest()\n", "            pass\n", slow_with_other_buckets),
-    (sums, "place.stamp.zero_()", "pass", given_up),
-    (sums, "return self.stood", "return True", too_late),
-    (exchange, "if message.kind != REDUCED or", "if message.kind == WORD or", slow_in_one_view),
+    (shm_sums, "place.stamp.zero_()", "pass", given_up),
+    (shm_sums, "return self.stood", "return True", too_late),
+    (buffers, "if message.kind != REDUCED or", "if message.kind == WORD or", slow_in_one_view),
     (arena, "            thing.give_back()", "            pass", given_up),
-    (sums, "self._arena.copies_sums or self._row.written", "False", lambda: written(WRITES[1])),
-    (row, "(kinds & 1 == 0)", "(kinds & 1 == 9)", lambda: written(WRITES[0])),
-    (row, "mmap.MAP_PRIVATE, memory.file", "mmap.MAP_SHARED, memory.file", lambda: written(WRITES[0])),
+    (shm_sums, "self._arena.copies_sums or self._row.written", "False", lambda: written(WRITES[1])),
+    (shm_sums, "(kinds & 1 == 0)", "(kinds & 1 == 9)", lambda: written(WRITES[0])),
+    (shm_sums, "mmap.MAP_PRIVATE, memory.file", "mmap.MAP_SHARED, memory.file", lambda: written(WRITES[0])),
 ]
 
 

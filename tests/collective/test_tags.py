@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from farandole.collective.tags import MOST_BUCKETS, MOST_SUMS, ROUNDS, VIEWS, of_round, place
+from farandole.collective.schedule import MOST_BUCKETS, MOST_SUMS, ROUNDS, VIEWS, of_round, place
 from farandole.errors import ProtocolError
-from farandole.membership.records import RunSettings
-from farandole.membership.view import View
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.view import View
 
 
 def view(number: int, group: int) -> View:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from farandole.collective.buckets import ALIGNMENT
-from farandole.collective.state import Snapshot, cut, restore
+from farandole.collective.state_transfer import Snapshot, cut, restore
 
 
 def same(a: Any, b: Any) -> bool:

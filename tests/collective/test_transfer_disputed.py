@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from farandole.collective.arena import Ordinary
-from farandole.collective.state import Snapshot
-from farandole.collective.transfer import PIECE_BYTES, Arrival, send_state
+from farandole.collective.state_transfer import PIECE_BYTES, Arrival, Snapshot, send_state
 from farandole.errors import StateDisputed
-from farandole.membership.view import View
 from farandole.plan.shards import Position
+from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S
 from tests.support.linking import connect
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from farandole.collective import transfer
+from farandole.collective import state_transfer
 from farandole.collective.arena import Arena, Memory, Ordinary
-from farandole.collective.state import Snapshot
-from farandole.collective.transfer import IN_FLIGHT, PIECE_BYTES, Arrival, send_state, touched
+from farandole.collective.state_transfer import IN_FLIGHT, PIECE_BYTES, Arrival, Snapshot, send_state, touched
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
-from farandole.membership.view import View
 from farandole.plan.shards import Position
+from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S
 from tests.support.linking import Counting, by_host
 from tests.support.transports import NAMES, TRANSPORTS, Group
@@ -199,7 +198,7 @@ def test_memory_that_was_made_ahead_is_used_where_it_is_enough(size: int, used: 
 
 # --- checksums -------------------------------------------------------------------------------------------------------
 
-checksum: Callable[[torch.Tensor, int], int] = getattr(transfer, "_checksum")  # noqa: B009
+checksum: Callable[[torch.Tensor, int], int] = getattr(state_transfer, "_checksum")  # noqa: B009
 ROWS = torch.randn(5 * 1023 + 77, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 

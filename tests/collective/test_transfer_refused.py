@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.collective.state import decode, encode, restore
+from farandole.collective.state_transfer import decode, encode, restore
 from farandole.errors import FarandoleError, UnknownState
 
 # --- what can't be sent ----------------------------------------------------------------------------------------

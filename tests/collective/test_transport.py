@@ -12,7 +12,7 @@ import torch
 from farandole.collective.fake import Network
 from farandole.collective.transport import Links, PeerLost, Pending, Room
 from farandole.errors import FarandoleError
-from farandole.membership.view import View
+from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S
 from tests.support.linking import in_memory
 from tests.support.transports import TRANSPORTS, Group

@@ -12,10 +12,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from farandole.control import challenge as challenges
+from farandole.control import security as challenges
 from farandole.control.api import Api
-from farandole.control.challenge import Claim, Examination, ticket_id
-from farandole.control.dial import dial
+from farandole.control.client import dial
+from farandole.control.security import Claim, Examination, ticket_id
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import NotTheCoordinator
 from tests.support.stage import Stage, play

@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from farandole.control import tls
+from farandole.control import security
 from farandole.control.api import Api
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator
 
@@ -25,7 +25,7 @@ class Impostor:
     """Answers at the coordinator's address with a certificate of its own, and keeps all that it is sent."""
 
     def __init__(self, folder: Path) -> None:
-        self.context = tls.certificate(folder).context
+        self.context = security.certificate(folder).context
         self.heard = b""
         self.met = asyncio.Event()
 

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from farandole.control.status import describe, samples_per_s
-from farandole.membership import messages as m
-from farandole.observe.table import status_table
-from farandole.observe.words import describe as in_words
+from farandole.observe.tables import status_table
+from farandole.observe.text import describe as in_words
+from farandole.protocol import messages as m
 from tests.support.metric_lines import made, step_line
 from tests.support.scene import trained
 

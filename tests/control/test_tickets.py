@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from farandole.control.api import Api
+from farandole.control.client import subscribe
 from farandole.control.run_folder import JOURNAL, TICKETS
-from farandole.control.subscription import subscribe
+from farandole.control.security import Issued, Tickets, read_tickets, write_tickets
 from farandole.control.ticket import Ticket, new_secret
-from farandole.control.tickets import Issued, Tickets, read, write
 from farandole.errors import NotTheCoordinator, Refused, UsageError
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED
-from farandole.membership.events import TicketIssued, TicketRevoked
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED
+from farandole.protocol.events import TicketIssued, TicketRevoked
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.stage import Stage, play
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(60)
 
 async def issue(scene: Stage, *tickets: Issued) -> Ticket:
     """As `farandole ticket` does it; the last one as its holder gets it."""
-    write(scene.folder / TICKETS, tickets)
+    write_tickets(scene.folder / TICKETS, tickets)
     await asyncio.to_thread(scene.api.reread_tickets)
     return msgspec.structs.replace(scene.ticket, secret=tickets[-1].secret)
 
@@ -147,7 +147,7 @@ def test_who_watches_by_one_that_expires_goes_on_and_by_one_that_is_revoked_does
 def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         bob, eve = (Issued(name=name, secret=new_secret()) for name in ("bob", "eve"))
-        write(scene.folder / TICKETS, (eve,))
+        write_tickets(scene.folder / TICKETS, (eve,))
         ticket = await issue(scene, eve, bob)
         hers = msgspec.structs.replace(scene.ticket, secret=eve.secret)
         scene.worker("w1", stay=True)
@@ -185,7 +185,7 @@ def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp
         guest = scene.worker("w2", stay=True)
         guest.ticket = ticket
         await scene.in_view("w1", "w2")
-        write(scene.folder / TICKETS, (msgspec.structs.replace(bob, revoked=True),))
+        write_tickets(scene.folder / TICKETS, (msgspec.structs.replace(bob, revoked=True),))
         guest.ticket = msgspec.structs.replace(ticket, address="http://127.0.0.1:1")  # nobody is there
         scene.server._workers["w2"].abort()
         await scene.until(lambda: not scene.server.coordinator.workers["w2"].connected)
@@ -235,7 +235,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     tickets = Tickets(secret, path)
     assert (tickets.reread(), len(tickets.known)) == ([], 1)
     bob = Issued(name="bob", secret=new_secret())
-    write(path, (bob,))
+    write_tickets(path, (bob,))
     assert path.stat().st_mode & 0o777 == 0o600
     assert (tickets.reread(), len(tickets.known)) == ([TicketIssued(ticket="bob")], 2)
     for content in (*DAMAGED, msgspec.json.encode((bob, bob))):
@@ -260,9 +260,9 @@ def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
 
 def test_the_owners_secret_in_the_file_does_not_make_the_owner_a_guest(tmp_path: Path) -> None:
     secret = new_secret()
-    write(tmp_path / TICKETS, (Issued(name="owner", secret=secret, revoked=True),))
+    write_tickets(tmp_path / TICKETS, (Issued(name="owner", secret=secret, revoked=True),))
     tickets = Tickets(secret, tmp_path / TICKETS)
     tickets.reread()
     [owner] = tickets.known
     assert tickets.forbids(owner, "/api/stop") == tickets.revoked(owner) == tickets.over(owner) == ""
-    assert read(tmp_path / TICKETS)[0].revoked
+    assert read_tickets(tmp_path / TICKETS)[0].revoked

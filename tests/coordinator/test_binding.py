@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.coordinator.binding import bind
+from farandole.coordinator.listener import bind
 from farandole.errors import UsageError
 from tests.support.stage import stage
 

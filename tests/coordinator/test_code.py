@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.code import pack, unpacked
+from farandole.code import pack
 from farandole.control.api import Api
-from farandole.control.fetch import unpacked as fetched
+from farandole.control.client import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
+from farandole.control.security import Issued, write_tickets
 from farandole.control.ticket import Ticket, new_secret
-from farandole.control.tickets import Issued, write
 from farandole.errors import FarandoleError, NotTheCoordinator, UsageError
-from farandole.membership.hosts import Job
+from farandole.protocol.messages import Job
 from tests.support.stage import Stage, play
 
 pytestmark = pytest.mark.timeout(60)
@@ -50,7 +50,7 @@ def with_pack(tmp_path: Path, made: pack.Pack) -> dict[str, Any]:
 
 
 async def issue(scene: Stage, issued: Issued) -> Ticket:
-    write(scene.folder / TICKETS, (issued,))
+    write_tickets(scene.folder / TICKETS, (issued,))
     await asyncio.to_thread(scene.api.reread_tickets)
     return msgspec.structs.replace(scene.ticket, secret=issued.secret)
 
@@ -119,6 +119,6 @@ def test_a_file_that_is_another_one_now_is_not_unpacked(made: pack.Pack, tmp_pat
         (tmp_path / "run" / PACK).write_bytes(made.content[: len(made.content) // 2])
         with pytest.raises(FarandoleError, match=rf"\b{len(made.content) // 2}\b.*{made.hash}"):
             await asyncio.to_thread(fetched, scene.ticket, made.hash)
-        assert not unpacked.place_of(made.hash).exists()
+        assert not pack.place_of(made.hash).exists()
 
     play(tmp_path / "run", scenario, **with_pack(tmp_path, made))

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control import tls
-from farandole.control.challenge import Claim
+from farandole.control import security
+from farandole.control.security import Claim
 from farandole.control.ticket import Ticket, new_secret
-from farandole.coordinator import request_head as heads
-from farandole.coordinator.listener import NO_TICKET, NOT_HTTP, WRONG_TICKET
-from farandole.coordinator.request_head import DISMISSAL, LONGEST
+from farandole.coordinator import listener as heads
+from farandole.coordinator.listener import DISMISSAL, LONGEST, NO_TICKET, NOT_HTTP, WRONG_TICKET
 from tests.support.intruder import unverified
 from tests.support.prove import prove
 from tests.support.stage import Stage, play
@@ -104,7 +103,7 @@ def test_there_is_one_answer_for_all_who_know_nothing(
             reasons.clear()
         await scene.until(lambda: not listener._strangers)
 
-    certificate = tls.certificate(tmp_path) if kind == "tls" else None
+    certificate = security.certificate(tmp_path) if kind == "tls" else None
     play(tmp_path, scenario, certificate=certificate)
     assert capfd.readouterr().err == ""
     assert not caplog.records

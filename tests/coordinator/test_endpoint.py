@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control import tls
+from farandole.control import security
 from farandole.control.ticket import Ticket, load, new_secret
-from farandole.coordinator.endpoint import advertised, endpoint, is_loopback, parse
+from farandole.coordinator.listener import advertised, endpoint, is_loopback, parse
 from farandole.errors import UsageError
 
 LISTEN = [
@@ -92,7 +92,7 @@ def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
 
 def test_without_cryptography_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.setattr(tls.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(security.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install .*\[tls\]"):
         endpoint(tmp_path, "10.0.0.5")
     assert endpoint(tmp_path, "127.0.0.1").certificate is None

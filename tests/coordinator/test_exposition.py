@@ -18,10 +18,10 @@ pytest.importorskip(
 from prometheus_client.parser import text_string_to_metric_families
 
 from farandole.control.status import AccountStatus, CoordinatorStatus, Stalled, Status, ViewStatus, WorkerStatus
-from farandole.coordinator import exposition as expositions
-from farandole.coordinator.exposition import MOST_LOGGED, Exposition
-from farandole.membership import events
-from farandole.membership.metrics import LogLine
+from farandole.coordinator import prometheus as expositions
+from farandole.coordinator.prometheus import MOST_LOGGED, Exposition
+from farandole.protocol import events
+from farandole.protocol.metrics import LogLine
 from tests.support.metric_lines import an, step_line
 
 ROOT = Path(__file__).parents[2]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.coordinator.group_keys import group_key, keyed
-from farandole.membership import messages as m
-from farandole.membership.member import Connect, Member
-from farandole.membership.view import View
+from farandole.coordinator.server import group_key, keyed
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
+from farandole.protocol.worker.member import Connect, Member
 from tests.support.stage import Stage, play
 
 VIEW = View(number=7, members=("a", "b"), group=7)

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from farandole.coordinator.journal import RECENT_LINES, Journal, read_books
-from farandole.membership import events
-from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
-from farandole.membership.reconnection import Durable
+from farandole.protocol import events
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
+from farandole.protocol.reported_events import ALL
 from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 from tests.support.metric_lines import an, logged, step_line, stepped, write
 from tests.support.stage import stage

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.coordinator.connection import BURST, RATE
-from farandole.coordinator.limits import LINES, WINDOW_S, Bucket, Sparing
+from farandole.coordinator.listener import LINES, WINDOW_S, Bucket, Sparing
 
 gaps = st.floats(0.0, 10.0)
 

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control import tls
-from farandole.control.challenge import Claim
-from farandole.control.dial import dial
-from farandole.control.subscription import subscribe
+from farandole.control import security
+from farandole.control.client import dial, subscribe
+from farandole.control.security import Claim
 from farandole.coordinator import connection
 from farandole.coordinator import listener as listeners
-from farandole.coordinator.limits import LINES
-from farandole.coordinator.listener import CROWDED, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
-from farandole.membership import messages as m
+from farandole.coordinator.listener import CROWDED, LINES, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
+from farandole.protocol import messages as m
 from tests.support.intruder import unverified
 from tests.support.stage import Stage, stage
 
@@ -34,7 +32,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario],
     """A server with two training workers; at the end they train on, in the same view, and nobody was lost."""
 
     async def perform(scenario: Scenario) -> None:
-        certificate = tls.certificate(tmp_path) if request.param == "tls" else None
+        certificate = security.certificate(tmp_path) if request.param == "tls" else None
         async with stage(tmp_path, certificate=certificate) as scene:
             scene.worker("w1")
             scene.worker("w2")

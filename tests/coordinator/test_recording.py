@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from farandole.coordinator.journal import Journal
+from farandole.coordinator.listener import Strangers
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.recording import Recording
-from farandole.coordinator.strangers import Strangers
-from farandole.membership import events
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import LogLine, StepLine, parse_lines
-from farandole.membership.records import RunSettings
-from farandole.platform.file_thread import FileThread
-from farandole.worker.alone import Alone
+from farandole.platform.files import FileThread
+from farandole.protocol import events
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.metrics import LogLine, StepLine, parse_lines
+from farandole.worker.participant import Alone
 from tests.support.metric_lines import an, logged, step_line, stepped
 
 LOST = an(events.Lost, worker="w1")

@@ -12,12 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.coordinator.journal import Journal
+from farandole.coordinator.journal import HEAD, SLOT, Journal, Safekeeping, allot
 from farandole.coordinator.process import open_journal
-from farandole.coordinator.safekeeping import HEAD, SLOT, Safekeeping, allot
 from farandole.errors import FarandoleError
-from farandole.membership.preference import PoolTerms
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.settings import PoolTerms
 from tests.support.disks import fill, small_disk
 from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 from tests.support.mentioned import mentions

@@ -15,13 +15,12 @@ pytest.importorskip(
     "prometheus_client", reason="prometheus_client is not installed: pip install 'farandole[prometheus]'"
 )
 
-from farandole.control import tls
+from farandole.control import security
 from farandole.coordinator import listener as listeners
-from farandole.coordinator import scraping
-from farandole.coordinator.exposition import Exposition
-from farandole.coordinator.listener import NO_TICKET, WRONG_TICKET
-from farandole.coordinator.request_head import DISMISSAL
-from farandole.membership.exports import Exports
+from farandole.coordinator import prometheus
+from farandole.coordinator.listener import DISMISSAL, NO_TICKET, WRONG_TICKET
+from farandole.coordinator.prometheus import Exposition
+from farandole.protocol.settings import Exports
 from tests.support.intruder import unverified
 from tests.support.mentioned import mentions
 from tests.support.stage import Stage, play
@@ -74,7 +73,7 @@ def test_the_tokens_holder_gets_the_page(tmp_path: Path, token: Path, kind: str)
         assert listener is not None
         assert not listener._strangers
 
-    certificate = tls.certificate(tmp_path) if kind == "tls" else None
+    certificate = security.certificate(tmp_path) if kind == "tls" else None
     shown(tmp_path, token, scenario, certificate=certificate)
     told = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path != token)
     assert TOKEN.encode() not in told
@@ -222,8 +221,8 @@ def test_tokens_are_compared_in_a_time_that_tells_nothing(monkeypatch: pytest.Mo
         compared.append((len(given), len(expected)))
         return real(given, expected)
 
-    monkeypatch.setattr(scraping.hmac, "compare_digest", compare)
-    page = scraping.Page(TOKEN.encode(), Exposition.__new__(Exposition), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(prometheus.hmac, "compare_digest", compare)
+    page = prometheus.Page(TOKEN.encode(), Exposition.__new__(Exposition), None)  # type: ignore[arg-type]
     for given in ("", "x", TOKEN[:-1], "x" * 8000):
         assert page.answer(f"Bearer {given}", "GET /metrics") == b""
     assert compared == [(32, 32)] * 4

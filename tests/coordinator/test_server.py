@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.coordinator.journal import read_books
-from farandole.coordinator.limits import LINES
+from farandole.coordinator.listener import LINES
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership import messages as m
-from farandole.membership.reconnection import Durable
-from farandole.membership.records import Worker
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.coordinator.state import Worker
 from tests.support.fake_worker import FakeWorker
 from tests.support.mentioned import mentions
 from tests.support.stage import Stage, play

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from farandole.control import tail
+from farandole.control import run_folder
 from farandole.control.run_folder import METRICS
-from farandole.coordinator.spent import EVERY_S, READ_S, Spent
-from farandole.membership import events
-from farandole.membership.account import account
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import as_written
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
+from farandole.coordinator.rest import EVERY_S, READ_S, Spent
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import account
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.events import WorkerTime
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 PRICES = Prices(date="2026-11-01", pools={"local": 3600.0})
@@ -64,7 +64,7 @@ def test_it_is_that_of_the_lines_and_goes_on_with_them(tmp_path: Path) -> None:
 def test_a_long_file_is_read_part_by_part_and_nothing_is_told_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "READ_BYTES", 2000)
+    monkeypatch.setattr(run_folder, "READ_BYTES", 2000)
     made = spent(
         tmp_path, *GONE, *(as_written(step_line(n)) for n in range(100)), came("w2"), told("w2", 2.0, time=9.0)
     )

@@ -12,15 +12,14 @@ import aiohttp
 import pytest
 
 from farandole.control.api import Api
-from farandole.control.dial import dial
-from farandole.control.subscription import subscribe
+from farandole.control.client import dial, subscribe
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import connection as connection_module
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
-from farandole.membership import messages as m
-from farandole.membership.records import RunSettings
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.prove import prove
 from tests.support.stage import Stage, play
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from farandole.data.seeding import keep_random_state, set_random_state
-from farandole.membership.likeness import OPERATION
+from farandole.data.order import keep_random_state, set_random_state
 from farandole.numerics.fingerprint import fingerprint
-from farandole.platform.forking import SUPPORTED
+from farandole.platform.process import SUPPORTED
 from farandole.pool.base import Gone
 from farandole.pool.local import LocalPool
+from farandole.protocol.numeric_facts import OPERATION
 from tests.support.forked import ENVIRON
 from tests.support.gpu import GPU, NEEDS_GPU
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from farandole.checkpoint import content
 from farandole.checkpoint.content import HostCopy, in_place
-from farandole.checkpoint.sealing import Sealing
-from farandole.collective.state import Snapshot, restore
+from farandole.checkpoint.store import Sealing
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import ROTATION, StepDigest
-from farandole.training.findings import Findings
+from farandole.training.gradients import Findings
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 from tests.support.gpu import CPU, ON_EACH
 

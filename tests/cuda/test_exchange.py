@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from farandole.collective.staging import Staging
+from farandole.collective.buckets import Staging
 from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
 from tests.support.gpu import GPU, NEEDS_GPU, ON_EACH
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from farandole.membership.likeness import SETTING
-from farandole.numerics.cuda import NEEDED
-from farandole.platform import switches
-from farandole.pool import forks
+from farandole.numerics.settings import NEEDED
+from farandole.platform import cpu
+from farandole.pool import local
+from farandole.protocol.numeric_facts import SETTING
 from tests.jobs import on_device
 from tests.support.gpu import NEEDS_GPU
 from tests.support.harness import Elastic, alone
@@ -48,7 +48,7 @@ def of(told: dict[str, Any]) -> tuple[str, str, list[float]]:
 def test_what_the_same_bits_need_is_in_force(undisturbed: dict[str, Any]) -> None:
     assert undisturbed["device"] == "cuda:0"
     assert undisturbed["current"] == 0
-    assert undisturbed[on_device.VARIABLE] == switches.SAME[on_device.VARIABLE]
+    assert undisturbed[on_device.VARIABLE] == cpu.SAME[on_device.VARIABLE]
     assert {name: undisturbed["in force"][SETTING + name] for name in NEEDED} == NEEDED
 
 
@@ -57,7 +57,7 @@ def test_a_second_time_and_in_a_run(undisturbed: dict[str, Any], tmp_path: Path)
     assert result(tmp_path / "again") == of(undisturbed)
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), workers=2, options=[], deadline_s=180.0) as run:
         run.finish()
-        assert forks.SLOW not in " ".join(run.output.read_text().split()), "workers are forked, and use the GPU"
+        assert local.SLOW not in " ".join(run.output.read_text().split()), "workers are forked, and use the GPU"
     told = json.loads((tmp_path / "out").read_text())
     assert of(told) == of(undisturbed)
     assert told["in force"] == undisturbed["in force"]

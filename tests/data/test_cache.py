@@ -23,8 +23,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.cache import Copies
+from farandole.data.cache_folder import md5sum
 from farandole.data.images import ShardedImages
-from farandole.data.verification import md5sum
 from farandole.errors import UsageError
 from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON

@@ -13,8 +13,8 @@ import pytest
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from farandole.data.deaths import LIMIT
 from farandole.data.loader import Loader
+from farandole.data.workers import LIMIT
 from farandole.errors import LoaderDied
 from farandole.plan.batch import GlobalBatch
 from tests.support.drawing import Drawing, Made, keys, same

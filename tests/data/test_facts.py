@@ -14,13 +14,13 @@ import farandole
 from farandole.data.facts import facts_of
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
-from farandole.membership.difference import first_difference
-from farandole.membership.likeness import refusal, unlike, without_numerics
-from farandole.membership.messages import Signature
 from farandole.plan.batch import GlobalBatch
+from farandole.protocol.difference import first_difference
+from farandole.protocol.messages import Signature
+from farandole.protocol.numeric_facts import numeric_differences, numerics_refusal, without_numerics
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
-from farandole.training.signature import signature
+from farandole.training.run_state import signature
 
 
 class Saying(Dataset[int]):
@@ -88,12 +88,12 @@ def test_a_worker_whose_data_says_something_else_is_refused_by_name() -> None:
         signed(Subset(Saying(("words", "c"), B), range(8))),
         signed(Subset(Saying(A, ("decoding of JPEG", "c 2")), range(8))),
     )
-    assert not unlike(run.facts, other_words.facts).bits
+    assert not numeric_differences(run.facts, other_words.facts).bits
     assert re.search(r"\bwords: .*\ba\b.*\bc\b", first_difference(run, other_words))
-    found = unlike(run.facts, other_decoder.facts)
-    assert refusal(found, "same") == refusal(found, "portable")
-    assert re.search(r"\bdecoding of JPEG\b.*\bb 1\b.*\bc 2\b.*--bits any\b", refusal(found, "same"))
-    assert refusal(found, "any") == ""
+    found = numeric_differences(run.facts, other_decoder.facts)
+    assert numerics_refusal(found, "same") == numerics_refusal(found, "portable")
+    assert re.search(r"\bdecoding of JPEG\b.*\bb 1\b.*\bc 2\b.*--bits any\b", numerics_refusal(found, "same"))
+    assert numerics_refusal(found, "any") == ""
     assert first_difference(without_numerics(run), without_numerics(other_decoder)) == ""
 
 

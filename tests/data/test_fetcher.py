@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from farandole.data import fetcher
-from farandole.data.fetcher import BESIDE, WHOLE, Fetcher
-from farandole.data.frames import FileOf, Range
-from farandole.data.keeping import Copy, File
+from farandole.data.cache_folder import Copy, File
+from farandole.data.fetcher import BESIDE, WHOLE, Fetcher, FileOf, Range
 
 FILES = tuple(FileOf(f"far://data/shard-{number}.tar", 100, "") for number in range(WHOLE))
 SAMPLE = Range(1, "far://data/shard-0.tar", 0, 10)

@@ -16,14 +16,13 @@ import psutil
 import pytest
 from torch.utils.data import Subset
 
-from farandole.data import folder
-from farandole.data.announced import HORIZON, Announced
+from farandole.data import cache_folder
 from farandole.data.cache import Copies
 from farandole.data.fetcher import RANGES, WHOLE
 from farandole.data.images import ShardedImages
-from farandole.data.loader import Key, Loader
+from farandole.data.loader import HORIZON, Announced, Key, Loader
+from farandole.data.object_store import filesystem
 from farandole.data.order import Order
-from farandole.data.store import filesystem
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
 from tests.support.image_files import in_order
@@ -204,7 +203,7 @@ def test_a_disk_that_is_full_costs_speed_and_nothing_else(
 
     images = ShardedImages(server.url, cache=tmp_path / "cache")
     images._tables.row(0, 0)
-    kept = folder.Folder(tmp_path / "cache", 1 << 30)
+    kept = cache_folder.Folder(tmp_path / "cache", 1 << 30)
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         kept.fetch(

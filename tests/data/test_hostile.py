@@ -15,9 +15,9 @@ import pytest
 from PIL import EpsImagePlugin
 
 from attack import files
-from farandole.data import image_folder, prepare
 from farandole.data.images import ShardedImages
 from farandole.data.loader import Key, Loader
+from farandole.data.prepare import images as image_folder
 from farandole.errors import BadSample, ShardError
 from farandole.plan.batch import GlobalBatch
 
@@ -49,9 +49,9 @@ def test_postscript_is_no_image_whatever_its_name(called: Path, tmp_path: Path) 
     source.mkdir(parents=True)
     (source / "x.jpg").write_bytes(files.postscript())
     with pytest.raises(BadSample, match=r"\b1\b(.|\n)*x\.jpg"):
-        prepare.prepare(
-            image_folder.listing(source.parent), str(tmp_path / "made"), shard_bytes=1 << 20, short_side=0, processes=1,
-            begin=os.getpgid, made=lambda _: None,
+        image_folder.prepare(
+            image_folder.list_folder(source.parent), str(tmp_path / "made"), shard_bytes=1 << 20, short_side=0,
+            processes=1, begin=os.getpgid, made=lambda _: None,
         )  # fmt: skip
     assert not called.exists()
     with PIL.Image.open(source / "x.jpg") as image, pytest.raises(OSError, match="cannot identify"):  # the bait is one

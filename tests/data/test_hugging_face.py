@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from farandole.data.formats.table import Table
 from farandole.data.loader import Key, Loader
-from farandole.data.table import Table
 from farandole.plan.batch import GlobalBatch
 
 datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from farandole.data.images import ShardedImages
+from farandole.data.index import rows_of, to_bytes
 from farandole.data.loader import Key, Loader
-from farandole.data.samples import rows_of, to_bytes
 from farandole.errors import ShardError
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer

@@ -12,16 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.data import indexing
+from farandole.data.formats.webdataset import WebDataset
 from farandole.data.index import Index, read_index
-from farandole.data.webdataset import WebDataset
+from farandole.data.prepare import webdataset_index
 from farandole.errors import BadSample, UsageError
 from tests.support import tars
 
 
 @pytest.fixture(autouse=True)
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(indexing, "NOTES", tmp_path / "notes")
+    monkeypatch.setattr(webdataset_index, "NOTES", tmp_path / "notes")
     return tmp_path / "notes"
 
 
@@ -62,7 +62,7 @@ def test_a_note_counts_for_the_tar_that_it_is_of_and_no_other(folder: Path) -> N
         tars.make_index(folder)
     tars.write(folder / "part-002.tar", [tars.sample(n) for n in (20, 21, 22, 23)])  # as long as it was
     os.utime(folder / "part-002.tar", ns=(1, 1))
-    with (next(indexing.NOTES.iterdir())).open("ab") as file:
+    with (next(webdataset_index.NOTES.iterdir())).open("ab") as file:
         file.write(b'{"tar":')  # of a process that was killed
     (folder / "z.tar").unlink()
     heard = {read.tar.name: read.known for read in tars.make_index(folder)}
@@ -91,7 +91,7 @@ def test_it_can_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
 def test_what_can_not_be_indexed_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(UsageError, match=r"NAME\.tar\b"):
-        indexing.listing(str(tmp_path))
+        webdataset_index.listing(str(tmp_path))
     (tmp_path / "-a.tar").write_bytes(b"")
     with pytest.raises(UsageError, match=r"'-a\.tar'"):
-        indexing.listing(str(tmp_path))
+        webdataset_index.listing(str(tmp_path))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.keeping import STAYS_S, Copy, File, Next, choose
+from farandole.data.cache_folder import STAYS_S, Copy, File, Next, choose
 
 A, B, C = (File(f"s3://there/{name}.tar", 10, name * 32) for name in "abc")
 OLD, NEW = STAYS_S + 1, STAYS_S - 1

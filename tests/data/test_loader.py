@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from farandole.data.loader import Key, Loader
-from farandole.data.seeding import derive, set_random_state
-from farandole.data.source import aligned
+from farandole.data.order import derive, set_random_state
+from farandole.data.workers import aligned
 from farandole.errors import BadSample, UsageError
 from farandole.plan.batch import GlobalBatch
 from tests.support.drawing import BATCH, Drawing, keys, misaligned, mixing

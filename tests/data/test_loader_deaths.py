@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from farandole.data import ledger
-from farandole.membership.metrics import parse_line
-from farandole.observe.words import describe
+from farandole.observe.text import describe
+from farandole.protocol.metrics import parse_line
 from tests.jobs.loading import SAMPLES
 from tests.support.fake_worker import gone
 from tests.support.harness import Elastic, alone, read_lines

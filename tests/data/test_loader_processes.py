@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import TensorDataset, get_worker_info
 
 from farandole.data.loader import Key, Loader
-from farandole.data.slots import GO_ANYWHERE, Placed, Slots
+from farandole.data.workers import GO_ANYWHERE, Placed, Slots
 from farandole.errors import BadSample, UsageError
 from farandole.plan.batch import GlobalBatch
 from tests.support.drawing import Drawing, Made, keys, misaligned, mixing, same

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import farandole
+from farandole.data.formats.mds import MDS
 from farandole.data.loader import Key, Loader
-from farandole.data.mds import MDS
 from farandole.errors import UsageError
 from farandole.plan.batch import GlobalBatch
 from tests.support import mds_files

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farandole.data.formats.mds import MDS, decoder_of
 from farandole.data.loader import Key, Loader
-from farandole.data.mds import MDS
-from farandole.data.mds_values import decoder_of
 from farandole.errors import BadSample, ShardError
 from farandole.plan.batch import GlobalBatch
 from tests.support import mds_files

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from farandole.data.loader import Key, Loader
-from farandole.data.own_generators import own_generators
+from farandole.data.order import own_generators
 from farandole.plan.batch import GlobalBatch
 
 N = 8

@@ -16,8 +16,8 @@ import pytest
 
 import farandole
 from attack import files
-from farandole.data import pictures
-from farandole.data.pictures import Box, facts, picture_of
+from farandole.data import transforms
+from farandole.data.transforms import Box, facts, picture_of
 from tests.support.photos import photo, written
 
 FAST = pytest.mark.skipif(find_spec("simplejpeg") is None, reason="simplejpeg is not installed")
@@ -38,11 +38,11 @@ def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[],
         with monkeypatch.context() as patch:
             patch.setattr(sys, "path", [])
             patch.delitem(sys.modules, "simplejpeg", raising=False)
-            pictures._simplejpeg.cache_clear()
-            assert pictures._simplejpeg() is None
+            transforms._simplejpeg.cache_clear()
+            assert transforms._simplejpeg() is None
 
     yield begin
-    pictures._simplejpeg.cache_clear()
+    transforms._simplejpeg.cache_clear()
 
 
 def whole(data: bytes, height: int, width: int) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.data.prefetch import Key, Prefetch
+from farandole.data.workers import Key, Prefetch
 
 
 class Pipeline:

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from farandole.data import store_clock
-from farandole.data.bottleneck import Findings, Phase
+from farandole.data import object_store
 from farandole.data.loader import Key, Loader
-from farandole.data.probe import Ended, Probe
-from farandole.data.store_clock import NOTHING, Making, Makings
+from farandole.data.object_store import NOTHING, Making, Makings
+from farandole.data.probe import Ended, Findings, Phase, Probe
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON, FARANDOLE
@@ -50,8 +49,8 @@ def test_the_three_phases_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ms to make a sample, 50 ms to compute a micro-batch, 30 ms an update, and then an evaluation, whose loader is
     another: it takes its time from the step and not from the waiting."""
     clock = Clock()
-    monkeypatch.setattr(store_clock, "_clock", None)  # put back at the end
-    store_clock.start(clock)
+    monkeypatch.setattr(object_store, "_clock", None)  # put back at the end
+    object_store.start(clock)
     monkeypatch.setattr(Loader, "timed", True)
     loader = Loader(Timed(clock, 0.010), GlobalBatch(8, micro=4), seed=0)
     other = Loader(Timed(clock, 0.005), GlobalBatch(4, micro=4), seed=0)

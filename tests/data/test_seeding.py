@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 
 # These may never change: they are in every order, dropout mask and augmentation of every run.
 GOLDEN = [
@@ -30,7 +30,7 @@ def test_golden_values(path: tuple[int, ...], value: int) -> None:
 
 
 def test_another_process_with_another_hash_seed_agrees() -> None:
-    script = "from farandole.data.seeding import derive; print(derive(9, 'sample', 1, 2))"
+    script = "from farandole.data.order import derive; print(derive(9, 'sample', 1, 2))"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     printed = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True

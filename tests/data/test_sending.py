@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from farandole.data.loader import Key, Loader
-from farandole.data.sending import Pickled, sendable
-from farandole.data.slots import Slots
+from farandole.data.workers import Pickled, Slots, sendable
 from farandole.errors import UsageError
 from tests.support.drawing import Drawing, keys
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.slots import ALIGNMENT, GO_ANYWHERE, Placed, Slots
+from farandole.data.workers import ALIGNMENT, GO_ANYWHERE, Placed, Slots
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
 
@@ -69,7 +69,7 @@ def test_tensors_go_through_the_slot_and_what_is_taken_is_the_taker_s_own() -> N
 
 
 def test_without_a_file_they_are_for_forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.data.slots.GO_ANYWHERE", False)
+    monkeypatch.setattr("farandole.data.workers.GO_ANYWHERE", False)
     slots = Slots(1)
     assert_same([torch.ones(3)], slots.take(slots.put(1, [torch.ones(3)])))
 
@@ -139,7 +139,7 @@ def test_what_another_process_made_longer_is_seen_here(method: Any) -> None:
 
 def test_what_finds_no_room_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """In anonymous memory, which can't be made longer."""
-    monkeypatch.setattr("farandole.data.slots.GO_ANYWHERE", False)
+    monkeypatch.setattr("farandole.data.workers.GO_ANYWHERE", False)
     half = torch.zeros(9 << 20, dtype=torch.uint8)
     put = Slots(1).put(0, [half, half, half[: 1 << 20]])
     assert [type(each) for each in put] == [Placed, torch.Tensor, Placed]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from farandole.data import store_clock
+from farandole.data import object_store
 from farandole.data.loader import Key, Loader
-from farandole.data.store_clock import Making, Makings
+from farandole.data.object_store import Making, Makings
 from farandole.plan.batch import GlobalBatch
 
 KEYS = [Key(epoch=0, step=n, shard=0, start=4 * n, stop=4 * n + 4) for n in range(4)]
@@ -27,66 +27,66 @@ class Now:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[Now]:
-    monkeypatch.setattr(store_clock, "_clock", None)  # put back at the end
+    monkeypatch.setattr(object_store, "_clock", None)  # put back at the end
     clock = Now()
-    store_clock.start(clock)
+    object_store.start(clock)
     return clock
 
 
 def test_the_innermost_phase_counts_and_all_add_up(now: Now) -> None:
     now.now += 100  # before anything is made
-    with store_clock.making():
+    with object_store.making():
         now.now += 1
-        with store_clock.reading():
+        with object_store.time_reading():
             now.now += 2
-            with store_clock.fetching():
+            with object_store.fetching():
                 now.now += 4
             now.now += 8
         now.now += 16
-        with store_clock.collating():
+        with object_store.collating():
             now.now += 32
     now.now += 100
-    found = store_clock.take(3)
+    found = object_store.take(3)
     assert found == Making(samples=3, computing=17, reading=10, fetching=4, collating=32)
     assert found.seconds == 63
-    assert store_clock.take(0) == Making(), "what was taken is gone"
+    assert object_store.take(0) == Making(), "what was taken is gone"
 
 
 def test_who_raises_within_a_phase_leaves_it(now: Now) -> None:
     def fail() -> None:
-        with store_clock.making(), store_clock.fetching():
+        with object_store.making(), object_store.fetching():
             now.now += 1
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     now.now += 100
-    with store_clock.making():
+    with object_store.making():
         now.now += 2
-    assert store_clock.take(1) == Making(samples=1, fetching=1, computing=2)
+    assert object_store.take(1) == Making(samples=1, fetching=1, computing=2)
 
 
 def test_another_thread_has_no_phase_but_its_requests_count(now: Now) -> None:
     def ahead() -> None:
-        with store_clock.fetching(), store_clock.request("s3://a/b") as request:
+        with object_store.fetching(), object_store.request("s3://a/b") as request:
             now.now += 1
             request.bytes = 7
 
-    with store_clock.making():
+    with object_store.making():
         thread = threading.Thread(target=ahead)
         thread.start()
         thread.join()
-    found = store_clock.take(1)
+    found = object_store.take(1)
     assert (found.fetching, found.computing) == (0, 1)
     assert (found.requests, found.bytes, found.url) == (1, 7, "s3://a/b")
 
 
 def test_nothing_is_counted_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_clock, "_clock", None)
-    with store_clock.reading(), store_clock.fetching(), store_clock.request("x") as request:
+    monkeypatch.setattr(object_store, "_clock", None)
+    with object_store.time_reading(), object_store.fetching(), object_store.request("x") as request:
         request.bytes = 1
-    store_clock.start()
-    assert store_clock.take(0) == Making()
+    object_store.start()
+    assert object_store.take(0) == Making()
 
 
 def test_who_waited_for_the_store_is_summed_apart() -> None:
@@ -103,9 +103,9 @@ class Stored(Dataset[torch.Tensor]):
         return 16
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        with store_clock.reading():
+        with object_store.time_reading():
             if index < 8:
-                with store_clock.fetching(), store_clock.request(f"s3://{index}") as request:
+                with object_store.fetching(), object_store.request(f"s3://{index}") as request:
                     request.bytes = 10
         return torch.full((1000,), index)
 
@@ -119,7 +119,7 @@ class Stored(Dataset[torch.Tensor]):
 def test_it_comes_home_with_each_micro_batch(
     make: Callable[..., Loader], monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(store_clock, "_clock", None)
+    monkeypatch.setattr(object_store, "_clock", None)
     plain = [batch.clone() for batch in _all(make(Stored(), GlobalBatch(4, micro=4), shuffle=False, **options))]
     monkeypatch.setattr(Loader, "timed", True)
     loader = make(Stored(), GlobalBatch(4, micro=4), shuffle=False, **options)

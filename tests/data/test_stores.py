@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.data import fetching, store
+from farandole.data import fetcher, object_store
 from farandole.data.images import ShardedImages
-from farandole.data.store import Store
+from farandole.data.object_store import Store
 from farandole.errors import ShardError
 from tests.support.file_server import FileServer
 from tests.support.image_files import in_order
@@ -38,7 +38,7 @@ def test_a_store_that_is_overloaded_is_asked_again(shards: Path, source: Path, t
 
 
 def test_a_page_in_the_place_of_a_range_is_no_sample(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ATTEMPTS", 2)
+    monkeypatch.setattr(object_store, "ATTEMPTS", 2)
     (shards / "page").write_bytes(b"<html>")
     with FileServer(shards) as server, pytest.raises(ShardError, match=r"OSError: \d bytes\b.*\b\d+\b"):
         Store().read(f"{server.url}/page", 0, 100)
@@ -95,20 +95,20 @@ def test_who_may_not_read_is_told_at_once() -> None:
             del start, end
             raise PermissionError(errno.EACCES, "Forbidden", path)
 
-    real = store.filesystem
-    store.filesystem = lambda url: (Closed(), url)  # type: ignore[assignment]
+    real = object_store.filesystem
+    object_store.filesystem = lambda url: (Closed(), url)  # type: ignore[assignment]
     try:
         with pytest.raises(ShardError, match=r"x://a\b.*PermissionError: .*Forbidden"):
             Store().read("x://a", 0, 1)
     finally:
-        store.filesystem = real
+        object_store.filesystem = real
 
 
 def test_a_fetch_that_stands_still_is_told_and_given_up(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fetching, "TOLD_S", 0.2)
-    monkeypatch.setattr(fetching, "MARGIN_S", 0.5)
+    monkeypatch.setattr(fetcher, "TOLD_S", 0.2)
+    monkeypatch.setattr(fetcher, "MARGIN_S", 0.5)
     with FileServer(shards) as server:
         images = ShardedImages(server.url, cache=tmp_path / "cache", deadline_s=1)
         images._tables.row(0, 0)

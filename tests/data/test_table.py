@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 import farandole
+from farandole.data.formats.table import Table
 from farandole.data.loader import Key, Loader
-from farandole.data.table import Table
 from farandole.errors import BadSample, ShardError, UsageError
 from farandole.plan.batch import GlobalBatch
 from tests.support.s3_server import S3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.texts import NoText, Reading, documents, listing
+from farandole.data.prepare.tokens import NoText, Reading, documents, listing
 
 
 def read(path: Path, reading: Reading, piece_bytes: int = 1 << 20) -> list[tuple[int, str]]:

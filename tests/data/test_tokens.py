@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 import farandole
-from farandole.data import verification
+from farandole.data import cache_folder
 from farandole.data.loader import Loader
 from farandole.data.tokens import Tokens
 from farandole.errors import ShardError, UsageError
@@ -212,7 +212,7 @@ def test_what_was_compared_is_not_compared_again(folder: Path, monkeypatch: pyte
 
 
 def forget(folder: Path) -> None:
-    for note in folder.glob(f"*{verification.NOTE}"):
+    for note in folder.glob(f"*{cache_folder.NOTE}"):
         note.unlink()
 
 

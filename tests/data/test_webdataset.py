@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import farandole
 from attack import files
+from farandole.data.formats.webdataset import WebDataset
 from farandole.data.loader import Key, Loader
-from farandole.data.webdataset import WebDataset
 from farandole.errors import BadSample, ShardError
 from farandole.plan.batch import GlobalBatch
 from tests.support import tars

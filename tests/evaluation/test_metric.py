@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from farandole.errors import UsageError
-from farandole.evaluation.metric import number
-from farandole.evaluation.metric_lists import EXACT
+from farandole.evaluation.metrics import EXACT, number
 from tests.support.measures import tc, tm
 from tests.support.metrics import (
     LINEAGES,

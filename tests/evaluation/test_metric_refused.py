@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from farandole.errors import UsageError
-from farandole.evaluation.metric_lists import EXACT, LANES
+from farandole.evaluation.metrics import EXACT, LANES
 from tests.support.measures import tm
 from tests.support.metrics import (
     LINEAGES,

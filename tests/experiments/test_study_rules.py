@@ -18,8 +18,7 @@ from experiments.dynamic_sgd.measures import (
     condense,
 )
 from experiments.dynamic_sgd.rules import RootOfRate, WholeWindow
-from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import Facts
+from farandole.plan.batch import Facts, PerWorkerBatch
 from farandole.training.learning_rate import LearningRate
 from tests.support.walked import walked
 

@@ -20,19 +20,18 @@ import torch
 
 from farandole.checkpoint import content
 from farandole.checkpoint.store import Manifest, Store
-from farandole.cli import replay
+from farandole.cli import reproduce
 from farandole.control.run_folder import METRICS, SETTINGS
-from farandole.data import indexing
+from farandole.data.formats.mds import MDS
+from farandole.data.formats.webdataset import WebDataset
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
-from farandole.data.mds import MDS
-from farandole.data.token_index import KIND, TokenIndex
-from farandole.data.tokens import Tokens
+from farandole.data.prepare import webdataset_index
+from farandole.data.tokens import KIND, TokenIndex, Tokens
 from farandole.data.transforms import RandomResizedCrop
-from farandole.data.webdataset import WebDataset
 from farandole.errors import FarandoleError, ShardError
-from farandole.membership.records import RunSettings
 from farandole.plan.shards import Position
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support import mds_files
 from tests.support.tars import array
 
@@ -132,7 +131,7 @@ def fields(data: bytes) -> None:
     for sample in range(2):
         with contextlib.suppress(FarandoleError, *PILLOW):
             found[sample]
-    read = indexing._read(str(PLACE), indexing.Tar(TAR, len(data), ""))
+    read = webdataset_index._read(str(PLACE), webdataset_index.Tar(TAR, len(data), ""))
     assert (read.shard is None) == bool(read.bad)
 
 
@@ -208,10 +207,10 @@ def record(data: bytes) -> None:
     (PLACE / SETTINGS).write_bytes(settings)
     (PLACE / METRICS).write_bytes(lines)
     with contextlib.suppress(FarandoleError):
-        replay._settings(PLACE)
-        found = replay._lines(PLACE)
-        replay._fingerprint(found)
-        replay.history_of(found, PLACE)
+        reproduce._settings(PLACE)
+        found = reproduce._lines(PLACE)
+        reproduce._fingerprint(found)
+        reproduce.history_of(found, PLACE)
 
 
 RECORD = msgspec.json.encode(RunSettings(run="r")) + b"\0" + METRICS_FILE

@@ -18,28 +18,26 @@ import msgspec
 import torch
 
 from farandole.checkpoint.reach import listed
-from farandole.cli.replay import history_of
-from farandole.collective.listener import MOST_SOURCES
-from farandole.collective.packet_filter import _JUMP, _RETURN, only
-from farandole.collective.state import encode, restore
+from farandole.cli.reproduce import history_of
+from farandole.collective.gloo import _JUMP, _RETURN, MOST_SOURCES, only
+from farandole.collective.state_transfer import encode, restore
 from farandole.control import ticket as tickets
-from farandole.control.challenge import CHALLENGE, Claim, Examination, ticket_id
 from farandole.control.run_folder import METRICS
+from farandole.control.security import CHALLENGE, Claim, Examination, Issued, Tickets, ticket_id
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
-from farandole.control.tickets import Issued, Tickets
-from farandole.coordinator import request_head
-from farandole.coordinator.endpoint import parse
+from farandole.coordinator import listener
 from farandole.coordinator.journal import Journal
+from farandole.coordinator.listener import parse
 from farandole.coordinator.rest import Release, Scale, Stop
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
-from farandole.membership import messages as m
-from farandole.membership.metrics import StepLine, as_written, metrics_line, parse_line, parse_lines
-from farandole.observe.display import PlainDisplay
+from farandole.observe.live import PlainDisplay
 from farandole.observe.past import past
-from farandole.observe.pauses import pauses
-from farandole.observe.table import past_table
-from farandole.observe.words import describe
+from farandole.observe.summary import pauses
+from farandole.observe.tables import past_table
+from farandole.observe.text import describe
+from farandole.protocol import messages as m
+from farandole.protocol.metrics import StepLine, as_written, metrics_line, parse_line, parse_lines
 from tests.fuzz import files
 from tests.fuzz.wire import REQUESTS, SECRET, Wire, frame
 from tests.support.metric_lines import KINDS, an
@@ -239,7 +237,7 @@ def knock(data: bytes) -> None:
     """A stranger's request, as the door reads it, and what came back to a client, if that was it."""
     examination = Examination({ticket_id(SECRET): SECRET})
     with contextlib.suppress(ValueError):
-        given = request_head.authorization(data)
+        given = listener.read_authorization(data)
         if given is not None and (challenge := examination.challenge(given)):
             assert CHALLENGE.fullmatch(challenge)
         assert not examination.passed(given or "")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from attack.lines import NONE_AT_ALL
 from farandole.errors import UsageError
-from farandole.membership import messages as m
-from farandole.membership.values import MAX_TEXT
+from farandole.protocol import messages as m
+from farandole.protocol.values import MAX_TEXT
 from tests.fuzz.files import FILES
 from tests.fuzz.targets import Target, targets
 from tests.fuzz.wire import Wire

@@ -12,8 +12,8 @@ from typing import Any
 from farandole.control.ticket import Ticket
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
-from farandole.membership import messages as m
-from farandole.membership.records import RunSettings
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.prove import prove
 
 SECRET = "5e" * 32

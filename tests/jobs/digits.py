@@ -59,7 +59,7 @@ def main() -> None:
 def forge(run: farandole.Run) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from attack.lines import NOT_ITS_OWN
-    from farandole.membership.messages import decode_from_worker
+    from farandole.protocol.messages import decode_from_worker
 
     for message in map(decode_from_worker, NOT_ITS_OWN):
         if message.step > FORGED_AT:  # one that says that it is further back takes its own lines back with it

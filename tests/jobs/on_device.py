@@ -71,7 +71,7 @@ def main() -> None:
     if run.is_leader:
         told = {
             "fingerprint": run.fingerprint(), "last": found[-1].hex(), "drawn": drawn, "device": str(run.device),
-            "in force": dict(settings.facts()), VARIABLE: os.environ.get(VARIABLE, ""),
+            "in force": dict(settings.setting_facts()), VARIABLE: os.environ.get(VARIABLE, ""),
             "current": torch.cuda.current_device() if run.device.type == "cuda" else None,
         }  # fmt: skip
         partial = args.out.with_suffix(f".{os.getpid()}")

@@ -1,6 +1,6 @@
 """The job of test_once: a few steps, after one of which a worker has work to do that takes its time.
 
-    python training/once.py OUT [--work SECONDS]
+    python training/step.py OUT [--work SECONDS]
 
 With --work who does it says so in OUT/began-PID, and at its end puts its process id into OUT/done. It draws random
 numbers, runs the model in another mode and so changes buffers, none of which may show in the bits. OUT/fingerprint is

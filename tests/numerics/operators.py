@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from farandole.platform import switches
+from farandole.platform import cpu
 
-switches.set_for("portable")
+cpu.set_for("portable")
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
-from farandole.numerics import portable, watch  # noqa: E402
+from farandole.numerics import portable  # noqa: E402
 from tests.numerics.functions import Numbers, functions  # noqa: E402
 from tests.numerics.layers import layers  # noqa: E402
 
@@ -149,7 +149,7 @@ def with_gradients(function: Callable[..., Any], given: tuple[Tensor, ...], more
 def cases() -> Iterator[tuple[str, Case]]:
     take = Numbers()
     for dtype in FLOATS:
-        kind = watch.name_of_type(dtype)
+        kind = portable.name_of_type(dtype)
         for name, module, shape in layers():
             with torch.no_grad():
                 for parameter in module.parameters():
@@ -235,7 +235,7 @@ def main() -> None:
         torch.manual_seed(0)
         seen = set[str]()
         try:
-            with watch.Seeing(seen.add):
+            with portable.Seeing(seen.add):
                 found = digest(case())
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # not for this type
             found = f"raises {type(error).__name__}"

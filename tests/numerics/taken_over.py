@@ -11,9 +11,9 @@ import math
 import sys
 from collections.abc import Iterator
 
-from farandole.platform import switches
+from farandole.platform import cpu
 
-switches.set_for("portable")
+cpu.set_for("portable")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 import farandole
 from farandole.errors import NotDeterministic, UsageError
-from farandole.membership.likeness import OPERATION, SETTING
-from farandole.numerics import cuda, settings
+from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
-from farandole.platform import switches
+from farandole.platform import cpu
+from farandole.protocol.numeric_facts import OPERATION, SETTING
 from farandole.script import run_alone
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -27,7 +27,7 @@ WORKSPACE, SIZE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 def relevant() -> dict[str, str]:
     """What `--bits same` needs, as it is now."""
-    facts = dict(settings.facts())
+    facts = dict(cuda.setting_facts())
     return {**{name: facts[SETTING + name] for name in cuda.NEEDED}, WORKSPACE: os.environ.get(WORKSPACE, "none")}
 
 
@@ -136,9 +136,9 @@ def test_a_cpu_is_left_alone(begun: list[tuple[torch.device, dict[str, str]]]) -
 
 def test_the_precision_of_products_stays_as_the_script_has_it(begun: object) -> None:
     del begun
-    before = [fact for fact in settings.facts() if "precision" in fact[0]]
+    before = [fact for fact in cuda.setting_facts() if "precision" in fact[0]]
     cuda.begin(GPU, "same")
-    assert [fact for fact in settings.facts() if "precision" in fact[0]] == before
+    assert [fact for fact in cuda.setting_facts() if "precision" in fact[0]] == before
 
 
 @pytest.mark.parametrize("before", ["", ":16:8"])
@@ -156,11 +156,11 @@ def test_work_that_has_begun_without_a_workspace_is_refused(
 
 
 def test_a_process_of_a_run_begins_with_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert switches.of("same") == {WORKSPACE: SIZE}
+    assert cpu.of("same") == {WORKSPACE: SIZE}
     monkeypatch.setenv(WORKSPACE, ":16:8")
-    switches.set_for("any")
+    cpu.set_for("any")
     assert os.environ[WORKSPACE] == ":16:8"
-    switches.set_for("same")
+    cpu.set_for("same")
     assert os.environ[WORKSPACE] == SIZE
 
 

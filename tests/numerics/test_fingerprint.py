@@ -115,9 +115,9 @@ def test_nothing_of_the_scripts_is_touched() -> None:
     torch.manual_seed(3)
     np.random.seed(3)
     random.seed(3)
-    before = (list(settings.facts()), torch.get_num_threads(), torch.is_grad_enabled())
+    before = (list(settings.setting_facts()), torch.get_num_threads(), torch.is_grad_enabled())
     dict(fingerprint(CPU))
-    assert (list(settings.facts()), torch.get_num_threads(), torch.is_grad_enabled()) == before
+    assert (list(settings.setting_facts()), torch.get_num_threads(), torch.is_grad_enabled()) == before
     assert (torch.rand(4).tolist(), np.random.rand(4).tolist(), random.random()) == drawn
 
 

@@ -12,7 +12,7 @@ import torch
 
 from farandole.errors import UsageError
 from farandole.numerics import portable
-from farandole.platform import switches
+from farandole.platform import cpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_what_is_taken_over_computes_what_torch_does() -> None:
 def test_a_process_that_has_torch_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MKL_CBWR", raising=False)
     with pytest.raises(UsageError, match=r"\btorch\b.*MKL_CBWR=COMPATIBLE"):
-        switches.set_for("portable")
+        cpu.set_for("portable")
     with pytest.raises(UsageError, match=r"\btorch\b.*MKL_CBWR\b.*farandole join"):
         portable.take_over(1, torch.device("cpu"))
 
@@ -38,7 +38,7 @@ def test_a_process_that_has_torch_already_is_refused(monkeypatch: pytest.MonkeyP
     reason="this CPU has AVX2 and no more: torch computes so in any case",
 )
 def test_switches_that_come_too_late_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in switches.PORTABLE.items():
+    for name, value in cpu.PORTABLE.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"--bits portable\b.*AVX"):
         portable.take_over(1, torch.device("cpu"))
@@ -50,6 +50,6 @@ def test_an_accelerator_is_refused_by_name() -> None:
 
 
 def test_only_portable_runs_have_switches() -> None:
-    assert switches.of("portable") == switches.PORTABLE
-    assert not switches.PORTABLE.keys() & switches.of("same").keys()
-    assert not switches.of("any")
+    assert cpu.of("portable") == cpu.PORTABLE
+    assert not cpu.PORTABLE.keys() & cpu.of("same").keys()
+    assert not cpu.of("any")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from farandole.numerics import settings
-from farandole.numerics.alterations import Alterations
+from farandole.numerics.settings import Alterations
 
 DENORMALS, DTYPE = "setting denormals flushed", "setting default dtype"
 OTHERS = {
@@ -40,20 +40,20 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     torch.set_num_threads(1)
-    before = dict(settings.facts())
+    before = dict(settings.setting_facts())
     yield
     for name, value in before.items():
         settings.put(name, value)
-    assert dict(settings.facts()) == before, "each can be put back"
+    assert dict(settings.setting_facts()) == before, "each can be put back"
 
 
 def test_each_is_read_by_itself_and_can_be_put() -> None:
-    before = dict(settings.facts())
+    before = dict(settings.setting_facts())
     assert set(OTHERS) == set(before)
     for name, value in OTHERS.items():
         assert before[name] != value
         settings.put(name, value)
-        changed = {n: v for n, v in settings.facts() if before[n] != v}
+        changed = {n: v for n, v in settings.setting_facts() if before[n] != v}
         assert changed.pop(name) == value
         assert name == "setting precision of products" or not changed, "that one is inherited by others"
         settings.put(name, before[name])
@@ -64,7 +64,7 @@ def test_each_is_read_by_itself_and_can_be_put() -> None:
 
 def test_what_scripts_call_shows() -> None:
     def seen(name: str) -> str:
-        return dict(settings.facts())[name]
+        return dict(settings.setting_facts())[name]
 
     torch.set_float32_matmul_precision("medium")
     assert seen("setting precision of products, oneDNN") == "bf16"
@@ -108,7 +108,7 @@ def test_a_watch_tells_each_change_once() -> None:
     torch.set_default_dtype(torch.float32)
     assert watch.look() == [(DTYPE, "float64", "float32")]
     assert watch.altered == {DENORMALS: "on"}
-    assert watch.known == dict(settings.facts())
+    assert watch.known == dict(settings.setting_facts())
 
 
 def test_who_joins_takes_over_what_was_altered_and_nothing_else() -> None:

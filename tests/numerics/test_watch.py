@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from farandole.numerics import watch
-from farandole.numerics.watch import Watch
+from farandole.numerics import portable
+from farandole.numerics.portable import Watch
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(watch, "KNOWN", frozenset({"aten.add.Tensor", "aten.detach.default"}))
+    monkeypatch.setattr(portable, "KNOWN", frozenset({"aten.add.Tensor", "aten.detach.default"}))
     return []
 
 

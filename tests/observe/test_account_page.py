@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from farandole.membership.classes import CLASSES, MEANING
+from farandole.protocol.values import CLASSES, MEANING
 
 PAGE = (Path(__file__).parents[2] / "docs" / "account.md").read_text()
 

@@ -13,10 +13,8 @@ import pytest
 
 from farandole.control.run_folder import LOGS, METRICS
 from farandole.errors import UsageError
-from farandole.observe.dashboard.login import LINK_S, MOST, Login
-from farandole.observe.dashboard.server import Server
-from farandole.observe.dashboard.watch import Watch
-from farandole.observe.page import html as page
+from farandole.observe import report as page
+from farandole.observe.dashboard import LINK_S, MOST, Login, Server, Watch
 from tests.support.mentioned import mentions
 from tests.support.told_run import RUN, STATUS, written
 

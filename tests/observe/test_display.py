@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
-from farandole.membership import events
-from farandole.membership.account import account
-from farandole.membership.losses import FATAL
-from farandole.membership.metrics import Line, LogLine, as_written
-from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
-from farandole.observe.table import status_table
-from farandole.observe.words import describe
+from farandole.observe.live import Display, LiveDisplay, PlainDisplay, open_display
+from farandole.observe.tables import status_table
+from farandole.observe.text import describe
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import account
+from farandole.protocol.coordinator.failures import FATAL
+from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import TIMES, an, made, step_line
 

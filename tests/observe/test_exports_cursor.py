@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import NotPrivate
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, as_written
-from farandole.observe.exports.cursor import READ_BYTES, Cursor, before
-from farandole.observe.exports.mark import Mark, identity, load
+from farandole.observe.export_common import READ_BYTES, Cursor, Mark, before, identity, load
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.metric_lines import an, step_line
 
 LINES: list[Line] = [an(events.View), step_line(0), LogLine(step=0, fields={"accuracy": 0.5}), step_line(1)]

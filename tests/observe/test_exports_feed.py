@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.observer import Kept, Observer
-from farandole.membership.metrics import Line, as_written
-from farandole.observe.exports import feed as feeds
-from farandole.observe.exports.feed import Feed
+from farandole.control.run_folder import Kept, Observer
+from farandole.observe import export_process as feeds
+from farandole.observe.export_process import Feed
+from farandole.protocol.metrics import Line, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import step_line
 

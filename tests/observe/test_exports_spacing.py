@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from farandole.membership.metrics import StepLine, as_written, parse_line
-from farandole.observe.exports.spacing import Spacing
+from farandole.observe.export_common import Spacing
+from farandole.protocol.metrics import StepLine, as_written, parse_line
 from tests.support.metric_lines import step_line
 
 

@@ -17,12 +17,12 @@ import pytest
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'farandole[tensorboard]'")
 
 from farandole.errors import UsageError
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written
-from farandole.observe.exports import tensorboard as boards
-from farandole.observe.exports.cursor import Cursor
-from farandole.observe.exports.feed import Feed
-from farandole.observe.exports.tensorboard import TensorBoard
+from farandole.observe import tensorboard as boards
+from farandole.observe.export_common import Cursor
+from farandole.observe.export_process import Feed
+from farandole.observe.tensorboard import TensorBoard
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, StepLine, as_written
 from tests.support.event_files import read
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line

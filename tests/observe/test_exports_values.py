@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from farandole.membership.metrics import LogLine, as_written, parse_line
-from farandole.observe.exports.values import OURS, of_log, of_step
+from farandole.observe.export_common import OURS, of_log, of_step
+from farandole.protocol.metrics import LogLine, as_written, parse_line
 from tests.support.metric_lines import step_line
 
 

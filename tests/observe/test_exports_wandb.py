@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install 'farandole[wandb]'")
 
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, as_written
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 from tests.support.wandb_files import rows
@@ -24,7 +24,7 @@ ENVIRON = {**{k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
 
 def exported(folder: Path) -> None:
     """The process, as a run has it, whose run is over at once."""
-    command = [sys.executable, "-m", "farandole.observe.exports.process", str(folder), "--wandb=project"]
+    command = [sys.executable, "-m", "farandole.observe.export_process", str(folder), "--wandb=project"]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.observe.flow import BURST, LINES_A_S, NEWEST, SAY_S, Flow
+from farandole.observe.text import BURST, LINES_A_S, NEWEST, SAY_S, Flow
 from tests.support.mentioned import mentions
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from farandole.control.run_folder import ASIDE
-from farandole.observe import follow
-from farandole.observe.flow import BURST, NEWEST, SAY_S
-from farandole.observe.follow import LONGEST, READ_BYTES, Follower
+from farandole.observe import live
+from farandole.observe.live import LONGEST, READ_BYTES, Follower
+from farandole.observe.text import BURST, NEWEST, SAY_S
 from tests.support.mentioned import mentions
 
 
@@ -62,8 +62,8 @@ def test_a_flood_of_one_is_told_of_and_the_others_are_shown(tmp_path: Path) -> N
 
 
 def test_what_comes_too_fast_to_be_counted_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "READ_BYTES", 1000)
-    monkeypatch.setattr(follow, "COUNT_BYTES", 2000)
+    monkeypatch.setattr(live, "READ_BYTES", 1000)
+    monkeypatch.setattr(live, "COUNT_BYTES", 2000)
     with Follower(tmp_path) as follower:
         (tmp_path / "w1.log").write_text("123456789\n" * 600_000)
         assert follower.lines() == []

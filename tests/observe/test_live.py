@@ -12,10 +12,9 @@ import pytest
 from farandole.cli.attach import _watch
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership import events
-from farandole.membership.metrics import as_written
-from farandole.observe.display import PlainDisplay
-from farandole.observe.live import show_lines
+from farandole.observe.live import PlainDisplay, show_lines
+from farandole.protocol import events
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an
 
 NOBODY = Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r")

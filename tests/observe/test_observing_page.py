@@ -9,10 +9,10 @@ from typing import get_args
 
 import msgspec
 
-from farandole.membership import events
-from farandole.membership.metrics import LogLine, StepLine, parse_line
-from farandole.observe.exports.tensorboard import NEWEST
-from farandole.observe.exports.values import OURS, SKIPPED
+from farandole.observe.export_common import OURS, SKIPPED
+from farandole.observe.tensorboard import NEWEST
+from farandole.protocol import events
+from farandole.protocol.metrics import LogLine, StepLine, parse_line
 from tests.support.mentioned import mentions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from farandole.membership import events
-from farandole.membership.metrics import Line, as_written
 from farandole.observe.past import Past, past
-from farandole.observe.table import past_table
-from farandole.observe.words import describe
+from farandole.observe.tables import past_table
+from farandole.observe.text import describe
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 

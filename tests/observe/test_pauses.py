@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.membership import events
-from farandole.membership.metrics import Line
-from farandole.observe.pauses import Pause, pauses
+from farandole.observe.summary import Pause, pauses
+from farandole.protocol import events
+from farandole.protocol.metrics import Line
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 

@@ -14,19 +14,17 @@ import pytest
 from rich.console import Console
 
 import farandole
-from farandole.cli.checks import check_name
+from farandole.cli.options import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
-from farandole.membership import events
-from farandole.membership.metrics import LogLine
-from farandole.membership.values import Name
-from farandole.observe.display import LiveDisplay, PlainDisplay
+from farandole.observe.live import LiveDisplay, PlainDisplay, Recent, list_picture, picture
 from farandole.observe.past import Past
-from farandole.observe.table import past_table, status_table
-from farandole.observe.top import Recent, list_picture, picture
-from farandole.observe.words import describe
-from farandole.platform.output import say, tell
-from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
+from farandole.observe.tables import past_table, status_table
+from farandole.observe.text import describe
+from farandole.platform.output import LONGEST_NAME, escaped, is_name, one_line, plain, say, tell
+from farandole.protocol import events
+from farandole.protocol.metrics import LogLine
+from farandole.protocol.values import Name
 from farandole.settings import Settings
 from tests.support.every import every
 from tests.support.metric_lines import an, step_line
@@ -167,16 +165,14 @@ def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
 PACKAGE = Path(farandole.__file__).parent
 PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
     "platform/output.py": 2,  # these two
-    "observe/display.py": 1,  # what has been filtered
-    "cli/account.py": 1,  # a table, which filters
-    "cli/top.py": 1,  # pictures, which filter
-    "cli/probe.py": 1,  # tables of numbers
+    "observe/live.py": 1,  # what has been filtered
+    "cli/data.py": 1,  # tables of numbers
     "cli/bench.py": 1,  # the same
-    "cli/status.py": 2,  # tables, which filter
-    "cli/numerics.py": 1,  # the same
-    "cli/runs.py": 1,  # the same
+    "cli/inspect.py": 4,  # tables and pictures, which filter
+    "cli/reproduce.py": 1,  # the same
+    "cli/folders.py": 1,  # the same
     "cli/hosts.py": 3,  # the same
-    "checkpoint/uploader.py": 2,  # a process's answer to the one that started it, and warnings before it
+    "checkpoint/save.py": 2,  # a process's answer to the one that started it, and warnings before it
     "checkpoint/reach.py": 1,  # the same
     "script.py": 3,  # the script's own words, as Python itself would print them
     "worker/fork_server.py": 1,  # the same
@@ -205,7 +201,7 @@ def test_loggers_are_named_after_their_modules(path: Path) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "getLogger"
     ]
-    if path == PACKAGE / "platform" / "logs.py":
+    if path == PACKAGE / "platform" / "output.py":
         assert names == ["'farandole'", "the root"], "who sets it up looks at the root, and leaves it"
         return
     own = ".".join(("farandole", *path.relative_to(PACKAGE).with_suffix("").parts))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
-from farandole.membership import events
-from farandole.membership.metrics import Line
-from farandole.observe.presence import Presence
+from farandole.observe.text import Presence
+from farandole.protocol import events
+from farandole.protocol.metrics import Line
 from tests.support.metric_lines import an
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.run_folder import METRICS, SETTINGS
-from farandole.control.tail import Tail
+from farandole.control.run_folder import METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
-from farandole.observe.page import html as page
-from farandole.observe.pictures import draw, names
-from farandole.observe.report import report, told
+from farandole.observe import report as page
+from farandole.observe.report import draw, names, report, told
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
 from tests.support.told_run import MARKUP, RUN, written
 
 

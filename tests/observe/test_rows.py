@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from farandole.observe.rows import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, Rows
+from farandole.observe.text import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, Rows
 from tests.support.metric_lines import step_line
 
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.observe.story.series import BUCKETS, POINTS, Patch, Seen, Series
+from farandole.observe.story import BUCKETS, POINTS, Patch, Seen, Series
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.observe.story.stays import Stay, Stays
+from farandole.observe.story import Stay, Stays
 from tests.support.metric_lines import made
 
 

@@ -9,11 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.membership.prices import Prices
-from farandole.observe.story.facts import bill, head
-from farandole.observe.story.series import Seen
-from farandole.observe.story.story import Story
-from farandole.observe.story.telling import Telling, Tick, first
+from farandole.observe.story import Seen, Story, Telling, Tick, bill, first, head
+from farandole.protocol.cost import Prices
 from tests.support.damaged_lines import DAMAGED_LINES
 from tests.support.told_run import RUN, SPENT, STATUS, VIEW, step, written
 

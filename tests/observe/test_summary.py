@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from farandole.membership import events
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import Line, LogLine, as_written
-from farandole.membership.prices import Prices
-from farandole.observe.course import Course
-from farandole.observe.summary import LOGGED, PAUSES, summary
+from farandole.observe.summary import LOGGED, PAUSES, Course, summary
+from farandole.protocol import events
+from farandole.protocol.cost import Prices
+from farandole.protocol.events import WorkerTime
+from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 

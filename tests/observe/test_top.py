@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 from farandole.control.status import Stalled, left_s
-from farandole.membership import events
-from farandole.observe.gauges import NAMED, in_words, workers
-from farandole.observe.top import EVENTS, Recent, list_picture, picture
+from farandole.observe.live import EVENTS, Recent, list_picture, picture
+from farandole.observe.text import NAMED, in_words, workers
+from farandole.protocol import events
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 from tests.support.told_run import STATUS

@@ -11,9 +11,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership.classes import SAID
-from farandole.membership.messages import Spans
 from farandole.observe.trace import Trace, trace
+from farandole.protocol.messages import Spans
+from farandole.protocol.values import SAID
 from tests.support.every import every
 
 DATA, COMPUTE, EXCHANGE = (SAID.index(name) for name in ("data", "compute", "exchange"))

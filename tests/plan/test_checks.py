@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from farandole.plan.checks import Check, audit, due, of_checker, of_holder
+from farandole.plan.shards import Check, audit, due, of_checker, of_holder
 
 HELD = {"a": (0, 1), "b": (2, 3), "c": (4,)}
 ALL = ("a", "b", "c")

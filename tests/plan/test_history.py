@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.plan.history import History
+from farandole.plan.shards import History
 
 
 def test_each_line_holds_from_its_step_on() -> None:

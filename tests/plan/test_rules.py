@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.plan import rules
-from farandole.plan.batch import GlobalBatch, PerWorkerBatch
-from farandole.plan.rules import (
+from farandole.plan import batch
+from farandole.plan.batch import (
     RULES,
     AdaScale,
     Facts,
+    GlobalBatch,
     LinearScaling,
     MomentumCompensation,
     Noise,
+    PerWorkerBatch,
     RateInBuffer,
     Rule,
     SquareRoot,
@@ -32,7 +33,7 @@ EVERY: list[Rule] = [LinearScaling(), MomentumCompensation(), RateInBuffer(), Ad
 
 def under_noise(rule: Rule, history: Sequence[float]) -> list[float]:
     """A gradient of squared norm 1 whose samples have a variance of 3 bases."""
-    return factors(rules, rule, history, [(3.0 * BASE, 1.0)] * len(history))
+    return factors(batch, rule, history, [(3.0 * BASE, 1.0)] * len(history))
 
 
 def test_every_rule_is_in_the_table() -> None:
@@ -45,7 +46,7 @@ def test_every_rule_is_in_the_table() -> None:
 @pytest.mark.parametrize(("remark", "compute", "expected"), ROWS, ids=[row[0] for row in ROWS])
 def test_reference(remark: str, compute: Callable[[ModuleType], list[float]], expected: list[float]) -> None:
     del remark
-    assert compute(rules) == pytest.approx(expected)
+    assert compute(batch) == pytest.approx(expected)
 
 
 def test_noise_is_measured_without_bias_from_shards_of_any_sizes() -> None:

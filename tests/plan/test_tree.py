@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.plan.tree import Node, combine, exists, maximal, parent, root, sibling
+from farandole.plan.shards import Node, combine, exists, maximal, parent, root, sibling
 
 
 def leaves(node: Node, shards: int) -> list[int]:

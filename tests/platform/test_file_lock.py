@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from farandole.cli.folders import check_folder, make_folder
-from farandole.code.unpacked import _locked  # pyright: ignore[reportPrivateUsage]
-from farandole.control.folder_lock import held, hold
-from farandole.control.run_folder import LOCK
+from farandole.code.pack import _locked  # pyright: ignore[reportPrivateUsage]
+from farandole.control.run_folder import LOCK, held, hold
 from farandole.errors import RunFolderInUse
-from farandole.platform.file_lock import NoFileLocks, release_in_children
-from farandole.pool.agents import post
-from farandole.pool.preparation import _do_once  # pyright: ignore[reportPrivateUsage]
-from farandole.worker.alone import Alone
+from farandole.platform.files import NoFileLocks, release_in_children
+from farandole.pool import agent
+from farandole.pool.local import _do_once  # pyright: ignore[reportPrivateUsage]
+from farandole.worker.participant import Alone
 
 NONE_KEPT = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EIO]
 
@@ -50,7 +49,7 @@ def test_nothing_else_that_takes_a_lock_goes_on_without(tmp_path: Path) -> None:
     with pytest.raises(NoFileLocks), _locked(tmp_path / "pack"):
         pass
     with pytest.raises(NoFileLocks):
-        post.lock(tmp_path)
+        agent.lock(tmp_path)
     with pytest.raises(NoFileLocks):
         _do_once("true", "--prepare", done=tmp_path / "done", lock=tmp_path / "prepare", host="h")
     assert not (tmp_path / "done").exists()

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from farandole.platform import file_thread
-from farandole.platform.file_thread import FileThread, bounded
+from farandole.platform import files as file_thread
+from farandole.platform.files import FileThread, bounded
 
 
 def test_jobs_are_done_in_their_order_and_give_their_results() -> None:

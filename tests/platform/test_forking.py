@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from farandole.platform import switches
-from farandole.platform.forking import SUPPORTED, Forked, has_spare, keep_spare, take_spare
+from farandole.platform import cpu
+from farandole.platform.process import SUPPORTED, Forked, end_spare, has_spare, keep_spare, take_spare
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="forking is for Linux")
 
@@ -70,8 +70,8 @@ class Server:
     ("wanted", "fits"),
     [
         ({"OMP_NUM_THREADS": "2", "HOME": "/"}, True),
-        ({"OMP_NUM_THREADS": "2", **switches.of("same")}, True),
-        ({"OMP_NUM_THREADS": "2", **switches.of("portable")}, False),
+        ({"OMP_NUM_THREADS": "2", **cpu.of("same")}, True),
+        ({"OMP_NUM_THREADS": "2", **cpu.of("portable")}, False),
         ({}, False),
     ],
 )
@@ -83,3 +83,12 @@ def test_a_spare_server_serves_once_who_would_load_the_same(wanted: dict[str, st
     assert server.closed is not fits
     assert take_spare(wanted) is None
     assert not has_spare()
+
+
+def test_a_spare_server_that_nobody_takes_is_ended() -> None:
+    server: Any = Server()
+    keep_spare(server, {})
+    end_spare()
+    assert server.closed
+    assert not has_spare()
+    end_spare()

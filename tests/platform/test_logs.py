@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from farandole.platform import logs
+from farandole.platform import output
 
 LOG = logging.getLogger("farandole.worker.groups")
 
@@ -34,8 +34,8 @@ def test_how_much_is_shown(
     monkeypatch.setattr(logging.Formatter, "formatTime", lambda *_: "12:30:00")
     monkeypatch.setattr("time.time_ns", lambda: 1_000_250_000_000)
     monkeypatch.setattr("time.time", lambda: 1000.25)
-    logs.show(verbosity)
-    logs.name("w2")
+    output.show(verbosity)
+    output.name("w2")
     LOG.debug("round %d", 7)
     LOG.info("view %d", 3)
     LOG.warning("lost")
@@ -46,9 +46,9 @@ def test_how_much_is_shown(
 
 
 def test_the_last_call_counts_and_keeps_the_worker(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.show(2)
-    logs.name("w7")
-    logs.show(1)
+    output.show(2)
+    output.name("w7")
+    output.show(1)
     LOG.debug("not this")
     LOG.info("this")
     (line,) = capsys.readouterr().err.splitlines()
@@ -56,7 +56,7 @@ def test_the_last_call_counts_and_keeps_the_worker(capsys: pytest.CaptureFixture
 
 
 def test_what_others_have_put_into_a_line_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.show(0)
+    output.show(0)
     LOG.warning("host %s", "\x1b[2J\x1b]0;owned\x07\u202eh1")
     assert capsys.readouterr().err == "farandole: host \ufffdh1\n"
 
@@ -70,13 +70,13 @@ class Broken(io.StringIO):
 def test_what_can_not_be_written_changes_nothing(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if stream is not None and not isinstance(stream, Broken):
         stream.close()
-    logs.show(1)
+    output.show(1)
     monkeypatch.setattr(sys, "stderr", stream)
     LOG.warning("lost")
 
 
 def test_what_can_not_be_made_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.show(0)
+    output.show(0)
     LOG.warning("%d workers", "three")
     LOG.warning("%s", Unprintable())
     LOG.warning("seen")
@@ -86,9 +86,9 @@ def test_what_can_not_be_made_changes_nothing(capsys: pytest.CaptureFixture[str]
 PROGRAM = """
 import logging, sys
 import farandole
-from farandole.platform import logs
+from farandole.platform import output
 {setup}
-logs.show_by_default(0)
+output.show_by_default(0)
 logging.getLogger("farandole.data.loader").warning("BAD")
 logging.getLogger("the.scripts.own").warning("own")
 ours, roots = (logging.getLogger(name).handlers for name in ("farandole", None))

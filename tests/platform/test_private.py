@@ -21,14 +21,14 @@ from farandole.control.run_folder import EXPORTS_LOG, FILES, FOLDERS, TENSORBOAR
 from farandole.control.ticket import exposed
 from farandole.coordinator.journal import Journal
 from farandole.errors import NotPrivate, UsageError
-from farandole.platform import private
+from farandole.platform import files
 from tests.support.harness import open_to_others
 from tests.support.run_files import WRITERS, ticket, umask, write_alone, write_checkpoint, write_journal
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    private.make(tmp_path / "run")
+    files.make(tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -93,18 +93,18 @@ def test_what_is_refused_has_not_been_touched_and_nobody_waits_for_it(folder: Pa
     (tmp_path / "precious").chmod(0o644)
     os.link(tmp_path / "precious", folder / "linked")
     with pytest.raises(NotPrivate, match=r"/linked\b.*\b2\b"):
-        private.write(folder / "linked", b"")
+        files.write(folder / "linked", b"")
     assert (tmp_path / "precious").read_text() == "mine"
     assert stat.S_IMODE((tmp_path / "precious").stat().st_mode) == 0o644
     os.mkfifo(folder / "pipe")
     with pytest.raises(NotPrivate, match=r"/pipe\b"):
-        private.read(folder / "pipe")
+        files.read(folder / "pipe")
 
 
 def test_a_file_that_is_opened_is_closed_to_others(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("line\n")
     (folder / "metrics.jsonl").chmod(0o664)
-    private.append(folder / "metrics.jsonl").close()
+    files.append(folder / "metrics.jsonl").close()
     assert open_to_others(folder) == []
 
 
@@ -142,14 +142,14 @@ def test_the_remedy_does_not_close_tmp(tmp_path: Path) -> None:
 
 def test_a_folder_is_made_in_one_step_and_those_above_as_usual(tmp_path: Path) -> None:
     with umask(0o022):
-        private.make(tmp_path / "runs" / "r")
+        files.make(tmp_path / "runs" / "r")
     assert stat.S_IMODE((tmp_path / "runs").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "runs" / "r").stat().st_mode) == 0o700
 
 
 def test_a_link_of_ones_own_to_a_folder_is_followed(folder: Path, tmp_path: Path) -> None:
     """A disk of its own for the checkpoints."""
-    private.make(tmp_path / "disk")
+    files.make(tmp_path / "disk")
     (folder / "checkpoints").symlink_to(tmp_path / "disk")
     check_folder(folder)
     write_checkpoint(folder)

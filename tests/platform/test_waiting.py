@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.platform.waiting import beside, up_to, within
+from farandole.platform.process import beside, up_to, within
 from tests.support.every import every
 
 
@@ -64,7 +64,7 @@ def test_what_takes_too_long_is_cancelled_and_over() -> None:
 @every(sorted(Path(farandole.__file__).parent.rglob("*.py")))
 def test_nobody_waits_in_the_other_way(path: Path) -> None:
     found = [node for node in ast.walk(ast.parse(path.read_text())) if ast.unparse(node) == "asyncio.wait_for"]
-    assert not found, "a cancellation may be lost: farandole.platform.waiting has what keeps it"
+    assert not found, "a cancellation may be lost: farandole.platform.process has what keeps it"
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.hosts import Job
-from farandole.pool.agents import marked
-from farandole.pool.agents.post import mark
+from farandole.pool import agent
+from farandole.pool.agent import mark
 from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Priced, Seen, Started, StartFailed
-from farandole.pool.ec2.api import Aws
-from farandole.pool.ec2.asked import settle
-from farandole.pool.ec2.pool import Ec2Pool
+from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool
-from farandole.pool.ssh.hosts_file import Watched
-from farandole.pool.ssh.pool import SshPool
+from farandole.pool.ssh import SshPool, Watched
+from farandole.protocol.messages import Job
 from tests.support.aws import TEMPLATE, Machines, account
 from tests.support.gone import ended
 from tests.support.metadata_services import Ec2Service, interruption, recommendation
@@ -114,7 +111,7 @@ async def ssh(folder: Path, *, able: bool) -> Entry:
         pool=pool,
         end=far.end,
         close=lambda: far.close(pool),
-        lose=lambda host: marked.end([mark(scene.ticket, pool.name, host)]),
+        lose=lambda host: agent.end([mark(scene.ticket, pool.name, host)]),
         notice=lambda _: metadata.set(action=interruption(120.0)),
         advise=lambda _: metadata.set(rebalance=recommendation()),
     )

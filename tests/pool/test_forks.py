@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.platform.forking import Forked, ForkServer, keep_spare, receive, send
-from farandole.platform.lifeline import Lifeline, is_cut
+from farandole.platform.process import Forked, ForkServer, Lifeline, is_cut, keep_spare, receive, send
 from farandole.pool.base import StartFailed
-from farandole.pool.forks import Forks, Start
-from farandole.pool.local import LocalPool
+from farandole.pool.local import Forks, LocalPool, Start
 
 pytestmark = pytest.mark.timeout(60)
 

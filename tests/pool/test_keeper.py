@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.messages import Roster
 from farandole.pool.base import Gone, Started
-from farandole.pool.keeper import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
+from farandole.pool.reconciler import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Roster
 from tests.support.kept import Play
 
 DECISIONS = [

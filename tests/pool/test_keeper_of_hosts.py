@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from farandole.membership import messages as m
-from farandole.pool.base import Found, Host
-from farandole.pool.capacity import GATHER_S
-from farandole.pool.keeper import QUIET_S
-from farandole.pool.placing import OVERDUE_S
+from farandole.pool.base import GATHER_S, Found, Host
+from farandole.pool.reconciler import OVERDUE_S, QUIET_S
+from farandole.protocol import messages as m
 from tests.support.kept import Play, two_hosts
 
 

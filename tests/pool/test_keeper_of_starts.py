@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.messages import Roster
 from farandole.pool.base import Host, Started
-from farandole.pool.keeper import GRACE_S, QUIET_S, START_S, pause
-from farandole.pool.placing import FIRST_S, STOOD_S
-from farandole.pool.placing import LONGEST_S as LONGEST_REST_S
+from farandole.pool.reconciler import FIRST_REST_S, GRACE_S, QUIET_S, START_S, STOOD_S, pause
+from farandole.pool.reconciler import LONGEST_REST_S as LONGEST_REST_S
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Roster
 from tests.support.kept import Play, two_hosts
 
 
@@ -23,7 +22,7 @@ def test_a_start_that_fails_is_no_worker_that_was_lost() -> None:
     assert play.said == [m.StartFailed(worker="w1", host="here", reason="no such program")]
     assert play.keeper.running == []
     play.pool.failing.clear()
-    play.at(FIRST_S)
+    play.at(FIRST_REST_S)
     assert play.keeper.started == ["w2"], "and its id is not used again"
     assert not play.told(m.Exited)
 
@@ -35,10 +34,10 @@ def test_a_host_that_fails_again_and_again_is_left_alone_for_longer_each_time() 
     times = [0.0]
     while play.now < 4 * LONGEST_REST_S:
         before = len(play.pool.started)
-        play.at(play.now + FIRST_S / 2)
+        play.at(play.now + FIRST_REST_S / 2)
         times += [play.now] * (len(play.pool.started) - before)
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    assert gaps[:6] == [FIRST_S * 2**each for each in range(6)]
+    assert gaps[:6] == [FIRST_REST_S * 2**each for each in range(6)]
     assert max(gaps) == LONGEST_REST_S
     assert len(play.told(m.StartFailed)) == len(times)
     play.pool.failing.clear()
@@ -47,7 +46,7 @@ def test_a_host_that_fails_again_and_again_is_left_alone_for_longer_each_time() 
     play.pool.failing["here"] = "again"
     play.exits(play.keeper.running[0], play.now)
     failed = len(play.pool.started)
-    play.at(play.now + FIRST_S)
+    play.at(play.now + FIRST_REST_S)
     assert len(play.pool.started) == failed + 1, "one has stood there: it begins anew"
 
 
@@ -141,7 +140,7 @@ def test_a_pool_without_capacity_is_asked_again_and_that_is_said_once() -> None:
     assert len(play.pool.started) == 2, "both were on their way"
     asked = len(play.pool.started)
     for _ in range(400):
-        play.at(play.now + FIRST_S / 2)
+        play.at(play.now + FIRST_REST_S / 2)
         times += [play.now] if len(play.pool.started) > asked else []
         asked = len(play.pool.started)
     gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -186,6 +185,6 @@ def test_what_stands_for_a_host_that_is_yet_to_come_is_at_peace_once_one_has_com
     play.pool.failing = {"another": "it has never come"}
     play.roster(wanted=2)
     failed = len(play.pool.started)
-    play.at(play.now + FIRST_S)
-    play.at(play.now + FIRST_S)
+    play.at(play.now + FIRST_REST_S)
+    play.at(play.now + FIRST_REST_S)
     assert len(play.pool.started) > failed, "soon again: its troubles begin anew"

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from farandole.platform import forking
-from farandole.pool.forks import SLOW
-from farandole.pool.local import LocalPool
+from farandole.platform import process
+from farandole.pool.local import SLOW, LocalPool
 
 
 @pytest.mark.parametrize(("supported", "fresh", "lines"), [(False, False, 1), (False, True, 0)])
 def test_it_says_so_unless_that_was_asked_for(
     supported: bool, fresh: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "SUPPORTED", supported)
+    monkeypatch.setattr(process, "SUPPORTED", supported)
     told: list[str] = []
 
     async def scenario() -> None:

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from farandole.pool import preparation
+from farandole.pool import local
 from tests.support.harness import ENVIRON, Elastic
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
-PREPARE = (
-    "import sys\nfrom farandole.pool.preparation import prepare as p\np(sys.argv[1], run=sys.argv[2], host=sys.argv[3])"
-)
+PREPARE = "import sys\nfrom farandole.pool.local import prepare as p\np(sys.argv[1], run=sys.argv[2], host=sys.argv[3])"
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +41,12 @@ def test_once_a_host_and_run_and_again_after_a_failure(tmp_path: Path, monkeypat
     count = f"echo $N >> {done}"
     for run, host in [("a", "h"), ("a", "h"), ("b", "h"), ("a", "i"), ("a", "h")]:
         monkeypatch.setenv("N", f"{run}{host}")
-        preparation.prepare(count, run=run, host=host)
+        local.prepare(count, run=run, host=host)
     assert Counter(done.read_text().split()) == {"ah": 1, "bh": 1, "ai": 1}
     failing = f"echo failed >> {done}; exit 3"
     for _ in range(2):
-        with pytest.raises(preparation.HostNotPrepared, match=r"--prepare .*exit 3'.*\bh\b.*\b3\b"):
-            preparation.prepare(failing, run="a", host="h")
+        with pytest.raises(local.HostNotPrepared, match=r"--prepare .*exit 3'.*\bh\b.*\b3\b"):
+            local.prepare(failing, run="a", host="h")
     assert Counter(done.read_text().split())["failed"] == 2
 
 
@@ -135,15 +133,15 @@ def code(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_setup_runs_once_a_host_and_pack_in_its_folder(code: Path) -> None:
     command = 'echo "$PYTHON" >> done'
     for host in ("h", "h", "i"):
-        assert preparation.set_up(command, code, host=host) is None
+        assert local.set_up(command, code, host=host) is None
     assert (code / "done").read_text().split() == [sys.executable] * 2
-    assert preparation.set_up("", code, host="h") is None
+    assert local.set_up("", code, host="h") is None
 
 
 def test_a_setup_that_fails_says_why_and_is_tried_again(code: Path) -> None:
     for _ in range(2):
-        with pytest.raises(preparation.HostNotPrepared, match=r"--setup .*\bh\b.*\b4\b.*\.log\b.*no such package$"):
-            preparation.set_up("echo x >> tries; echo no such package; exit 4", code, host="h")
+        with pytest.raises(local.HostNotPrepared, match=r"--setup .*\bh\b.*\b4\b.*\.log\b.*no such package$"):
+            local.set_up("echo x >> tries; echo no such package; exit 4", code, host="h")
     assert (code / "tries").read_text() == "x\nx\n"
 
 
@@ -151,12 +149,12 @@ MAKE = '"$PYTHON" -m venv --without-pip .venv'
 
 
 def test_its_environment_is_the_workers_if_farandole_is_there(code: Path) -> None:
-    with pytest.raises(preparation.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
-        preparation.set_up(MAKE, code, host="h")
+    with pytest.raises(local.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
+        local.set_up(MAKE, code, host="h")
     [packages] = code.glob(".venv/lib/python*/site-packages")
-    (packages / "here.pth").write_text(f"{Path(preparation.__file__).parents[2]}\n")
-    assert preparation.set_up(MAKE, code, host="h") == code / ".venv" / "bin" / "python"
+    (packages / "here.pth").write_text(f"{Path(local.__file__).parents[2]}\n")
+    assert local.set_up(MAKE, code, host="h") == code / ".venv" / "bin" / "python"
     (code / ".venv" / "bin" / "python").unlink()
     (code / ".venv" / "bin" / "python").write_text("rubbish")
-    with pytest.raises(preparation.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
-        preparation.set_up(MAKE, code, host="h")
+    with pytest.raises(local.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
+        local.set_up(MAKE, code, host="h")

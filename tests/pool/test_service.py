@@ -15,13 +15,12 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership import messages as m
-from farandole.membership.messages import Roster
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from farandole.pool.service import keep
+from farandole.pool.reconciler import keep
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Roster, RunTerms
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.pool.base import Host
-from farandole.pool.keeper import QUIET_S
+from farandole.pool.reconciler import QUIET_S
 from tests.support.kept import Play
 
 RECORDED = Path(__file__).parents[3] / "shared" / "traces" / "skypilot" / "us-west-2a_v100_1.json"

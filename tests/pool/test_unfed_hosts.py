@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from farandole.membership import messages as m
-from farandole.membership.books import UNFED
-from farandole.membership.hosts import Report
-from farandole.pool.agents.far_hosts import FarHosts
 from farandole.pool.base import Host
-from farandole.pool.keeper import QUIET_S
-from farandole.pool.placing import FIRST_S, LONGEST_S, STOOD_S
+from farandole.pool.reconciler import FIRST_REST_S, LONGEST_REST_S, QUIET_S, STOOD_S
+from farandole.pool.remote import FarHosts
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.messages import Report
 from tests.support.kept import Play, two_hosts
 
 EXIT = f"exited with code {UNFED}"
@@ -69,16 +68,16 @@ def test_the_only_host_is_tried_again_later_and_later_and_not_never() -> None:
     play = Play()
     play.roster(wanted=1)
     times = [0.0]
-    while play.now < 4 * LONGEST_S:
+    while play.now < 4 * LONGEST_REST_S:
         says_so(play, play.keeper.running[0], play.now)
         began = len(play.pool.started)
         while len(play.pool.started) == began:
-            play.at(play.now + FIRST_S / 4)
+            play.at(play.now + FIRST_REST_S / 4)
         times.append(play.now)
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    assert gaps[:8] == [FIRST_S * 2**each for each in range(8)]
-    assert gaps[-1] == LONGEST_S
-    assert max(gaps) == LONGEST_S
+    assert gaps[:8] == [FIRST_REST_S * 2**each for each in range(8)]
+    assert gaps[-1] == LONGEST_REST_S
+    assert max(gaps) == LONGEST_REST_S
 
 
 def test_another_worker_that_stands_there_proves_nothing_and_peace_does() -> None:
@@ -94,9 +93,9 @@ def test_another_worker_that_stands_there_proves_nothing_and_peace_does() -> Non
         play.at(began + expected + QUIET_S)
         assert len(play.keeper.running) == 2
         play.at(play.now + 2 * STOOD_S)
-    play.at(play.now + LONGEST_S)
+    play.at(play.now + LONGEST_REST_S)
     says_so(play, play.keeper.running[-1], play.now, wanted=2)
-    play.at(play.now + FIRST_S + QUIET_S)
+    play.at(play.now + FIRST_REST_S + QUIET_S)
     assert len(play.keeper.running) == 2, "it begins anew"
 
 
@@ -107,7 +106,7 @@ def test_all_that_are_struck_at_once_count_once() -> None:
     play.roster(50.0, wanted=3, released=out, unfed=out)
     for worker in out:
         play.exits(worker, 50.2, EXIT)
-    play.at(50.0 + FIRST_S)
+    play.at(50.0 + FIRST_REST_S)
     assert play.keeper.started == ["w4", "w5", "w6"]
 
 
@@ -118,5 +117,5 @@ def test_it_has_no_capacity_beyond_who_stands_there_so_that_other_pools_are_aske
     assert play.told(m.Capacity)[-1] == m.Capacity(workers=4)
     says_so(play, "w1", 100.0, wanted=2)
     assert play.told(m.Capacity)[-1] == m.Capacity(workers=1)
-    play.at(100.0 + FIRST_S + QUIET_S)
+    play.at(100.0 + FIRST_REST_S + QUIET_S)
     assert play.told(m.Capacity)[-1] == m.Capacity(workers=4)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farandole.membership.messages import Roster
 from farandole.pool.base import Host
-from farandole.pool.keeper import Keeper
+from farandole.pool.reconciler import Keeper
+from farandole.protocol.messages import Roster
 
 HOSTS = (Host(name="h-1"), Host(name="h-2"))
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from farandole.membership import checking, decision, drift, driver, member, verdicts, view
-from farandole.plan import checks
+from farandole.plan import shards
+from farandole.protocol import view
+from farandole.protocol.coordinator import recovery, verdicts
+from farandole.protocol.worker import driver
+from farandole.protocol.worker import member as checking
 
 DRIFTS: dict[str, Any] = {"drift": True, "bits": "any"}
 ERRS: dict[str, Any] = {"errs": True}
 
 CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # who computes what
-    (checks, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
+    (shards, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
     # what a worker computes, and says
     (checking, "        self._mine, self._others = {}, {}\n", "", {}),
     (checking, "if shard not in self._others) if mine", ") if mine", {}),
@@ -26,9 +29,14 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (checking, "if not shards or any(shard not in found for shard in shards):", "if not shards or not found:", {}),
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
-    (member, "if self.apart or self.unlike:", "if self.apart:", ERRS),
-    (member, "return [m.Unlike(step=self.step)]", "return []", ERRS),
-    (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
+    (checking, "if self.apart or self.unlike:", "if self.apart:", ERRS),
+    (checking, "return [m.Unlike(step=self.step)]", "return []", ERRS),
+    (
+        checking,
+        "self.agreed, None, True, None\n            self._proving = True",
+        "self.agreed, None, True, None",
+        ERRS,
+    ),
     # what follows
     (verdicts, "if differ or refused or failed else None", "if differ else None", {"drift": True}),
     (
@@ -37,15 +45,15 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if differ or refused else None",
         {"drift": True},
     ),
-    (decision, "unheard or verdict.again is not None or", "unheard or", ERRS),
-    (decision, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
-    (decision, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
+    (recovery, "unheard or verdict.again is not None or", "unheard or", ERRS),
+    (recovery, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
+    (recovery, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
     (verdicts, "        for worker in _new(here, holder, found):", "        for worker in ():", ERRS),
     (verdicts, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
     (verdicts, "if here[worker].unproven]", "if False]", ERRS),
     # replicas that may drift
-    (drift, "if view.number != self._view or step", "if step", DRIFTS),
+    (checking, "if view.number != self._view or step", "if step", DRIFTS),
     (
         driver,
         "yield from self._renew(view, renewal)\n        yield from self._start(lineage)",

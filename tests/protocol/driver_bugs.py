@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from farandole.membership import driver, entering
+from farandole.protocol.worker import driver
 
 IDLE = """            while not (yield from self.finish()):
                 pass
@@ -45,13 +45,13 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
     (driver, "            port.leave(told.exit)", "            pass", {}),
     # entering
-    (entering, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
-    (entering, LOAD + DIGEST + ASK + GIVE, ASK + GIVE + LOAD + DIGEST, {}),
-    (entering, LOAD, "    exchange.release()\n" + LOAD, {}),
-    (entering, RELEASE, "", {}),
-    (entering, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
-    (entering, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
+    (driver, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
+    (driver, LOAD + DIGEST + ASK + GIVE, ASK + GIVE + LOAD + DIGEST, {}),
+    (driver, LOAD, "    exchange.release()\n" + LOAD, {}),
+    (driver, RELEASE, "", {}),
+    (driver, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
+    (driver, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
     (driver, "if view not in (self.member.view, self.member.pending):", "if False:", {"focus": ("resets", "break")}),
-    (entering, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
+    (driver, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
     (driver, 'if self.member.phase != "stopped" and there():', "if True:", {}),
 )

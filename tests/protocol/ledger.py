@@ -11,11 +11,11 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from farandole.membership import events
-from farandole.membership import messages as m
-from farandole.membership.books import BENEFITS
-from farandole.membership.member import Save
-from farandole.membership.view import View
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BENEFITS
+from farandole.protocol.view import View
+from farandole.protocol.worker.member import Save
 from farandole.simulate.mistaken import WRONG
 from farandole.simulate.replica import GARBAGE, alone, shard_value
 from farandole.simulate.witness import Violation, Witness

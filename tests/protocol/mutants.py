@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.member import Action, Member
-from farandole.membership.values import NOTHING
-from farandole.membership.view import View, Word
 from farandole.plan.shards import assign
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.values import NOTHING
+from farandole.protocol.view import View, Word
+from farandole.protocol.worker.member import Action, Member
 from farandole.simulate.exchange import Exchange
 from farandole.simulate.worker import Worker
 

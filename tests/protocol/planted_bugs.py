@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from farandole.collective import order, routes, tags
-from farandole.membership import member, session
+from farandole.collective import schedule
+from farandole.protocol.worker import member, session
 
 WORDS = "serve += [*map(Take, gathered if routes.near else shared), Vouch(), Send(routes.to_say()), Take(words)]"
 SHARE, GATHER = "yield Send(routes.to_share(bucket))", "yield Send(routes.to_gather(bucket))"
@@ -50,11 +50,11 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
         "elif message.commit:\n            self.lineage = None",
         {},
     ),
-    *((order, place, by, {}) for place, by in IN_THE_ORDER),
-    *((routes, place, by, {}) for place, by in IN_THE_ROUTES),
-    (order, "self.serve[served:]", "self.serve[served + 1 :]", {"focus": ("kill",)}),
-    (tags, "view.number % VIEWS << 21 | ", "", {}),
-    (tags, "bucket << 9 | ", "", {"focus": ("break",)}),
+    *((schedule, place, by, {}) for place, by in IN_THE_ORDER),
+    *((schedule, place, by, {}) for place, by in IN_THE_ROUTES),
+    (schedule, "self.serve[served:]", "self.serve[served + 1 :]", {"focus": ("kill",)}),
+    (schedule, "view.number % VIEWS << 21 | ", "", {}),
+    (schedule, "bucket << 9 | ", "", {"focus": ("break",)}),
 )
 PLANTED += (
     (session, "or self._lease.over(now)", "", {"focus": ("resets",)}),

@@ -15,9 +15,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from farandole.membership.losses import FATAL
-from farandole.membership.records import RunSettings
-from farandole.membership.session import FIRST_S
+from farandole.protocol.coordinator.failures import FATAL
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.worker.session import FIRST_S
 from farandole.simulate.faults import FAULTS_UNTIL
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation

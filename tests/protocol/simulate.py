@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from farandole.membership import drift
+from farandole.protocol.worker import member
 from farandole.simulate.witness import Violation
 from tests.protocol.schedule import Schedule, simulate
 
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    drift.EVERY = 2  # simulated runs are short
+    member.EVERY = 2  # simulated runs are short
     if options.seed is not None:
         return replay(options.seed)
     began = time.monotonic()

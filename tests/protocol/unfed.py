@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farandole.membership import events
-from farandole.membership.feeding import LOST
+from farandole.protocol import events
+from farandole.protocol.coordinator.failures import LOST
 from farandole.simulate.witness import Violation
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from farandole.membership import coordinator, feeding, session
+from farandole.protocol.coordinator import coordinator, failures
+from farandole.protocol.worker import session
 
 STARVES: dict[str, Any] = {"starves": True}
 RESETS: dict[str, Any] = {**STARVES, "focus": ("resets", "coordinator")}
@@ -13,11 +14,11 @@ SAID_AGAIN = "stands = isinstance(message, STANDING)"
 HEIRS = "heirs = {*views}.intersection(newest.members if newest else ()).difference(unfed, failed)"
 
 UNFED_BUGS: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
-    (feeding, "if views and not heirs:", "if False:  # lets the last go", STARVES),
-    (feeding, "if views and not heirs:", "if views:  # ends the run for any", STARVES),
-    (feeding, HEIRS, HEIRS.replace(".difference(unfed, failed)", ""), STARVES),
-    (feeding, HEIRS, "heirs = {*reports}.difference(unfed, failed)  # without the state", STARVES),
-    (feeding, "    for worker in unfed:\n        let_go(books, worker)\n", "", STARVES),
+    (failures, "if views and not heirs:", "if False:  # lets the last go", STARVES),
+    (failures, "if views and not heirs:", "if views:  # ends the run for any", STARVES),
+    (failures, HEIRS, HEIRS.replace(".difference(unfed, failed)", ""), STARVES),
+    (failures, HEIRS, "heirs = {*reports}.difference(unfed, failed)  # without the state", STARVES),
+    (failures, "    for worker in unfed:\n        let_go(books, worker)\n", "", STARVES),
     (session, SAID_AGAIN, f"{SAID_AGAIN} and not isinstance(message, m.Unfed)", RESETS),
-    (coordinator, "elif unfed := feeding.due(self):", "elif unfed := '':", STARVES),
+    (coordinator, "elif unfed := failures.due(self):", "elif unfed := '':", STARVES),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from farandole.membership import messages as m
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
 from tests.support.metric_lines import stepped
 
 WORKERS = ("w1", "w2", "w3", "w4")

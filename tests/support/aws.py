@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from farandole.pool.ec2 import asked
-from farandole.pool.ec2.template import user_data
+from farandole.pool import ec2 as asked
+from farandole.pool.ec2 import user_data
 from tests.support.forked import ENVIRON
 from tests.support.metadata_services import interruption, recommendation
 from tests.support.s3_server import AWS, S3

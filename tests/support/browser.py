@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from farandole.observe.pictures import AS_ROOT, BROWSERS, QUIET
+from farandole.observe.report import AS_ROOT, BROWSERS, QUIET
 
 INSTALLED = next(filter(None, map(shutil.which, BROWSERS)), None)
 WHY_NOT = f"needs a browser: none of {', '.join(BROWSERS)} is on the PATH"

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from chaos.launched import FARANDOLE
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support import forked
 from tests.support.fake_worker import until
 

@@ -8,8 +8,7 @@ import torch
 
 from farandole.checkpoint import content
 from farandole.checkpoint.content import in_place
-from farandole.checkpoint.sealing import Sealing, Sink
-from farandole.checkpoint.store import Manifest, Store
+from farandole.checkpoint.store import Manifest, Sealing, Sink, Store
 from farandole.plan.shards import Position
 
 FACTS = (("torch version", "1"), ("samples in the data", "9"), ("parameter model.weight", "[2] float32"))

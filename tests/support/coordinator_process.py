@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.control.ticket import Ticket, load
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.fake_worker import until
 
 

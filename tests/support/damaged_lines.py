@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from farandole.membership import events
-from farandole.membership.metrics import as_written
+from farandole.protocol import events
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 STEP: dict[str, Any] = json.loads(as_written(step_line(0)))

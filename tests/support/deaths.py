@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.losses import TOGETHER_S
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.failures import TOGETHER_S
+from farandole.protocol.view import View
 from tests.support.scene import Scene
 
 SEGV, KILL = "killed by signal 11", "killed by signal 9"

@@ -15,14 +15,12 @@ import torch
 from torch import nn
 
 from farandole.collective.arena import Arena, Memory, Ordinary
-from farandole.collective.buckets import Layout
-from farandole.collective.exchange import Exchange
+from farandole.collective.buckets import Layout, Partials
+from farandole.collective.exchange import Exchange, Waits
 from farandole.collective.fake import Network
-from farandole.collective.partials import Partials
 from farandole.collective.transport import Links
-from farandole.collective.waits import Waits
-from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
+from farandole.protocol.view import Lineage, View, Word
 from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill
 
 DEADLINE_S = 30.0

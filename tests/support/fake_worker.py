@@ -20,10 +20,10 @@ from pathlib import Path
 
 import aiohttp
 
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket, load
-from farandole.membership import messages as m
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.metric_lines import stepped

@@ -1,6 +1,6 @@
 """Programs of tests as processes that are forked from one that has loaded torch: a tenth of a second instead of three.
 
-Each process that runs tests has a fork server of its own, the product's (`farandole.platform.forking`), from its first
+Each process that runs tests has a fork server of its own, the product's (`farandole.platform.process`), from its first
 use to its end. `popen` and `run` are subprocess's as far as they go, and are subprocess's themselves where forking is
 not the same: another interpreter, flags, `-c`, variables that are read when torch loads. A `farandole run` gets a fork
 server with it, for its workers. Tests about starting start as users do: by subprocess.
@@ -18,14 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from farandole.platform.forking import SUPPORTED, Command, Forked, ForkServer, frozen
-from farandole.platform.lifeline import Lifeline
-from farandole.pool.forks import SERVER
-from farandole.pool.local import LOADED
+from farandole.platform.process import SUPPORTED, Command, Forked, ForkServer, Lifeline, frozen
+from farandole.pool.local import LOADED, SERVER
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
 ENVIRON["OMP_NUM_THREADS"] = "1"  # as a run's workers have it, so that they can be forked from the same process
-ALSO = (*LOADED, "farandole.cli.supervise")
+ALSO = (*LOADED, "farandole.cli.supervisor")
 
 Process = subprocess.Popen[bytes] | Forked
 _servers: list[ForkServer] = []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from farandole.cli import main
 from farandole.collective import gloo
-from farandole.collective.gloo import GlooLinks
-from farandole.collective.proof import prove
+from farandole.collective.gloo import GlooLinks, prove
 
 seen: list[int] = []
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from farandole.control.challenge import Claim
-from farandole.control.dial import dial
+from farandole.control.client import dial
+from farandole.control.security import Claim
 from farandole.control.ticket import Ticket, load
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 
 SILENT = 1000
 TIMES = 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.membership.events import Lost, View
-from farandole.membership.reconnection import Durable
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.events import Lost, View
 
 VIEW = View(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
 LOST = Lost(worker="w2", host="h", reason="why", time=11.5)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.messages import Roster
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from farandole.pool.keeper import Keeper
+from farandole.pool.reconciler import Keeper
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Roster
 
 
 class Play:

@@ -13,13 +13,12 @@ from contextlib import suppress
 import torch
 
 from farandole.collective.arena import Memory
-from farandole.collective.by_host import ByHost, LinksByHost
 from farandole.collective.fake import Fake, Network
-from farandole.collective.gloo import GlooLinks
-from farandole.collective.rendezvous import Rendezvous
-from farandole.collective.tags import REDUCED
+from farandole.collective.gloo import GlooLinks, Rendezvous
+from farandole.collective.schedule import REDUCED
+from farandole.collective.shm import ByHost, LinksByHost
 from farandole.collective.transport import Borrowing, Links, Pending, Room
-from farandole.membership.view import View
+from farandole.protocol.view import View
 
 DEADLINE_S = 30.0
 

@@ -1,4 +1,4 @@
-"""MDS shards written by the format's layout, without its package (see `farandole.data.mds_index`)."""
+"""MDS shards written by the format's layout, without its package (see `farandole.data.formats.mds`)."""
 
 from __future__ import annotations
 

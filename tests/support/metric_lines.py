@@ -8,11 +8,10 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from farandole.coordinator.journal import Journal
-from farandole.membership import events
-from farandole.membership import messages as m
-from farandole.membership.events.base import Recorded
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_line
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.events import Recorded, WorkerTime
+from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_line
 
 E = TypeVar("E", bound=Recorded)
 KINDS: dict[str, type[Recorded]] = {events.name_of(kind): kind for kind in get_args(events.Event)}

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
-from farandole.evaluation.metric import contents, result, tally
-from farandole.plan.shards import Window, assign
-from farandole.plan.tree import Node, combine
+from farandole.collective.buckets import Layout, Partials
+from farandole.evaluation.metrics import contents, result, tally
+from farandole.plan.shards import Node, Window, assign, combine
 from tests.support.measures import tc, td, tm
 
 CPU = torch.device("cpu")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.instructions import Activity
-from farandole.membership.member import Member
-from farandole.membership.patience import Waiting
-from farandole.membership.session import Session
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.view import View
+from farandole.protocol.worker.driver import Activity
+from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.session import Session, Waiting
 
 READY, LEAVING = m.Ready(signature=m.Signature(facts=(("torch", "2"),))), m.Leaving(reason="SIGTERM")
 ORPHAN_S, TIMEOUT_S, STALL_S = 60.0, 5.0, 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from farandole.control.challenge import Claim
+from farandole.control.security import Claim
 from farandole.control.ticket import Ticket
 
 

@@ -1,6 +1,6 @@
-"""Records how far apart heartbeats arrive on a machine whose cores are all busy, for `membership/test_silence.py`.
+"""Records how far apart heartbeats arrive on a machine whose cores are all busy, for `protocol/test_silence.py`.
 
-    python -m tests.support.record_silences tests/membership/silences.json --minutes 10
+    python -m tests.support.record_silences tests/protocol/silences.json --minutes 10
 
 Some processes send a byte every heartbeat over TCP, from an event loop in a thread of its own, as workers do, while
 their main thread computes, now in Python and now in C. One process receives them and ticks, as the coordinator does. A

@@ -17,8 +17,7 @@ from torch.utils.data import TensorDataset
 
 import farandole
 from farandole import joining
-from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import Rule
+from farandole.plan.batch import PerWorkerBatch, Rule
 
 Join = Callable[[str], farandole.Run]
 SAMPLES, SIZE, EPOCHS = 90, 8, 3

@@ -8,18 +8,17 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from farandole.checkpoint.owner import mark_inside, new_identity, this_run
-from farandole.checkpoint.sealing import Sealing, Sink
-from farandole.checkpoint.store import Store
-from farandole.code import copies, sources
-from farandole.control import tls
-from farandole.control.folder_lock import hold
+from farandole.checkpoint.store import Sealing, Sink, Store
+from farandole.code import pack, snapshot
+from farandole.control import security
+from farandole.control.run_folder import hold
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.data.ledger import Ledger
-from farandole.platform import private
+from farandole.platform import files
 from farandole.platform.files import write_atomically
 from farandole.pool.local import LocalPool
-from farandole.worker.alone import _make, _open_lines  # pyright: ignore[reportPrivateUsage]
+from farandole.worker.participant import _make, _open_lines  # pyright: ignore[reportPrivateUsage]
 from tests.support.checkpoints import manifest
 
 
@@ -55,15 +54,15 @@ def write_journal(folder: Path) -> None:
 def write_code(folder: Path) -> None:
     script = folder.parent / "train.py"
     script.write_text("import part.inner\n")
-    copies.keep(str(script), folder / "code")
+    pack.keep(str(script), folder / "code")
     (folder.parent / "part").mkdir(exist_ok=True)
     (folder.parent / "part" / "inner.py").write_text("")
-    executed = sources.Sources(str(script), folder / "code")
+    executed = snapshot.Sources(str(script), folder / "code")
     executed.source("module part.inner", Path("part", "inner.py"), str(folder.parent / "part" / "inner.py"))
 
 
 def write_checkpoint(folder: Path) -> None:
-    private.make(folder / "checkpoints")
+    files.make(folder / "checkpoints")
     store = Store(str(folder / "checkpoints"))
     mark_inside(store.url, this_run(new_identity(), folder, inside=True))
 
@@ -83,7 +82,7 @@ def write_alone(folder: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "settings.json": lambda folder: write_atomically(folder / "settings.json", b"{}"),
     "ticket": lambda folder: ticket().save(folder / "ticket"),
-    "tls.pem": lambda folder: tls.certificate(folder),
+    "tls.pem": lambda folder: security.certificate(folder),
     "coordinator.json": lambda folder: write_atomically(folder / "coordinator.json", b"{}"),
     "lock": lambda folder: os.close(hold(folder)),
     "metrics.jsonl": write_journal,
@@ -91,8 +90,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "journal.sqlite-wal": write_journal,
     "journal.sqlite-shm": write_journal,
     "journal.sqlite-journal": write_journal,
-    "coordinator.log": lambda folder: private.append(folder / "coordinator.log").close(),
-    "code.tar.gz": lambda folder: private.write(folder / "code.tar.gz", b""),
+    "coordinator.log": lambda folder: files.append(folder / "coordinator.log").close(),
+    "code.tar.gz": lambda folder: files.write(folder / "code.tar.gz", b""),
     "logs/w1.log": write_log,
     "ledger/w1.jsonl": write_ledger,
     "code/train.py": write_code,

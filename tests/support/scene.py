@@ -1,4 +1,4 @@
-"""A coordinator driven message by message, for the tests of `membership`: its clock, and what it sent and recorded."""
+"""A coordinator driven message by message, for the tests of `protocol`: its clock, and what it sent and recorded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.events import Event, fields_of, name_of
-from farandole.membership.reconnection import Durable, durable
-from farandole.membership.records import Close, Log, Record, RunSettings, Send
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.reconnection import Durable, durable
+from farandole.protocol.coordinator.state import Close, Log, Record, RunSettings, Send
+from farandole.protocol.events import Event, fields_of, name_of
+from farandole.protocol.view import Lineage, View
 
 FACTS = (("torch version", "2.13"), ("intra-op threads", "1"), ("weight", "(2, 3) float32"))
 SIGNATURE = m.Signature(facts=FACTS)

@@ -6,17 +6,17 @@ import contextlib
 import pickle
 from pathlib import Path
 
-from farandole.data import image_folder, prepare
 from farandole.data.images import ShardedImages
 from farandole.data.index import Index
+from farandole.data.prepare import images as image_folder
 
 SHARDS = 6
 
 
 def prepared(source: Path, url: str) -> Index:
-    listed = image_folder.listing(source)
+    listed = image_folder.list_folder(source)
     size = sum(file.size for file in listed.pieces) // SHARDS + 2000
-    return prepare.prepare(
+    return image_folder.prepare(
         listed, url, shard_bytes=size, short_side=0, processes=1, begin=pickle.dumps, made=lambda _: None
     )
 

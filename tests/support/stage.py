@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from farandole.control.api import Api
+from farandole.control.security import Certificate
 from farandole.control.ticket import Ticket, new_secret
-from farandole.control.tls import Certificate
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.fake_worker import FakeWorker
 
 Scenario = Callable[["Stage"], Awaitable[None]]

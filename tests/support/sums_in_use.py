@@ -13,9 +13,8 @@ from collections.abc import Callable
 import torch
 
 from farandole.collective.arena import Arena
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
-from farandole.membership.view import Lineage, View
+from farandole.collective.buckets import Layout, Partials
+from farandole.protocol.view import Lineage, View
 from tests.support.exchanging import LANES, Worker, assert_same, expected, on_all, until, workers
 from tests.support.linking import Gated
 

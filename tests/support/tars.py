@@ -12,7 +12,7 @@ import numpy as np
 import PIL.Image
 
 from attack.files import entry
-from farandole.data import indexing
+from farandole.data.prepare import webdataset_index
 
 Sample = tuple[str, Mapping[str, bytes]]
 
@@ -56,10 +56,10 @@ def folder(place: Path, *, tars: int = 3, each: int = 4, index: bool = True) -> 
     return place
 
 
-def make_index(place: Path, output: Path | None = None) -> list[indexing.Read]:
-    heard: list[indexing.Read] = []
-    indexing.make_index(
-        str(place), indexing.listing(str(place)), str(output or place / "index.json"), processes=1, begin=abs,
+def make_index(place: Path, output: Path | None = None) -> list[webdataset_index.Read]:
+    heard: list[webdataset_index.Read] = []
+    webdataset_index.make_index(
+        str(place), webdataset_index.listing(str(place)), str(output or place / "index.json"), processes=1, begin=abs,
         done=heard.append,
     )  # fmt: skip
     return heard

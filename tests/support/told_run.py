@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
-from farandole.membership.metrics import as_written
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import made
 
 MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&"

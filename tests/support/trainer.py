@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
-from farandole.membership.view import View, Word
+from farandole.protocol import messages as m
+from farandole.protocol.view import View, Word
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.metric_lines import stepped

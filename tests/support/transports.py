@@ -8,7 +8,7 @@ from typing import Protocol
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.fake import Network
 from farandole.collective.transport import Links
-from farandole.membership.view import View
+from farandole.protocol.view import View
 from tests.support.linking import by_host, connect, cut, in_memory, kill
 
 NAMES = ("a", "b", "c")

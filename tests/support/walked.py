@@ -7,7 +7,7 @@ from experiments.dynamic_sgd.cases import (
     MICRO,
     POLICIES,
 )
-from farandole.plan.history import History
+from farandole.plan.shards import History
 
 
 def walked(history: History, policy: str, length: int, epochs: int) -> list[tuple[int, int, int]]:

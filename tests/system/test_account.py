@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from farandole.membership.account import Account, account
-from farandole.membership.classes import CLASSES
+from farandole.protocol.coordinator.account import Account, account
+from farandole.protocol.values import CLASSES
 from tests.support.forked import ENVIRON
 from tests.support.forked import run as call
 from tests.support.harness import FARANDOLE, Elastic, alone

@@ -1,6 +1,6 @@
 """Scripts that go different ways on different workers: real runs end at once, and say who called what.
 
-What is decided on which message is in `membership/test_calls.py`; random schedules with scripts that stray are part of
+What is decided on which message is in `protocol/test_calls.py`; random schedules with scripts that stray are part of
 `protocol/test_schedules.py`. Of two ways that differ in no message of theirs, one is left to `make test-long`.
 """
 

@@ -23,9 +23,8 @@ from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger, count
 from farandole.errors import LedgerError
-from farandole.membership.events import ComputesWrong, Finished, Lost, Starting, TimeSpent
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import LOG, Line, as_written
+from farandole.protocol.events import ComputesWrong, Finished, Lost, Starting, TimeSpent, WorkerTime
+from farandole.protocol.metrics import LOG, Line, as_written
 from tests.support.fake_worker import gone, until
 from tests.support.metric_lines import KINDS as KINDS_OF_EVENTS
 from tests.support.metric_lines import an, made, step_line

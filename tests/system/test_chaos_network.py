@@ -14,8 +14,8 @@ from chaos.network import Network, missing
 from chaos.partition import KINDS, Break, Partition, breaks
 from chaos.trial import digits, judged
 from chaos.verdict import Reference
-from farandole.membership.events import Lost
-from farandole.membership.silence import FLOOR_S
+from farandole.protocol.events import Lost
+from farandole.protocol.failure_detector import FLOOR_S
 
 pytestmark = [pytest.mark.processes]
 

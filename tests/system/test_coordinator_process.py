@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from farandole.control.api import Api
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from tests.support.coordinator_process import listening, settings, start
 from tests.support.fake_worker import FakeWorker, gone, until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.data.cutting import cut
-from farandole.data.image_folder import ImageFile
 from farandole.data.images import ShardedImages
+from farandole.data.prepare.images import ImageFile
+from farandole.data.prepare.shards import cut
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.image_files import CLASSES, in_order, make_folder
 from tests.support.leavings import group_lives

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.metrics import StepLine, parse_lines
+from farandole.protocol.metrics import StepLine, parse_lines
 from tests.jobs import small
 from tests.support.fake_worker import gone, until
 from tests.support.harness import read_lines
@@ -64,12 +64,12 @@ def test_through_kills_and_a_resume_each_step_is_in_tensorboard_once(job: Job, u
     with job.run(2, *OFTEN, "--tensorboard") as run:
         run.until(lambda: len(list((job.folder / "tensorboard").glob("events*"))) > 0, "event files")
         until_checkpoints(run, 1)
-        exporter = children(run.process.pid, "farandole.observe.exports.process")
+        exporter = children(run.process.pid, "farandole.observe.export_process")
         assert len(exporter) == 1
         os.kill(exporter[0], signal.SIGKILL)
         run.signal("w2", signal.SIGKILL)
         until_checkpoints(run, 2)
-        run.until(lambda: children(run.process.pid, "farandole.observe.exports.process"), "another exporter")
+        run.until(lambda: children(run.process.pid, "farandole.observe.export_process"), "another exporter")
         run.process.kill()  # and all with it
         run.process.wait()
     with job.run(2, *OFTEN, "--tensorboard") as run:
@@ -100,7 +100,7 @@ def test_one_that_hangs_is_ended_after_the_run(job: Job, undisturbed: str) -> No
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'farandole[tensorboard]'")
     with job.run(2, "--tensorboard") as run:
         run.until(lambda: len(list((job.folder / "tensorboard").glob("events*"))) > 0, "event files")
-        [exporter] = children(run.process.pid, "farandole.observe.exports.process")
+        [exporter] = children(run.process.pid, "farandole.observe.export_process")
         os.kill(exporter, signal.SIGSTOP)
         job.quick()
         run.finish()

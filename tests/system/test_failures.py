@@ -24,8 +24,8 @@ from chaos.trial import digits, judged
 from chaos.verdict import Reference
 from chaos.watch import Watch
 from farandole.coordinator.journal import Journal
-from farandole.membership.events import Finished, Lost, Resumed
-from farandole.membership.silence import FLOOR_S
+from farandole.protocol.events import Finished, Lost, Resumed
+from farandole.protocol.failure_detector import FLOOR_S
 from tests.support.by_hand import by_hand
 from tests.support.disks import fill, small_disk
 from tests.support.fake_worker import until

@@ -10,9 +10,9 @@ import pytest
 from chaos.launched import Launched
 from chaos.trial import digits, judged
 from chaos.verdict import Reference
-from farandole.membership.events import Lost
-from farandole.membership.silence import FLOOR_S
-from farandole.membership.terms import RunTerms
+from farandole.protocol.events import Lost
+from farandole.protocol.failure_detector import FLOOR_S
+from farandole.protocol.messages import RunTerms
 
 pytestmark = [pytest.mark.processes]
 TERMS = RunTerms()

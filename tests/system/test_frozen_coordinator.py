@@ -20,7 +20,7 @@ from tests.support.lines import naming
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"
 IMPATIENT = (
-    "import sys; from farandole.cli.supervise import Supervisor; Supervisor.silence_s = 2.0\n"
+    "import sys; from farandole.cli.supervisor import Supervisor; Supervisor.silence_s = 2.0\n"
     "from farandole.cli import main; sys.argv[0] = 'farandole'; main()"
 )
 

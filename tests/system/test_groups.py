@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from chaos.watch import Watch
-from farandole.membership import messages as m
-from farandole.membership.events import Finished, Lost, View
-from farandole.membership.planned import REGROUP_S
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.view_changes import REGROUP_S
+from farandole.protocol.events import Finished, Lost, View
 from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
 from tests.support.scene import Scene, trained, view_of

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED, EVICTED
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED, EVICTED
 from farandole.worker import departure
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.lines import naming
@@ -91,14 +91,14 @@ def test_a_guest_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins(
 WORKER = """
 import os, socket, sys
 from farandole.control import ticket
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.settings import Settings
 from farandole.worker import departure
 
 def peek():  # what an honest worker's own code would hold
     return sys.argv[1:], os.getcwd(), os.getpid(), os.environ.get("CHANGED"), sorted(map(int, os.listdir("/dev/fd")))
 
-logs.show(0)
+output.show(0)
 returns = Settings.read().returns
 print(repr((returns, ticket.given(), *peek())), flush=True)
 departure.come_back("-", returns)

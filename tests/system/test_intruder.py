@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 
 from farandole.control.ticket import load
-from farandole.coordinator.limits import LINES
-from farandole.coordinator.listener import CROWDED, NOT_HTTP, NOT_TLS
+from farandole.coordinator.listener import CROWDED, LINES, NOT_HTTP, NOT_TLS
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 from tests.support.network import AVAILABLE, WHY_NOT, Machines
 

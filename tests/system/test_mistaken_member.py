@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.books import BARRED
+from farandole.protocol.coordinator.state import BARRED
 from tests.support.harness import ENVIRON, Elastic, alone
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
@@ -19,8 +19,8 @@ MISTAKEN = """
 import sys
 import msgspec
 from farandole.worker.connection import Connected
-from farandole.membership import messages as m
-from farandole.membership.session import Session
+from farandole.protocol import messages as m
+from farandole.protocol.worker.session import Session
 from farandole.script import run_script
 
 honest = Connected.tell
@@ -73,7 +73,7 @@ WRONG_SUMS = """
 import runpy
 import sys
 from farandole.collective.exchange import Exchange
-from farandole.collective.tags import REDUCED
+from farandole.collective.schedule import REDUCED
 
 honest = Exchange._content
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.messages import HEARD_EVERY
+from farandole.protocol.messages import HEARD_EVERY
 from tests.support.harness import Elastic
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from farandole.platform import switches
+from farandole.platform import cpu
 from tests.support.forked import ENVIRON
 from tests.support.harness import Elastic
 
 pytestmark = pytest.mark.processes
 
-[(VARIABLE, SIZE)] = switches.SAME.items()
+[(VARIABLE, SIZE)] = cpu.SAME.items()
 JOB = f"""
 import os
 import torch

@@ -223,7 +223,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 ASKS = """
 import threading
-from farandole.pool.notices import watch
+from farandole.pool import preemption
 
 there = threading.Event()
 
@@ -231,7 +231,7 @@ def tell(notified):
     print(notified.reason, flush=True)
     there.set()
 
-watch.in_background("", "", tell)
+preemption.in_background("", "", tell)
 assert there.wait(60)
 """
 

@@ -146,7 +146,7 @@ def test_the_one_door() -> None:
 
 LOADER = """
 import pathlib, os, sys, time, torch
-from farandole.platform.parent import die_with_parent
+from farandole.platform.process import die_with_parent
 die_with_parent(int(sys.argv[2]))
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 10**9

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.coordinator.binding import BACKLOG
+from farandole.coordinator.listener import BACKLOG
 from tests.support.fake_worker import until
 from tests.support.launched import Launched, kill_coordinator
 

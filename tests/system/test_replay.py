@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from farandole.cli.replay import history_of, warn_of_differences
+from farandole.cli.reproduce import history_of, warn_of_differences
 from farandole.coordinator.journal import Journal
 from farandole.errors import UsageError
-from farandole.membership.events import Ready, Resumed, StateLost
-from farandole.membership.messages import Signature
-from farandole.membership.metrics import Line, LogLine, as_written
-from farandole.membership.reconnection import Durable
-from farandole.membership.records import RunSettings
-from farandole.plan.history import History
-from farandole.plan.rules import RULES
+from farandole.plan.batch import RULES
+from farandole.plan.shards import History
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.events import Ready, Resumed, StateLost
+from farandole.protocol.messages import Signature
+from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
 from tests.support.lines import naming

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.cli.replay import replay
-from farandole.code import copies
+from farandole.cli.reproduce import replay
+from farandole.code import pack
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints
-from farandole.membership.metrics import as_written
-from farandole.membership.records import RunSettings
-from farandole.platform import private
+from farandole.platform import files
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints
+from farandole.protocol.metrics import as_written
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.metric_lines import step_line
@@ -47,9 +47,9 @@ def connections(listener: socket.socket) -> int:
 def folder(tmp_path: Path, listener: socket.socket) -> Path:
     """A run of one step, with a copy of its script, whose settings name a place of checkpoints that listens."""
     place, script = tmp_path / "run", tmp_path / "train.py"
-    private.make(place)
+    files.make(place)
     script.write_text(TELLS)
-    copies.keep(str(script), place / "code")
+    pack.keep(str(script), place / "code")
     settings = RunSettings(
         run="run",
         folder=str(place),
@@ -57,15 +57,15 @@ def folder(tmp_path: Path, listener: socket.socket) -> Path:
         directory=str(tmp_path),
         checkpoints=Checkpoints(url=f"http://127.0.0.1:{listener.getsockname()[1]}/x"),
     )
-    private.write(place / "settings.json", msgspec.json.encode(settings))
-    private.write(place / "metrics.jsonl", as_written(step_line(0)) + b"\n")
+    files.write(place / "settings.json", msgspec.json.encode(settings))
+    files.write(place / "metrics.jsonl", as_written(step_line(0)) + b"\n")
     return place
 
 
 def of_another(*names: str) -> Callable[[Path], None]:
     def give(folder: Path) -> None:
         for name in names:
-            for path, _ in private.below(folder / name):
+            for path, _ in files.below(folder / name):
                 os.chown(path, MALLORY, MALLORY)
 
     return give
@@ -129,7 +129,7 @@ def test_with_a_script_of_ones_own_it_runs_that_and_connects_to_nothing(
     assert not (tmp_path / "executed").exists()
     assert connections(listener) == 0
     listener.close()  # who connects is not kept waiting
-    for path, _ in private.below(folder):
+    for path, _ in files.below(folder):
         os.chown(path, 0, 0, follow_symlinks=False)
     assert "http://127.0.0.1" in replayed(), "the place of checkpoints"
     assert (tmp_path / "executed").exists(), "the same folder, as one's own"

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from farandole.training.digest import ROTATION
 from tests.support.harness import Elastic
 from tests.support.scene import Scene, trained

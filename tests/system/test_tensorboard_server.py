@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'farandole[tensorboard]'")
 
-from farandole.membership import events
-from farandole.membership.metrics import LogLine, as_written
-from farandole.observe.exports.cursor import Cursor
-from farandole.observe.exports.tensorboard import TensorBoard
+from farandole.observe.export_common import Cursor
+from farandole.observe.tensorboard import TensorBoard
+from farandole.protocol import events
+from farandole.protocol.metrics import LogLine, as_written
 from tests.support.metric_lines import an, step_line
 
 pytestmark = [pytest.mark.world, pytest.mark.processes, pytest.mark.timeout(200)]

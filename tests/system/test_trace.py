@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farandole.membership.classes import SAID
+from farandole.protocol.values import SAID
 from tests.support.forked import ENVIRON
 from tests.support.harness import FARANDOLE, Elastic, alone
 from tests.support.lines import naming

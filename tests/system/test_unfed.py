@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farandole.data.ledger import count
-from farandole.membership.books import UNFED
+from farandole.protocol.coordinator.state import UNFED
 from tests.jobs.unfed import EPOCHS, SAMPLES
 from tests.support.disks import fill, small_disk
 from tests.support.file_server import FileServer

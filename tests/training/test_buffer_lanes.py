@@ -13,8 +13,7 @@ from torch import nn
 
 import farandole
 from farandole.errors import UsageError
-from farandole.training.buffer_lanes import EXACT, KINDS
-from farandole.training.replica import Replica
+from farandole.training.replica import EXACT, KINDS, Replica
 from tests.support.steps import BATCH, data
 
 SHARDS = 5

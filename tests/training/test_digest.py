@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.collective.state import Snapshot, restore
-from farandole.membership import comparison
-from farandole.membership.values import MAX_NAMED
+from farandole.collective.state_transfer import Snapshot, restore
+from farandole.protocol import messages
+from farandole.protocol.values import MAX_NAMED
 from farandole.training.digest import LINE_BYTES, ROTATION, StepDigest, each
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 
@@ -181,7 +181,7 @@ def test_torchs_settings_are_in_every_step_s() -> None:
 
 def test_there_are_no_more_digests_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_NAMED == 10_000
-    monkeypatch.setattr(comparison, "MAX_NAMED", 5)
+    monkeypatch.setattr(messages, "MAX_NAMED", 5)
     one, other = Parts(), Parts()
     names, mine = each(one.replica, {})
     assert len(names) == len(mine) == 5

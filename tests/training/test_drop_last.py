@@ -17,7 +17,7 @@ from farandole.data import ledger
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
 from farandole.plan.batch import GlobalBatch, PerWorkerBatch
-from farandole.training import signature
+from farandole.training import run_state
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from tests.support.harness import Elastic, alone, read_lines
@@ -74,7 +74,7 @@ def test_it_is_part_of_the_job(run: farandole.Run) -> None:
     cpu = torch.device("cpu")
     with_it = run.loader(data(33), batch=GlobalBatch(BATCH, micro=4), drop_last=True)
     without = run.loader(data(33), batch=GlobalBatch(BATCH, micro=4))
-    then, now = (signature.signature(cpu, loader, Length(epochs=1), replica).facts for loader in (without, with_it))
+    then, now = (run_state.signature(cpu, loader, Length(epochs=1), replica).facts for loader in (without, with_it))
     manifest = Manifest(
         epoch=0, offset=32, step=2, whole=True, run="r", worker="w1", seed=SEED, facts=then, time=0.0
     )  # fmt: skip

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
-from farandole.training.findings import Findings
+from farandole.collective.buckets import Layout, Partials
+from farandole.training.gradients import Findings
 
 NAMES = ["net.weight", "net.bias"]
 

@@ -16,7 +16,7 @@ import farandole
 from farandole.errors import NotReplicated, UsageError
 from farandole.run import Run
 from farandole.settings import Settings
-from farandole.training.guard import Guard
+from farandole.training.step import Guard
 
 Rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 

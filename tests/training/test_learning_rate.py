@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from farandole.errors import UsageError
-from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import (
+from farandole.plan.batch import (
     AdaScale,
     Facts,
     LinearScaling,
     MomentumCompensation,
     Noise,
+    PerWorkerBatch,
     RateInBuffer,
     Rule,
     SquareRoot,

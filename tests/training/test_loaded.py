@@ -15,7 +15,7 @@ from torch import nn
 
 import farandole
 from farandole import joining
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UsageError
 from farandole.training import digest
 from farandole.training.replica import Replica

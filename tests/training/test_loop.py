@@ -19,11 +19,11 @@ from farandole.checkpoint import restore
 from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import RunEnded, StepAbandoned, UsageError
-from farandole.membership.member import Exit
-from farandole.membership.messages import Line, Metrics, NotFinite
 from farandole.plan.shards import Position
+from farandole.protocol.messages import Line, Metrics, NotFinite
+from farandole.protocol.worker.member import Exit
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, N, begun, data, mlp, train
 

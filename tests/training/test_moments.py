@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import Facts, Memory, Rule, SquareRoot
-from farandole.training import moments
+from farandole.plan.batch import Facts, Memory, PerWorkerBatch, Rule, SquareRoot
+from farandole.training import learning_rate
 from farandole.training.learning_rate import LearningRate
 from tests.support.moments_reference import DECAY, EPS, GRADIENTS, RATE, adam, rmsprop
 
@@ -76,7 +75,7 @@ CASES: list[tuple[str, Make, Callable[[Sequence[float]], list[float]]]] = [
 @pytest.mark.parametrize(("name", "make", "expected"), CASES, ids=[case[0] for case in CASES])
 def test_by_hand(name: str, make: Make, expected: Callable[[Sequence[float]], list[float]], ks: list[float]) -> None:
     del name
-    assert stepped(moments, make, ks) == pytest.approx(expected(ks), rel=1e-9)
+    assert stepped(learning_rate, make, ks) == pytest.approx(expected(ks), rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "make", "expected"), CASES, ids=[case[0] for case in CASES])
@@ -88,11 +87,11 @@ def test_the_base_batch_is_torchs_own_bits(name: str, make: Make, expected: Any)
         weight.grad = torch.tensor([gradient], dtype=torch.float64)
         optimizer.step()
         found.append(float(weight.detach()))
-    assert stepped(moments, make, [1.0] * len(GRADIENTS)) == found
+    assert stepped(learning_rate, make, [1.0] * len(GRADIENTS)) == found
 
 
 def test_an_optimizer_that_was_stepped_before_goes_on() -> None:
-    resumed(moments)
+    resumed(learning_rate)
 
 
 def resumed(module: ModuleType) -> None:
@@ -133,7 +132,7 @@ def test_a_group_that_is_added_later_is_counted_from_there() -> None:
     """As by unfreezing: torch counts its steps anew, and so does the correction of its betas."""
     weights = [nn.Parameter(torch.tensor([1.0], dtype=torch.float64)) for _ in range(2)]
     optimizer = make_adam()(weights[:1])
-    scaled = moments.Moments("o", optimizer)
+    scaled = learning_rate.Moments("o", optimizer)
     for number, (k, gradient) in enumerate(zip(HISTORIES[0], GRADIENTS, strict=True)):
         if number == 4:
             optimizer.add_param_group({"params": weights[1:]})
@@ -146,7 +145,7 @@ def test_a_group_that_is_added_later_is_counted_from_there() -> None:
 
 
 def test_beyond_what_a_beta_can_follow_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    stepped(moments, make_adam(), [12.0] * len(GRADIENTS))
+    stepped(learning_rate, make_adam(), [12.0] * len(GRADIENTS))
     told = caplog.messages
     assert len(told) == 1
     values = ("o:", " 12 ", " -0.2 ", "SquareRoot()", " 10 ", "max_factor=3.16")
@@ -212,8 +211,8 @@ def test_a_short_window_changes_nothing_in_the_second_moment() -> None:
 
 # --- planted bugs --------------------------------------------------------------------------------------------------
 
-SOURCE = Path(moments.__file__).read_text()
-MUTANTS = [  # a place in training/moments.py, what is put there
+SOURCE = Path(learning_rate.__file__).read_text()
+MUTANTS = [  # a place in training/learning_rate.py, what is put there
     ("> 1 + 1e-9", "> 0"),
     ("> 1 + 1e-9", "> 9"),
     ("there / (k * count[2])", "there / count[2]"),
@@ -247,10 +246,10 @@ MUTANTS = [  # a place in training/moments.py, what is put there
 
 @pytest.mark.parametrize(("place", "by"), MUTANTS)
 def test_a_planted_bug_is_caught(place: str, by: str) -> None:
-    assert place in SOURCE, f"{place!r} is no longer in training/moments.py: plant another bug"
+    assert place in SOURCE, f"{place!r} is no longer in training/learning_rate.py: plant another bug"
     module = ModuleType("planted_moments")
     sys.modules[module.__name__] = module
-    exec(compile(SOURCE.replace(place, by, 1), moments.__file__, "exec"), module.__dict__)
+    exec(compile(SOURCE.replace(place, by, 1), learning_rate.__file__, "exec"), module.__dict__)
     try:
         for _, make, expected in CASES:
             for ks in HISTORIES:

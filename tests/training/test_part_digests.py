@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from farandole.collective.fake import Network
-from farandole.collective.tags import REDUCED
+from farandole.collective.schedule import REDUCED
 from farandole.collective.transport import Links, Pending
-from farandole.membership import messages as m
-from farandole.membership.comparison import MAX_PARTS
-from farandole.membership.replicas import suspects_of
-from farandole.membership.view import View
-from farandole.training.digest import ROTATION, each
-from farandole.training.part_digests import UNKNOWN, PartsDigest
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.disputes import suspects_of
+from farandole.protocol.messages import MAX_PARTS
+from farandole.protocol.view import View
+from farandole.training.digest import ROTATION, UNKNOWN, PartsDigest, each
 from farandole.training.replica import Replica
 from tests.support.exchanging import Worker, on_all, workers
 from tests.support.linking import Counting

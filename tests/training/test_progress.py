@@ -11,11 +11,10 @@ import torch.nn.functional as F
 
 import farandole
 from farandole.errors import StepAbandoned, UsageError
-from farandole.membership.metrics import StepLine, metrics_line
-from farandole.membership.view import Lineage
-from farandole.plan.batch import GlobalBatch, PerWorkerBatch
-from farandole.plan.rules import AdaScale, LinearScaling, Rule
+from farandole.plan.batch import AdaScale, GlobalBatch, LinearScaling, PerWorkerBatch, Rule
 from farandole.plan.shards import Position
+from farandole.protocol.metrics import StepLine, metrics_line
+from farandole.protocol.view import Lineage
 from farandole.training.progress import Length, Progress
 from tests.support.rehearsed import EPOCHS, HISTORY, SIZE, Join, data, join, net, sgd, train
 

@@ -16,10 +16,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import farandole
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UsageError
-from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
-from farandole.training.tensor_listing import TensorListing
+from farandole.training.replica import LARGEST_LANE_BUFFER, Replica, TensorListing
 from tests.support.steps import BATCH, data, mlp, whole_batches
 
 Change = Callable[[nn.Module, torch.optim.Optimizer], object]

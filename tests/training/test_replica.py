@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UsageError
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 

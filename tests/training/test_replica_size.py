@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.collective.state import Snapshot
+from farandole.collective.state_transfer import Snapshot
 from farandole.training.replica import Replica
 
 

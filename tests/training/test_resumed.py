@@ -21,7 +21,7 @@ from torch.utils.data import Subset
 
 import farandole
 from farandole import joining
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, data, mlp

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import farandole
-from farandole.membership.messages import SettingChanged
 from farandole.numerics import settings
+from farandole.protocol.messages import SettingChanged
 from tests.support.steps import BATCH, data, mlp
 
 DENORMALS = "setting denormals flushed"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.membership.classes import TimeClass
-from farandole.membership.messages import StepTime
-from farandole.training.step_clock import StepClock
-from farandole.worker.meter import Meter
+from farandole.protocol.messages import StepTime
+from farandole.protocol.values import TimeClass
+from farandole.training.step import StepClock
+from farandole.worker.timing import Meter
 from tests.support.harness import read_lines
 from tests.support.steps import data, mlp, train
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farandole.platform.forking import SUPPORTED
+from farandole.platform.process import SUPPORTED
 from farandole.pool.base import Gone, Started, StartFailed
 from farandole.pool.local import LocalPool
 from tests.support.fake_worker import gone, until

@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from farandole.collective.buckets import Layout
+from farandole.collective.buckets import Layout, Partials
 from farandole.collective.fake import Network
-from farandole.collective.partials import Partials
-from farandole.membership import messages as m
-from farandole.membership.port import Task
-from farandole.membership.view import View
 from farandole.plan.shards import Position
-from farandole.worker import port
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
+from farandole.protocol.worker.driver import Task
+from farandole.worker import rounds
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.receiver import Receiver, hand_on
-from farandole.worker.rounds import Rounds, step_task
+from farandole.worker.rounds import Receiver, Rounds, hand_on, step_task
 from tests.support.linking import in_memory
 
 pytestmark = pytest.mark.timeout(30)
@@ -84,7 +82,7 @@ def test_a_joiner_waits_for_the_next_view(monkeypatch: pytest.MonkeyPatch) -> No
         it.hear(m.Propose(view=next_))
         return Receiver(*args)
 
-    monkeypatch.setattr(port, "Receiver", late)
+    monkeypatch.setattr(rounds, "Receiver", late)
     it.hear(m.Propose(view=TWO))
     assert enter(its_rounds) == [next_]
     assert compute(its_rounds)
@@ -101,7 +99,7 @@ def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.Monke
         handed.append(view)
         hand_on(participant, view, *args)
 
-    monkeypatch.setattr(port, "hand_on", late)
+    monkeypatch.setattr(rounds, "hand_on", late)
     it.hear(m.Propose(view=ALONE))
     assert enter(its_rounds) == [ALONE]
     assert compute(its_rounds)

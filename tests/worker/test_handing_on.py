@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import View
 from farandole.plan.shards import Position
-from farandole.worker import receiver
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.view import View
+from farandole.worker import rounds
 from farandole.worker.fake import FakeParticipant
 
 VIEW = View(number=2, members=("a", "b", "c"), joining=("c",), group=2)
@@ -26,7 +26,7 @@ def test_all_veterans_or_the_longest_standing_one(bits: str, who: list[str], mon
             del state
             taken.append(worker)
 
-        monkeypatch.setattr(receiver, "Snapshot", snapshot)
-        monkeypatch.setattr(receiver, "send_state", lambda *_: None)
-        receiver.hand_on(it, VIEW, 0, Position(), {})
+        monkeypatch.setattr(rounds, "Snapshot", snapshot)
+        monkeypatch.setattr(rounds, "send_state", lambda *_: None)
+        rounds.hand_on(it, VIEW, 0, Position(), {})
     assert taken == who

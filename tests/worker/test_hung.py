@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.member import Exit, Save
-from farandole.platform import logs
-from farandole.worker import departure, hung
+from farandole.platform import output
+from farandole.protocol import messages as m
+from farandole.protocol.worker.member import Exit, Save
+from farandole.worker import hung
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.participant import NoTraining
 
@@ -105,7 +105,7 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
     participant.proven, participant.told.orphaned = case.proven, case.orphaned
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
-    monkeypatch.setattr(departure, "leave", left.append)
+    monkeypatch.setattr(hung, "leave", left.append)
     hung._save_and_go(participant, training, exit_)
     assert training.asked == ([False] if case.saves else [])
     assert participant.messages == ([m.Lapsed()] if case.goes else [])
@@ -119,7 +119,7 @@ def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    logs.show(0)
+    output.show(0)
     why = "step 5 has stood for 60 s"
     hung.write_stacks(why)
     said = capfd.readouterr().err

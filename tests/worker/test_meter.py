@@ -7,9 +7,9 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership.classes import SAID
-from farandole.platform.age import age_s
-from farandole.worker.meter import Meter
+from farandole.platform.process import age_s
+from farandole.protocol.values import SAID
+from farandole.worker.timing import Meter
 
 
 class Clock:

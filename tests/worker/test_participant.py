@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
 from farandole.settings import Settings
-from farandole.worker.alone import Alone
 from farandole.worker.connection import Connected
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.participant import NoTraining, Participant
+from farandole.worker.participant import Alone, NoTraining, Participant
 from tests.support.metric_lines import stepped
 from tests.support.stage import stage
 

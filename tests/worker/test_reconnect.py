@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.session import Session
-from farandole.membership.view import Word
+from farandole.protocol import messages as m
+from farandole.protocol.view import Word
+from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.crew import crew

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from farandole.worker.participant import NoTraining
 from tests.support.crew import crew
 from tests.support.mentioned import mentions

@@ -8,13 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.collective.waits import Waits
-from farandole.membership import messages as m
-from farandole.membership.classes import SAID, TimeClass
-from farandole.membership.spans import MOST_TAKEN
+from farandole.collective.exchange import Waits
+from farandole.protocol import messages as m
+from farandole.protocol.messages import MOST_TAKEN
+from farandole.protocol.values import SAID, TimeClass
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.meter import Meter
-from farandole.worker.tracer import SPARE_S, Tracer
+from farandole.worker.timing import SPARE_S, Meter, Tracer
 
 MS = 1_000_000
 

@@ -25,7 +25,7 @@ Two that claim a free place at the same moment: `.run` is created only if it is 
 S3 and Google's store. In a store that does not, both may write: so each reads it again after `SETTLE_S`, and the last
 one to write has the place. Beyond that the first of the two is not stopped, and 1 holds.
 
-In a run's own folder the folder decides, which one process holds at a time (`control/folder_lock.py`): what lies in its
+In a run's own folder the folder decides, which one process holds at a time (`control/run_folder.py`): what lies in its
 `checkpoints` is its run's, and `adopt` finds out which that is.
 """
 

@@ -4,7 +4,7 @@ The same path, or URL, may be another place on another machine, and one that can
 lies in the store (`owner.py`), and every worker is told it; who finds it there, and can write beside it, reaches the
 run's own. It is no secret.
 
-Of a remote store this is asked by a process of its own, for the reasons given in `uploader.py`:
+Of a remote store this is asked by a process of its own, for the reasons given in `save.py`:
 
     python -m farandole.checkpoint.reach URL IDENTITY
 
@@ -20,15 +20,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from farandole.checkpoint.attempts import Patience
 from farandole.checkpoint.owner import owner_of
-from farandole.checkpoint.place import look
-from farandole.checkpoint.store import RunIdentity, Store, first_line, step_of
+from farandole.checkpoint.store import Patience, RunIdentity, Store, first_line, look, step_of
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership.events import Checkpoint, Resumed, Saved, name_of
-from farandole.membership.last_resort import TOLD
-from farandole.membership.messages import Newest
-from farandole.membership.metrics import parse_line
+from farandole.protocol.events import Checkpoint, Resumed, Saved, name_of
+from farandole.protocol.messages import Newest
+from farandole.protocol.metrics import parse_line
+from farandole.protocol.reported_events import TOLD
 
 ASKED_S = 90.0  # for a remote store to answer, with all attempts
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.checkpoint import content
-from farandole.checkpoint.place import look
-from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store
+from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store, look
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership import likeness
-from farandole.membership.difference import Facts, of_code, other_code
 from farandole.plan.shards import Position
+from farandole.protocol import numeric_facts
+from farandole.protocol.difference import Facts, of_code, other_code
 
 _OF_THE_JOB = ("object ", "parameter ", "buffer ", "samples in the data")
 ORDER, UNSHUFFLED = "order of the samples", "the data's own"  # a fact, and what it is with shuffle=False
@@ -88,9 +87,9 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
         UsageError: the checkpoint is of another job.
     """
     then, now = dict(manifest.facts), dict(facts)
-    told = list(likeness.unlike_then(manifest.facts, facts).words(likeness.SINCE_THEN))
+    told = list(numeric_facts.unlike_then(manifest.facts, facts).words(numeric_facts.SINCE_THEN))
     for name in dict.fromkeys((*then, *now)):
-        if of_code(name) or likeness.of_numerics(name):
+        if of_code(name) or numeric_facts.of_numerics(name):
             continue
         old, new = then.get(name, "none"), now.get(name, "none")
         if old == new:

@@ -14,7 +14,7 @@ anything older removed, and only then is a checkpoint said to be saved: a store 
 folder's files are synced to the disk first; what is read back then may come from the system's cache, so this finds a
 file system that lies and not a disk that does.
 
-Each call is tried again where that can help, and has a limit (`attempts.py`).
+Each call is tried again where that can help, and has a limit (`store.py`).
 
 What a failed script has left between two steps is called `after-step-...` and never found by looking for the newest.
 
@@ -28,26 +28,239 @@ import errno
 import hashlib
 import logging
 import os
+import random
 import re
 import secrets
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
 
 import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
-from farandole.checkpoint.attempts import NotKept, Patience, insist, within
-from farandole.checkpoint.manifest import Manifest as Manifest
-from farandole.checkpoint.sealing import Produce
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform.extras import how_to_install
+from farandole.protocol.values import Count, Name, Text
+
+# --- manifest ---------------------------------------------------------------------------------------------------------
+#
+# A checkpoint's manifest: what is known of it unopened.
+
+Facts = Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`run`: the run's name, which is its folder's; `run_id`: its identity, "" in those of earlier versions.
+    `facts`: of its signature; `finite`: all parameters, and the last loss.
+    """
+
+    epoch: Count
+    offset: Count
+    step: Count
+    whole: bool
+    run: Name
+    worker: Name
+    seed: int
+    facts: Facts
+    time: float
+    size: Count = 0
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    finite: bool = True
+    run_id: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
+
+    def fact(self, name: str) -> str:
+        return dict(self.facts).get(name, "")
+
+
+# --- sealing ----------------------------------------------------------------------------------------------------------
+#
+# A state on its way into a store: counted and hashed as it passes, so that the manifest that follows it can say what
+# it must be. The manifest is written last: a writer that dies before has written no checkpoint.
+
+
+class Sink(Protocol):
+    """What a state is written into."""
+
+    def write(self, data: Any, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+Produce = Callable[[Sink], bytes]
+
+
+class Sealing:
+    """A sink that counts and hashes what passes through it on its way into another, and then seals the manifest."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        if self.failure is not None:
+            raise self.failure
+        self._digest.update(data)
+        try:
+            self._sink.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def seal(self, manifest: Manifest) -> bytes:
+        sealed = msgspec.structs.replace(manifest, size=self.size, sha256=self._digest.hexdigest(), time=time.time())
+        return msgspec.json.format(msgspec.json.encode(sealed)) + b"\n"
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+#
+# Calls to a store of checkpoints: within a limit, tried again where that can help, and never waited for in silence.
+#
+# - *What is tried again*: whatever a remote store's client raises, but for "there is no such thing" and "you may
+#   not". Of a folder: what a network file system or a disk may have for a moment (EIO, ESTALE, a timeout), and not a
+#   full disk. Up to `attempts` times in `limit_s`, after pauses that double and vary, so that many runs do not come
+#   back at once.
+# - *What is told*: after `told_s` without an answer, the place and what it was asked, once a call.
+# - *What is given up*: a call that does not come back within `limit_s`. It runs on a thread of its own, which is left
+#   behind then: a system call on a dead mount can't be taken back. Where no thread is to be had, it is made without a
+#   limit.
+#
+# The pauses come from a generator of this module's own: Python's is the script's.
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_chance = random.Random()
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    ImportError,
+    TypeError,
+    MemoryError,
+    NotImplementedError,
+)
+_PASSING = {
+    errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED,
+    errno.ENOTCONN, errno.EREMOTEIO,
+}  # fmt: skip
+
+
+class NotKept(OSError):
+    """A store has acknowledged a checkpoint, and what is there is not what was written."""
+
+
+class NotDelivered(OSError):
+    """The uploader could not write, and another attempt would not help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How often and how long a store is asked. Times in seconds."""
+
+    attempts: int = 6
+    limit_s: float = 60.0
+    told_s: float = 5.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 5.0
+
+    def pause(self, number: int) -> float:
+        """After the failure of that attempt, counted from 1."""
+        return min(self.first_pause_s * 2.0 ** (number - 1), self.longest_pause_s) * _chance.uniform(0.5, 1.0)
+
+
+def passing(error: BaseException, *, local: bool) -> bool:
+    """True if the same call may succeed a moment later."""
+    if isinstance(error, NotKept):
+        return True
+    if isinstance(error, (FarandoleError, NotDelivered, *_FINAL)):
+        return False
+    if local:
+        return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _PASSING)
+    return isinstance(error, Exception)
+
+
+def insist(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
+    """The result of `call`. `what` says what it does, and where, as in "checkpoints at URL: listing".
+
+    Raises:
+        TimeoutError: it has not come back within the limit.
+        Exception: what it has raised last.
+    """
+    until = time.monotonic() + patience.limit_s
+    return attempt(lambda: within(call, what, until - time.monotonic(), patience.told_s), what, patience, local=local)
+
+
+def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
+    """As `insist`, for a call that has limits of its own: none begins after `limit_s`.
+
+    Raises:
+        Exception: what it has raised last.
+    """
+    began = time.monotonic()
+    for number in range(1, patience.attempts + 1):
+        try:
+            return call()
+        except Exception as error:
+            pause, now = patience.pause(number), time.monotonic()
+            over = number == patience.attempts or now + pause >= began + patience.limit_s
+            if over or not passing(error, local=local):
+                if number > 1:
+                    notes = vars(error).setdefault("__notes__", [])  # as `add_note` does from Python 3.11 on
+                    notes.append(f"tried {number} times in {now - began:.0f} s")
+                raise
+            _log.info("%s: %s; tried again", what, error)
+            time.sleep(pause)
+    raise AssertionError("the last attempt raises")
+
+
+def within(call: Callable[[], T], what: str, limit_s: float, told_s: float = Patience.told_s) -> T:
+    """The result of `call`, or what it raises.
+
+    Raises:
+        TimeoutError: it has not come back within `limit_s`.
+    """
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="store", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # none is to be had
+        return call()
+    thread.join(min(told_s, limit_s))
+    if thread.is_alive() and told_s < limit_s:
+        _log.warning("%s: no answer for %.0f s; it is given up after %.0f s", what, told_s, limit_s)
+        thread.join(limit_s - told_s)
+    if failures:
+        raise failures[0]
+    if not results:
+        raise TimeoutError(f"no answer within {limit_s:.0f} s")
+    return results[0]
+
+
+# --- store ------------------------------------------------------------------------------------------------------------
 
 PAYLOAD, MANIFEST = ".pt", ".json"
 _NAME = re.compile(r"(after-)?step-(\d{8,})-(?:([0-9a-f]{8})-)?([0-9a-f]{8})\.(pt|json)")
@@ -55,8 +268,6 @@ _CHUNK, _REMOTE_CHUNK = 1 << 20, 8 << 20
 _PIECE_S = 300.0  # for a remote store to take one piece: a client sends many megabytes at once
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without hard links
 MAX_MANIFEST_BYTES = 1 << 24  # four times what a worker's signature may have, as people read it
-
-_log = logging.getLogger(__name__)
 
 
 class DamagedError(FarandoleError):
@@ -485,3 +696,82 @@ def step_of(path: str) -> int | None:
     """The step in a checkpoint's path, or URL; None if it is no checkpoint's."""
     form = _NAME.fullmatch(path.rpartition("/")[2])
     return int(form[2]) if form else None
+
+
+# --- place ------------------------------------------------------------------------------------------------------------
+#
+# A place of checkpoints as a user or a setting names it: a store, or one checkpoint in it.
+#
+# Loads no torch: the command line looks here before anything is started.
+
+
+def look(place: str, run: RunIdentity | None = None) -> tuple[Store, list[Entry] | None]:
+    """The store at `place`, of `run` alone if it is given; with the one entry, if it names a file.
+
+    Raises:
+        UsageError: the file is no checkpoint's, or of what a failed script left between two steps.
+    """
+    if not place.endswith(PAYLOAD):
+        return Store(place, run), None
+    folder, _, name = place.rpartition("/")
+    store, stem = Store(folder or "."), name.removesuffix(PAYLOAD)
+    for entry in store.entries():
+        if entry.stem == stem:
+            if not entry.whole:
+                why = "saved where the script failed between two steps, so its update may be done by half"
+                raise UsageError(f"{place}: {why}; resume from a step-... beside it")
+            return store, [entry]
+    raise UsageError(f"{place}: no checkpoint there with its manifest {stem}{MANIFEST} beside it")
+
+
+@contextlib.contextmanager
+def reaching(place: str) -> Generator[None]:
+    """Whatever a store's client raises within, as an error of ours.
+
+    Raises:
+        FarandoleError: the place can't be read.
+    """
+    try:
+        yield
+    except FarandoleError:
+        raise
+    except Exception as error:
+        raise FarandoleError(
+            f"checkpoints at {place} can't be read ({type(error).__name__}: {first_line(error)}); see that the place "
+            f"can be reached, and start the run again"
+        ) from error
+
+
+def newest(place: str, run: RunIdentity | None = None) -> Manifest | None:
+    """The newest manifest at `place` that can be read, of `run` alone if it is given."""
+    store, entries = look(place, run)
+    for entry in entries or store.entries():
+        with contextlib.suppress(DamagedError):
+            if entry.whole:
+                return store.manifest(entry.stem)
+    return None
+
+
+def incomplete(place: str, *, after: int = -1, run: RunIdentity | None = None) -> str:
+    """A word on the states at `place` of a later step than `after` that are there without their manifest: nothing goes
+    on from them. "" for none. Nobody may be writing there. Of `run` alone, if it is given.
+    """
+    store, one = look(place, run)
+    left = [] if one else [entry for entry in store.unfinished() if entry.step > after]
+    if not left:
+        return ""
+    more = f" and {len(left) - 1} more like it" if len(left) > 1 else ""
+    return (
+        f"{store.place(left[0].stem)} is incomplete{more}: its writer was killed, and nothing can go on from it; "
+        f"remove it, or leave it to the next checkpoints"
+    )
+
+
+def incomplete_here(place: str, *, after: int = -1) -> str:
+    """The same of a place on this machine's disk that can be read, "" of any other: a store may take its time."""
+    if "://" in place:
+        return ""
+    try:
+        return incomplete(place, after=after)
+    except (OSError, FarandoleError):
+        return ""

@@ -14,37 +14,13 @@ from typing import Annotated
 import typer
 
 from farandole import __version__
-from farandole.cli import (
-    account,
-    agent,
-    attach,
-    bench,
-    dashboard,
-    data,
-    hosts,
-    instance,
-    join,
-    numerics,
-    pool,
-    probe,
-    rehearse,
-    release,
-    replay,
-    report,
-    run,
-    runs,
-    scale,
-    status,
-    stop,
-    ticket,
-    top,
-    trace,
-)
-from farandole.cli.checks import bound, check_words
-from farandole.cli.verbose import Verbose
+from farandole.cli import attach, bench, control, data, folders, hosts, inspect, reproduce, run, worker
+from farandole.cli import pool as instance
+from farandole.cli.options import Verbose, bound, check_words
 from farandole.errors import FarandoleError, UsageError
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.platform.output import guard, say, tell
+from farandole.platform.process import end_spare
 from farandole.settings import verbosity
 
 app = typer.Typer(
@@ -55,34 +31,34 @@ app = typer.Typer(
 PASS_ON = {"allow_interspersed_args": False}  # what follows the script is the script's
 ANYWHERE = {"ignore_unknown_options": True}  # so is what these verbs do not know, wherever it stands
 app.command("run", context_settings=PASS_ON)(run.run)
-app.command("join", context_settings=PASS_ON)(join.join)
-app.command("probe", context_settings=PASS_ON)(probe.probe)
-app.command("rehearse", context_settings=ANYWHERE)(rehearse.rehearse)
-app.command("replay", context_settings=ANYWHERE)(replay.replay)
-app.command("scale")(scale.scale)
-app.command("release")(release.release)
-app.command("status")(status.status)
-app.command("top")(top.top)
-app.command("trace")(trace.trace)
-app.command("dashboard")(dashboard.dashboard)
-app.command("report")(report.report)
-app.command("account")(account.account)
-app.command("stop")(stop.stop)
+app.command("join", context_settings=PASS_ON)(worker.join)
+app.command("probe", context_settings=PASS_ON)(data.probe)
+app.command("rehearse", context_settings=ANYWHERE)(reproduce.rehearse)
+app.command("replay", context_settings=ANYWHERE)(reproduce.replay)
+app.command("scale")(control.scale)
+app.command("release")(control.release)
+app.command("status")(inspect.status)
+app.command("top")(inspect.top)
+app.command("trace")(inspect.trace)
+app.command("dashboard")(inspect.dashboard)
+app.command("report")(inspect.report)
+app.command("account")(inspect.account)
+app.command("stop")(control.stop)
 app.command("attach")(attach.attach)
-app.command("agent", hidden=True)(agent.agent)
+app.command("agent", hidden=True)(worker.agent)
 app.command("instance", hidden=True)(instance.instance)
 app.command("host", hidden=True)(hosts.host)
-app.command("numerics")(numerics.numerics)
+app.command("numerics")(reproduce.numerics)
 app.add_typer(bench.app, name="bench")
-app.add_typer(ticket.app, name="ticket")
-app.add_typer(pool.app, name="pool")
+app.add_typer(control.app, name="ticket")
+app.add_typer(instance.app, name="pool")
 app.add_typer(data.app, name="data")
 app.add_typer(hosts.app, name="hosts")
-app.add_typer(runs.app, name="runs")
+app.add_typer(folders.app, name="runs")
 
 
 _worker = typer.Typer(add_completion=False)
-_worker.command("join")(join.join)
+_worker.command("join")(worker.join)
 
 
 def _version(asked: bool) -> None:
@@ -115,8 +91,10 @@ def main() -> None:
     guard()
     try:
         check_words(sys.argv[1:])
-        logs.show(verbosity())
+        output.show(verbosity())
         command(prog_name="farandole")
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    finally:
+        end_spare()  # a `run` that ended with an error has taken none

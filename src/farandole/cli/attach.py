@@ -13,8 +13,10 @@ from pathlib import Path
 import typer
 
 from farandole.cli.folders import RunOption, live, new_folder
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
+from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, FarandoleError
+from farandole.platform.output import tell
 
 OUTPUT = "run.log"  # what a detached `farandole run` prints
 BEGIN_S, POLL_S = 60.0, 0.05
@@ -22,8 +24,7 @@ BEGIN_S, POLL_S = 60.0, 0.05
 
 def attach(run: RunOption = None) -> None:
     """Show a live run until it ends. Ctrl-C ends only the display."""
-    from farandole.observe.display import open_display
-    from farandole.platform.output import tell
+    from farandole.observe.live import open_display
 
     watched = live(run)
     with watched as api:
@@ -40,14 +41,11 @@ def attach(run: RunOption = None) -> None:
 
 async def _watch(folder: Path, display: object) -> int | None:
     """The run's exit code; None where Ctrl-C came before its end."""
-    from farandole.control.ticket import load
-    from farandole.membership.events import Over
-    from farandole.membership.metrics import Line
-    from farandole.observe.display import Display
-    from farandole.observe.live import keep_figures, show_lines, show_output, sum_up
+    from farandole.observe.live import Display, Written, keep_figures, show_lines, show_output, sum_up
     from farandole.observe.report import checkpoints_in, prices_in, settings_of
-    from farandole.observe.written import Written
-    from farandole.platform.private import opener
+    from farandole.platform.files import opener
+    from farandole.protocol.events import Over
+    from farandole.protocol.metrics import Line
 
     assert isinstance(display, Display)
     ends, ended = list[Over](), asyncio.Event()
@@ -88,8 +86,7 @@ def detach(words: list[str], folder: Path | None, script: str) -> None:
         FarandoleError: it has ended before; with what it said last.
     """
     from farandole.control.run_folder import RECORD
-    from farandole.platform.output import tell
-    from farandole.platform.private import FOLDER_MODE, append
+    from farandole.platform.files import FOLDER_MODE, append
 
     place = ["--folder", str(folder := new_folder(script))] if folder is None else []
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.checks import check_script
+from farandole.cli.options import check_script
 from farandole.errors import UsageError
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def steps(
     os.environ |= environment(terms)
     from farandole.pool.local import load_ahead
 
-    load_ahead(threads, {**os.environ, **switches.of("same")})
+    load_ahead(threads, {**os.environ, **cpu.of("same")})
     from farandole.cli.measuring import Measuring, settings_of
 
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))

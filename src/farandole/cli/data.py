@@ -11,16 +11,184 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli import indexing, texts
+from farandole.cli.options import check_script
 from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.data.cutting import Part
-    from farandole.data.prepare import Images
+    from rich.table import Table
+
+    from farandole.data.prepare.images import Images
+    from farandole.data.prepare.shards import Part
+    from farandole.data.prepare.webdataset_index import Read
+    from farandole.data.probe import Findings
+
+
+# --- indexing ---------------------------------------------------------------------------------------------------------
+#
+# `farandole data index`: tars that were made elsewhere become a dataset of which each sample can be reached.
+
+
+def index_tars(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A folder of WebDataset tars, or a URL as s3://bucket/folder.")
+    ],
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", metavar="PLACE", help="Where to write the index.", show_default="index.json beside the tars"
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="How many processes to use.", show_default="one a core")
+    ] = None,
+) -> None:
+    """Write the index that farandole.WebDataset needs. If it is interrupted, start it again: it continues."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from farandole.data.prepare.webdataset_index import listing, make_index, output_for
+    from farandole.platform.process import die_with_parent
+
+    processes = (os.cpu_count() or 1) if processes is None else processes
+    if processes < 1:
+        raise UsageError(f"--processes {processes}: at least 1")
+    url = url.rstrip("/")
+    tars = listing(url)
+    total = sum(tar.size for tar in tars)
+    place = output_for(url, output)
+    tell(f"{url}: {len(tars)} tars, {total / 1e6:.1f} MB")
+    counts = Counter[str]()
+    began = time.monotonic()
+    console = Console(highlight=False, soft_wrap=True)
+    columns = ("tars", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(tars), said="")
+
+        def done(result: Read) -> None:
+            counts["known" if result.known else "bad" if result.bad else "read"] += 1
+            progress.update(task, advance=1, said=", ".join(f"{count} {what}" for what, count in counts.items()))
+
+        made = make_index(url, tars, place, processes=processes, begin=die_with_parent, done=done)
+    samples = sum(shard.nsamples for shard in made.shardlist)
+    tell(
+        f"{place}: {samples} samples in {len(tars)} tars ({counts['read']} read, {counts['known']} known), "
+        f"{time.monotonic() - began:.1f} s"
+    )
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+#
+# `farandole data prepare --tokens`: texts become token shards that any worker can read, here or on S3.
+
+FIELD = "text"
+Tokens = Annotated[
+    str,
+    typer.Option(
+        "--tokens",
+        metavar="TOKENIZER",
+        help="Make tokens of texts (.txt, .jsonl, their .gz, tables) with: bytes, tiktoken:gpt2, or a tokenizer.json.",
+    ),
+]
+End = Annotated[
+    str,
+    typer.Option(
+        "--end", metavar="TOKEN", help="Token that ends a document.", show_default="the tokenizer's, as <|endoftext|>"
+    ),
+]
+Vocabulary = Annotated[
+    int,
+    typer.Option(
+        "--vocabulary", metavar="N", help="Size of the vocabulary; ids are 0 to N - 1.", show_default="the tokenizer's"
+    ),
+]
+Lines = Annotated[
+    bool,
+    typer.Option(
+        "--lines", help="Treat each line of a .txt file as one document.", show_default="a file is one document"
+    ),
+]
+Field = Annotated[
+    str, typer.Option("--field", help="The field with the text, in a line of .jsonl or in a row.", show_default=FIELD)
+]
+
+
+def asked(
+    tokens: str, *, end: str, vocabulary: int, lines: bool, field: str, short_side: int, image: str, label: str
+) -> bool:
+    """Whether texts are to be prepared.
+
+    Raises:
+        UsageError: an option belongs to the other kind of source.
+    """
+    of_texts = {"--end": end, "--vocabulary": vocabulary, "--lines": lines, "--field": field}
+    of_images = {"--short-side": short_side, "--image": image, "--label": label}
+    stray = [name for name, value in (of_images if tokens else of_texts).items() if value]
+    if stray:
+        other = "images, and --tokens makes tokens of texts" if tokens else "texts; give a tokenizer by --tokens"
+        raise UsageError(f"{', '.join(stray)}: of {other}")
+    if vocabulary < 0:
+        raise UsageError(f"--vocabulary {vocabulary}: as many ids as the model has")
+    return bool(tokens)
+
+
+def prepare_texts(
+    source: str, destination: str, tokens: str, *, end: str, vocabulary: int, lines: bool, field: str,
+    shard_bytes: int, processes: int, part: Part,
+) -> None:  # fmt: skip
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from farandole.data.prepare.shards import alone_at, cut
+    from farandole.data.prepare.tokens import Encoding, Made, Reading, listing, prepare
+    from farandole.platform.process import die_with_parent
+
+    reading = Reading(lines=lines, field=field)
+    listed = listing(source, reading, shard_bytes)
+    passed_over = f"; {listed.passed_over} files are no texts by their names" if listed.passed_over else ""
+    tell(f"{source}: {listed.files} texts, {listed.size / 1e6:.1f} MB{passed_over}")
+    encoding = Encoding(tokenizer=_absolute(tokens), end=end, vocabulary=vocabulary, reading=reading)
+    counts = Counter[str]()
+    began = time.monotonic()
+    console = Console(highlight=False, soft_wrap=True)
+    columns = ("text", BarColumn(), DownloadColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    with alone_at(destination, part), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        shards = cut(listed.pieces, shard_bytes)
+        mine = sum(piece.size for n, (_, pieces) in enumerate(shards) if part.has(n) for piece in pieces)
+        task = progress.add_task("", total=mine, said="")
+
+        def made(result: Made) -> None:
+            counts["kept" if result.kept else "made" if result.record else "bad"] += 1
+            said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
+            progress.update(task, advance=result.size, said=said)
+
+        index = prepare(
+            listed, destination, encoding, shard_bytes=shard_bytes, processes=processes, begin=die_with_parent,
+            made=made, part=part,
+        )  # fmt: skip
+    done = f"{counts['made']} made, {counts['kept']} kept"
+    if isinstance(index, int):
+        tell(
+            f"{destination}: part {part.number}/{part.of} is done ({done}, {time.monotonic() - began:.1f} s); {index} "
+            f"shards of other parts are not there yet: whoever makes the last of them writes the index"
+        )
+        return
+    tell(
+        f"{destination}: {index.tokens} tokens of {index.documents} documents in {len(index.shardlist)} shards "
+        f"({done}), {index.dtype}, ids below {index.vocabulary}, {time.monotonic() - began:.1f} s"
+    )
+
+
+def _absolute(tokens: str) -> str:
+    """A path as processes of another working folder would find it."""
+    return str(Path(tokens).resolve()) if tokens.endswith(".json") else tokens
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
 
 app = typer.Typer(help="Prepare and index datasets.", no_args_is_help=True)
-app.command("index")(indexing.index)
+app.command("index")(index_tars)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST = 1 << 16
 
@@ -82,24 +250,24 @@ def prepare(
             show_default="what the schema notes, or label",
         ),
     ] = "",
-    tokens: texts.Tokens = "",
-    end: texts.End = "",
-    vocabulary: texts.Vocabulary = 0,
-    lines: texts.Lines = False,
-    field: texts.Field = "",
+    tokens: Tokens = "",
+    end: End = "",
+    vocabulary: Vocabulary = 0,
+    lines: Lines = False,
+    field: Field = "",
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Decode every image to verify it, or only images with a missing end."),
     ] = False,
 ) -> None:
     """Make shards from a folder of images, tables or texts. If it is interrupted, start it again: it continues."""
-    from farandole.data.making import alone_at
+    from farandole.data.prepare.shards import alone_at
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1 or short_side < 0:
         raise UsageError(f"--processes {processes} --short-side {short_side}: at least 1 process, at least 0 pixels")
-    of_texts = texts.asked(
+    of_texts = asked(
         tokens,
         end=end,
         vocabulary=vocabulary,
@@ -111,8 +279,8 @@ def prepare(
     )
     _check_apart(source, destination)
     if of_texts:
-        texts.prepare_texts(
-            source, destination, tokens, end=end, vocabulary=vocabulary, lines=lines, field=field or texts.FIELD,
+        prepare_texts(
+            source, destination, tokens, end=end, vocabulary=vocabulary, lines=lines, field=field or FIELD,
             shard_bytes=shard_bytes, processes=processes, part=own,
         )  # fmt: skip
         return
@@ -130,15 +298,15 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
-    from farandole.data import image_folder, image_table
-    from farandole.data.table_pieces import is_table
+    from farandole.data.prepare import images as image_folder
+    from farandole.data.prepare.shards import is_table
 
     if is_table(source):
-        listed = image_table.listing(source, image, label, shard_bytes)
+        listed = image_folder.list_table(source, image, label, shard_bytes)
     elif image or label:
         raise UsageError(f"--image, --label: of tables, and {source} holds none (.parquet, .arrow)")
     else:
-        listed = image_folder.listing(Path(source))
+        listed = image_folder.list_folder(Path(source))
     count, kind = sum(piece.samples for piece in listed.pieces), "tables" if is_table(source) else "images"
     passed_over = f"; {listed.passed_over} files are no {kind} by their names" if listed.passed_over else ""
     tell(f"{source}: {count} images in {len(listed.classes)} classes{passed_over}")
@@ -152,9 +320,9 @@ def _make(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.cutting import samples_of
-    from farandole.data.prepare import Made, prepare
-    from farandole.platform.parent import die_with_parent
+    from farandole.data.prepare.images import Made, prepare
+    from farandole.data.prepare.shards import samples_of
+    from farandole.platform.process import die_with_parent
 
     console = Console(highlight=False, soft_wrap=True)
     counts = Counter[str]()
@@ -192,7 +360,7 @@ def parse_part(text: str) -> Part:
     Raises:
         UsageError: it does not parse, or K is not one of N.
     """
-    from farandole.data.cutting import Part
+    from farandole.data.prepare.shards import Part
 
     parsed = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
     if parsed is None or not 1 <= int(parsed[1]) <= int(parsed[2]):
@@ -213,3 +381,76 @@ def parse_size(text: str) -> int:
     if size < _LEAST:
         raise UsageError(f"--shard-size {text}: at least {_LEAST} bytes; a shard is one file to open, or one request")
     return size
+
+
+# --- probe ------------------------------------------------------------------------------------------------------------
+#
+# `farandole probe`: which holds a step up, the data or the compute? The answer, from the script itself.
+
+
+def probe(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    seconds: Annotated[float, typer.Option("--seconds", help="Seconds for each of the three phases.")] = 10.0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; use the run's number.")] = 1,
+) -> None:
+    """Time a script's input pipeline, its computation, and both together, in one process. Writes nothing."""
+    if seconds <= 0 or threads < 1:
+        raise UsageError(f"--seconds {seconds:g} --threads {threads}: more than 0 seconds, at least 1 thread")
+    check_script(script)
+    os.environ["FARANDOLE_TICKET"] = os.environ["FARANDOLE_FOLDER"] = ""
+    os.environ["FARANDOLE_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
+
+    from farandole.data.loader import Loader
+    from farandole.data.probe import Ended, Probe
+    from farandole.script import run_alone
+
+    watching = Probe(seconds)
+    Loader.watch, Loader.timed = watching, True
+    try:
+        run_alone(script, arguments or [])
+    except Ended:
+        assert watching.loader is not None
+        watching.loader.close()
+        _print(watching.findings(os.cpu_count() or 1), watching.loader.batch.samples(1))
+        return
+    raise UsageError(
+        f"{script} ended within the probe, which had timed {len(watching.phases)} of 3 phases of {seconds:g} s; "
+        f"let it train for more epochs, or give --seconds less"
+    )
+
+
+def _print(found: Findings, batch: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"one worker, num_workers={found.processes}, {found.cores} cores", title_justify="left")
+    for name in ("", "ms a step", "samples/s", "waiting for data"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, phase in (("data alone", found.data), ("compute alone", found.compute), ("both", found.both)):
+        waiting = f"{found.share:.1%}" if phase is found.both else ""
+        table.add_row(name, f"{1e3 * batch / phase.rate:.1f}", f"{phase.rate:.0f}", waiting)
+    first = found.first
+    table.add_row(
+        "first step", f"{1e3 * first.seconds:.1f}", f"{first.rate:.0f}", f"{first.waiting / first.seconds:.1%}"
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table, _making(found), sep="\n")
+    bottleneck, advice = found.verdict()
+    tell(f"bottleneck: {bottleneck}; {advice}")
+
+
+def _making(found: Findings) -> Table:
+    """Where those who make samples spend their time."""
+    from rich.table import Table
+
+    table = Table(title="making a sample, ms of one process; cold: waited for the store", title_justify="left")
+    for name in ("", "samples", "store", "cache", "decoding", "collating", "handing over"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, spent in (("cold", found.making.cold), ("warm", found.making.warm)):
+        if spent.samples:
+            phases = (spent.fetching, spent.reading, spent.computing, spent.collating, spent.handing_over)
+            each = (f"{1e3 * seconds / spent.samples:.3f}" for seconds in phases)
+            table.add_row(name, str(spent.samples), *each)
+    return table

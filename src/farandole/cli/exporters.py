@@ -1,7 +1,8 @@
 """Where else `farandole run` shows a run: its options for that, and the process that writes those files.
 
-That process is started beside the run, shows what it prints, is started again where it ends too early, and may come to
-its end after the run's. Nothing waits for it before. A package that is missing is an error before anything is started.
+That process is started beside the run, shows what it prints, is started again where it ends too early, and may come
+to its end after the run's. Nothing waits for it before. A package that is missing is an error before anything is
+started.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.errors import UsageError
+from farandole.platform.files import append
 
 if TYPE_CHECKING:
-    from farandole.membership.exports import Exports
+    from farandole.protocol.settings import Exports
+
 
 TensorBoard = Annotated[
     bool,
@@ -51,8 +54,7 @@ MetricsToken = Annotated[
         rich_help_panel="Watching",
     ),
 ]
-
-END_S = 20.0  # that it has after the run's end
+EXPORT_END_S = 20.0  # that it has after the run's end
 MISSING = 2  # its exit code where a package is
 RESTARTS = 3  # of a process that ends too early
 RESTART_S = 5.0
@@ -65,12 +67,12 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
     Raises:
         UsageError: a package is missing, or the token's file is none.
     """
-    from farandole.control import scrape_token
+    from farandole.control import ticket
     from farandole.control.run_folder import TENSORBOARD
-    from farandole.coordinator.exposition import require_prometheus
-    from farandole.membership.exports import Exports
-    from farandole.observe.exports.records import require_tensorboard
-    from farandole.observe.exports.wandb import require_wandb
+    from farandole.coordinator.prometheus import require_prometheus
+    from farandole.observe.tensorboard import require_tensorboard
+    from farandole.observe.wandb import require_wandb
+    from farandole.protocol.settings import Exports
 
     if wandb == "":
         raise UsageError("--wandb '': name the project")
@@ -80,7 +82,7 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
         require_wandb()
     if token:
         require_prometheus()
-        scrape_token.load(token)
+        ticket.load_scrape_token(token)
     place = str(directory.absolute()) if directory else TENSORBOARD if tensorboard else ""
     return Exports(tensorboard=place, wandb=wandb or "", metrics_token=str(token.absolute()) if token else "")
 
@@ -112,7 +114,7 @@ class Exporters:
         if process is not None and process.stdin is not None:
             process.stdin.close()
         enough = asyncio.create_task(given_up.wait())
-        await asyncio.wait({tending, enough}, timeout=END_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({tending, enough}, timeout=EXPORT_END_S, return_when=asyncio.FIRST_COMPLETED)
         if process is not None and process.returncode is None:
             self._show("the run's exports are not ready, and are ended: they lack the end of the run")
             with contextlib.suppress(ProcessLookupError):
@@ -143,9 +145,8 @@ class Exporters:
 
     async def _start(self) -> asyncio.subprocess.Process:
         from farandole.control.run_folder import EXPORTS_LOG
-        from farandole.platform.private import append
 
-        words = [sys.executable, "-m", "farandole.observe.exports.process", str(self._folder)]
+        words = [sys.executable, "-m", "farandole.observe.export_process", str(self._folder)]
         words += [f"--tensorboard={self._exports.tensorboard}"] if self._exports.tensorboard else []
         words += [f"--wandb={self._exports.wandb}"] if self._exports.wandb else []
         environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`

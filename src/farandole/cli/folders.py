@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,19 +20,19 @@ import typer
 
 from farandole.checkpoint.owner import Owner
 from farandole.control.api import Api
-from farandole.control.folder_lock import held, hold, in_use
-from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
+from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET, held, hold, in_use
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.membership import events
-from farandole.membership.records import RunSettings
-from farandole.observe.exports.cursor import before
+from farandole.observe.export_common import before
 from farandole.observe.past import Past, past
-from farandole.platform import private
+from farandole.platform import files
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
+
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 RUNS = Path("runs")
 SHOWN = 5  # names of files
-
 RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="FOLDER", help="The run's folder.", show_default="the newest in runs/")
 ]
@@ -41,7 +43,7 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.api = Api(load(str(folder / TICKET), private.opener))
+        self.api = Api(load(str(folder / TICKET), files.opener))
 
     def __enter__(self) -> Api:
         return self.api
@@ -82,14 +84,14 @@ def place_of(folder: Path | None) -> Path:
     if folder is not None:
         with _reaching(f"--run {folder}"):
             if os.path.lexists(folder):
-                private.check(folder)
+                files.check(folder)
             if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
                 raise UsageError(f"--run {folder}: no run has been started in this folder")
         return folder
     newest = max(_records(), default=None)
     if newest is None:
         raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
-    private.check(newest[1])
+    files.check(newest[1])
     return newest[1]
 
 
@@ -98,7 +100,7 @@ def _records() -> Iterator[tuple[float, Path]]:
     for folder in RUNS.glob("*"):
         with contextlib.suppress(OSError):
             record = (folder / RECORD).stat()
-            if not private.foreign(record):
+            if not files.foreign(record):
                 yield record.st_mtime, folder
 
 
@@ -106,7 +108,7 @@ def past_of(folder: Path) -> Past | None:
     """What is known of the run in `folder`; None while a `farandole run` of it is alive, or where nothing is."""
     if held(folder) or not (folder / METRICS).exists():
         return None
-    with open(folder / METRICS, "rb", opener=private.opener) as file:
+    with open(folder / METRICS, "rb", opener=files.opener) as file:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
 
 
@@ -125,7 +127,7 @@ def lives(owner: Owner, folder: Path) -> bool:
     if not held(folder):
         return False
     try:
-        settings = msgspec.json.decode(private.read(folder / SETTINGS), type=RunSettings)
+        settings = msgspec.json.decode(files.read(folder / SETTINGS), type=RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return True  # a script that trains by itself has none
     return settings.checkpoints.identity in ("", owner.id)
@@ -139,14 +141,14 @@ def check_folder(folder: Path) -> None:
         RunFolderInUse: a run is alive in it.
     """
     with _reaching(f"--folder {folder}"), contextlib.suppress(FileNotFoundError):
-        private.check(folder)
+        files.check(folder)
         for name in FILES:
             with contextlib.suppress(FileNotFoundError):
-                private.check_file(folder / name)
+                files.check_file(folder / name)
         for name in FOLDERS:
             with contextlib.suppress(FileNotFoundError):
-                private.check(folder / name)
-                private.check_all(folder / name)
+                files.check(folder / name)
+                files.check_all(folder / name)
     if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
         raise in_use(folder)
 
@@ -157,8 +159,8 @@ def others_word(folder: Path, *names: str) -> str:
     """
     places = [(folder, folder.stat())]
     for name in (SETTINGS, *names):
-        places += private.below(folder / name)
-    return next((why for path, info in places if (why := private.objection(path, info))), "")
+        places += files.below(folder / name)
+    return next((why for path, info in places if (why := files.objection(path, info))), "")
 
 
 def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Path:
@@ -170,7 +172,7 @@ def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Pat
     """
     folder = folder or new_folder(script)
     with _reaching(f"--folder {folder}"):
-        private.make(folder)
+        files.make(folder)
         hold(folder)
         for left_over in () if again else (folder / TICKET, folder / RECORD):
             left_over.unlink(missing_ok=True)
@@ -195,11 +197,11 @@ def foreign(folder: Path) -> str:
 
 def close(folder: Path) -> str:
     """Keep others from looking into a run's folder that was made without us. A word about it, "" for none."""
-    if not folder.stat().st_mode & private.OTHERS:
+    if not folder.stat().st_mode & files.OTHERS:
         return ""
     with contextlib.suppress(OSError):
-        folder.chmod(private.FOLDER_MODE)
-    if folder.stat().st_mode & private.OTHERS:
+        folder.chmod(files.FOLDER_MODE)
+    if folder.stat().st_mode & files.OTHERS:
         return f"note: others can look into {folder}, and its file system does not let that be changed"
     return f"note: others could look into {folder}; it has mode 0700 now"
 
@@ -213,7 +215,7 @@ def _reaching(folder: str) -> Generator[None]:
         raise
     except OSError as error:
         raise UsageError(
-            f"{folder}: {error.strerror} to {private.user(os.geteuid())}; name another folder, or give that user this "
+            f"{folder}: {error.strerror} to {files.user(os.geteuid())}; name another folder, or give that user this "
             f"one (in a container the volume's owner counts, on a file server what it makes of root)"
         ) from None
 
@@ -223,7 +225,7 @@ def _create(folder: Path) -> Path:
     for number in range(1, 100):
         path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
-            path.mkdir(mode=private.FOLDER_MODE, parents=True)
+            path.mkdir(mode=files.FOLDER_MODE, parents=True)
         except FileExistsError:
             continue
         except OSError as error:
@@ -234,7 +236,131 @@ def _create(folder: Path) -> Path:
 
 def _answers(folder: Path) -> bool:
     try:
-        Api(load(str(folder / TICKET), private.opener), timeout_s=2.0).status()
+        Api(load(str(folder / TICKET), files.opener), timeout_s=2.0).status()
     except (CoordinatorUnreachable, UsageError, msgspec.MsgspecError):
         return False
     return True
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+#
+# `farandole runs`: the runs in a folder of runs, and what disk they take; `farandole runs prune` frees it.
+#
+# Invariant: nothing is removed but whole folders of runs, this user's own, that are over and that nobody holds.
+
+app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="List runs, and delete old ones.")
+Place = Annotated[Path, typer.Option("--in", metavar="FOLDER", help="Folder that contains the runs' folders.")]
+DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One run. `state`: live, or how it ended; `used`: when it last wrote anything, Unix time."""
+
+    folder: Path
+    state: str
+    steps: int
+    size: int
+    used: float
+
+    @property
+    def live(self) -> bool:
+        return self.state == "live"
+
+
+@app.callback()
+def runs(context: typer.Context, place: Place = Path("runs")) -> None:
+    """List the runs in a folder, with their outcome and the disk space that they use."""
+    context.obj = place
+    if context.invoked_subcommand is None:
+        _show(sorted(found(place), key=lambda run: run.used))
+
+
+@app.command()
+def prune(
+    context: typer.Context,
+    *,
+    keep: Annotated[int, typer.Option("--keep", help="Keep this many, the most recently used.")] = 0,
+    older: Annotated[
+        float, typer.Option("--older", metavar="DAYS", help="Remove only runs that were not used for this long.")
+    ] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it, only list them.")] = False,
+) -> None:
+    """Remove runs that have ended, with their checkpoints and logs."""
+    from farandole.platform.output import tell
+
+    if not keep and not older:
+        raise UsageError("runs prune: say who stays, with --keep NUMBER or --older DAYS")
+    over = sorted((run for run in found(context.obj) if not run.live), key=lambda run: -run.used)
+    gone = [run for run in over[keep:] if time.time() - run.used > older * DAY_S]
+    _show(gone)
+    freed = in_words(sum(run.size for run in gone))
+    if not yes:
+        tell(f"{len(gone)} runs, {freed}: nothing is removed yet; --yes does it")
+        return
+    for run in gone:
+        remove(run.folder)
+    tell(f"{len(gone)} runs removed, {freed} freed")
+
+
+def found(place: Path) -> Iterator[Found]:
+    """The runs of this user's in `place`.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    from farandole.control.run_folder import METRICS, SETTINGS, held
+    from farandole.platform import files as private
+
+    if not place.is_dir():
+        raise UsageError(f"{place}: no such folder; name the one in which the runs are with --in")
+    for folder in sorted(place.iterdir()):
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or private.foreign(folder.stat()) or not (folder / SETTINGS).is_file():
+                continue
+            files = [path.lstat() for path in folder.rglob("*")]
+            live, past = held(folder), past_of(folder)
+            state = "live" if live else past.outcome if past else "never began"
+            newest = (folder / METRICS if (folder / METRICS).exists() else folder / SETTINGS).stat().st_mtime
+            size = sum(info.st_blocks * 512 for info in files)
+            yield Found(folder=folder, state=state, steps=past.steps if past else 0, size=size, used=newest)
+
+
+def remove(folder: Path) -> None:
+    """One run's folder, unless somebody has begun to use it: then it stays, and that is an error.
+
+    Raises:
+        RunFolderInUse: a run is alive in it.
+    """
+    from farandole.control.run_folder import hold
+
+    handle = hold(folder)
+    try:
+        shutil.rmtree(folder)
+    finally:
+        os.close(handle)
+
+
+def _show(runs: list[Found]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from farandole.platform.output import one_line
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("run", "state", "steps", "disk", "last used"):
+        table.add_column(title)
+    for run in runs:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.used))
+        table.add_row(one_line(run.folder.name), run.state, str(run.steps or ""), in_words(run.size), used)
+    Console().print(table)
+
+
+def in_words(size: int) -> str:
+    """Bytes as people read them: 1.5 GB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

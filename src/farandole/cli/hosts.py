@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import UsageError
 from farandole.platform.files import decoded
-from farandole.platform.output import tell
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line, tell
 
 if TYPE_CHECKING:
-    from farandole.pool.ssh.hosts_file import Line
-    from farandole.pool.ssh.there import There
+    from farandole.pool.ssh import Line, There
 
 app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file; see docs/ssh.md.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
@@ -31,17 +29,17 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
     """Show whether each host is ready for a run of this machine. Exit code 0 if all are."""
     from rich.console import Console
 
-    from farandole.observe.hosts_table import hosts_table, ports_table
-    from farandole.pool.ssh import survey
+    from farandole.observe.tables import hosts_table, ports_table
+    from farandole.pool import ssh_check
 
     lines, there = _hosts(file, ssh, python)
-    here, found = asyncio.run(survey.with_ours(lines, there))
+    here, found = asyncio.run(ssh_check.with_ours(lines, there))
     console = Console(highlight=False)
     console.print(hosts_table(found, here), soft_wrap=True)
     if len(found) > 1:
         console.print()
         console.print(ports_table(found), soft_wrap=True)
-    told = [(each.line.name, problem) for each in found for problem in survey.problems(each, here)]
+    told = [(each.line.name, problem) for each in found for problem in ssh_check.problems(each, here)]
     tell("")
     for name, problem in told:
         tell(f"{name}: {problem}")
@@ -62,7 +60,7 @@ def run(
     ssh: Ssh = "",
 ) -> None:
     """Run COMMAND in the shell of every host at once. Exit code 0 if it succeeds on all."""
-    from farandole.pool.ssh import everywhere
+    from farandole.pool import ssh_everywhere
 
     lines, there = _hosts(file, ssh)
     text = command[0] if len(command) == 1 else " ".join(map(_quoted, command))
@@ -71,7 +69,7 @@ def run(
     def told(host: str, line: str) -> None:
         tell(f"{host:<{width}} | {one_line(line)}")
 
-    codes = asyncio.run(everywhere.run(lines, text, there, told))
+    codes = asyncio.run(ssh_everywhere.run(lines, text, there, told))
     for host, code in codes.items():
         if code:
             tell(f"{host}: exit code {code}")
@@ -91,10 +89,10 @@ def copy(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from farandole.pool.ssh import sending
+    from farandole.pool import ssh_everywhere
 
     lines, there = _hosts(file, ssh)
-    size = sending.size(source)
+    size = ssh_everywhere.size(source)
     console = Console(highlight=False, soft_wrap=True)
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
@@ -106,7 +104,7 @@ def copy(
 
         def to(line: Line) -> str:
             task = progress.add_task(one_line(line.name), total=size)
-            return sending.send(source, target, line, there, lambda count: progress.advance(task, count))
+            return ssh_everywhere.send(source, target, line, there, lambda count: progress.advance(task, count))
 
         reasons = list(threads.map(to, lines))
     for line, reason in zip(lines, reasons, strict=True):
@@ -126,10 +124,10 @@ def clean(
     """End the agents and workers that a run left on the hosts after its end, and nothing else."""
     from farandole.control.run_folder import TICKET
     from farandole.control.ticket import load
-    from farandole.platform.private import check as check_private
-    from farandole.platform.private import opener
-    from farandole.pool.agents.post import mark
-    from farandole.pool.ssh.there import ask
+    from farandole.platform.files import check as check_private
+    from farandole.platform.files import opener
+    from farandole.pool.agent import mark
+    from farandole.pool.ssh import ask
 
     lines, there = _hosts(file, ssh, python)
     check_private(run_)
@@ -153,19 +151,17 @@ def clean(
 
 def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")] = None) -> None:
     """Used by `farandole hosts`, on a host."""
-    from farandole.pool.agents import marked
-    from farandole.pool.ssh import examined
+    from farandole.pool import agent, ssh_check
 
     if end is None:
-        examined.examine()
+        ssh_check.examine()
         return
-    for pid, command in marked.end(end).items():
+    for pid, command in agent.end(end).items():
         tell(f"ended process {pid}: {one_line(command)}")
 
 
 def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[Line], There]:
-    from farandole.pool.ssh.hosts_file import read
-    from farandole.pool.ssh.there import SSH, There
+    from farandole.pool.ssh import SSH, There, read
 
     lines = list(read(file).values())
     if not lines:
@@ -178,7 +174,7 @@ def _ssh_pools(folder: Path) -> list[str]:
     import msgspec
 
     from farandole.control.run_folder import SETTINGS
-    from farandole.membership.records import RunSettings
+    from farandole.protocol.coordinator.state import RunSettings
 
     try:
         with open(folder / SETTINGS, "rb") as file:

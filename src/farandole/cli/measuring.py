@@ -14,20 +14,19 @@ import msgspec
 
 from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
-from farandole.cli.supervise import Supervisor
-from farandole.code import copies, sources
+from farandole.cli.supervisor import Supervisor
+from farandole.code import pack, snapshot
 from farandole.control.bench import BenchTerms, Told
 from farandole.control.run_folder import CHECKPOINTS, CODE
-from farandole.membership.messages import Checkpoints
-from farandole.membership.metrics import Line
-from farandole.membership.records import OwnPool, RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.observe.bench import Figures, figures
 from farandole.observe.bench_table import round_said
-from farandole.observe.display import PlainDisplay
-from farandole.platform import private
-from farandole.platform.waiting import up_to
+from farandole.observe.live import PlainDisplay
+from farandole.platform import files
+from farandole.platform.process import up_to
 from farandole.pool.local import OWN
+from farandole.protocol.coordinator.state import OwnPool, RunSettings
+from farandole.protocol.messages import Checkpoints, RunTerms
+from farandole.protocol.metrics import Line
 
 WATCH_S = 0.5  # how often what the workers have told is read
 PATIENCE_S = (
@@ -40,11 +39,11 @@ def settings_of(
 ) -> RunSettings:
     """A run of that many workers on this machine, each with its equal part, as long as all of them are there."""
     place = make_folder(folder, command[0])
-    private.make(place / CHECKPOINTS)
+    files.make(place / CHECKPOINTS)
     checkpoints = Checkpoints(every="never", identity=new_identity())
     claim(str(place / CHECKPOINTS), this_run(checkpoints.identity, place, inside=True), alive=lives)
     count = terms.workers
-    copies.keep(command[0], place / CODE, {})
+    pack.keep(command[0], place / CODE, {})
     return RunSettings(
         **msgspec.structs.asdict(
             RunTerms(
@@ -53,7 +52,7 @@ def settings_of(
             )
         ),
         run=place.name, folder=str(place), pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
-        command=tuple(command), directory=str(Path.cwd()), code=sources.of_kept(place / CODE),
+        command=tuple(command), directory=str(Path.cwd()), code=snapshot.of_kept(place / CODE),
     )  # fmt: skip
 
 

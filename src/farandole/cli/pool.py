@@ -16,7 +16,10 @@ from farandole.platform.files import decoded
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.pool.ec2.fleet import Row
+    from farandole.pool.ec2 import Row
+
+
+# --- pool -------------------------------------------------------------------------------------------------------------
 
 app = typer.Typer(no_args_is_help=True, help="List the EC2 instances of runs; make user data for launch templates.")
 ENDED = ("terminated",)
@@ -30,7 +33,7 @@ def user_data(
     ] = "python3",
 ) -> None:
     """Print user data for a launch template, so that its instances join runs."""
-    from farandole.pool.ec2.template import user_data as text
+    from farandole.pool.ec2 import user_data as text
 
     tell(text(python).rstrip("\n"))
 
@@ -44,12 +47,11 @@ def list_(
     prices: Annotated[Path | None, typer.Option("--prices", help="File with prices per hour; see docs/ec2.md.")] = None,
 ) -> None:
     """List the instances of all runs, or of one, with their prices. Works after a crash too."""
-    from farandole.pool.ec2 import prices as price_files
-    from farandole.pool.ec2 import template
-    from farandole.pool.ec2.api import Aws
+    from farandole.pool import ec2 as price_files
+    from farandole.pool.ec2 import Aws
 
     known = price_files.read(prices) if prices else price_files.Prices()
-    filters = {"tag-key": [template.RUN]} if run is None else {f"tag:{template.RUN}": [_tag(place_of(run))]}
+    filters = {"tag-key": [price_files.RUN]} if run is None else {f"tag:{price_files.RUN}": [_tag(place_of(run))]}
     rows = [row for row in Aws(region).instances(filters) if row.state not in ENDED]
     if not rows:
         tell("no instance is there")
@@ -79,10 +81,22 @@ def _tag(folder: Path) -> str:
 
     from farandole.control.run_folder import SETTINGS
     from farandole.errors import UsageError
-    from farandole.membership.records import RunSettings
-    from farandole.platform.private import read
+    from farandole.platform.files import read
+    from farandole.protocol.coordinator.state import RunSettings
 
     try:
         return decoded(read(folder / SETTINGS), RunSettings).tag
     except (OSError, msgspec.MsgspecError):
         raise UsageError(f"--run {folder}: its {SETTINGS} can't be read; leave --run out to see all runs") from None
+
+
+# --- instance ---------------------------------------------------------------------------------------------------------
+#
+# `farandole instance`: what the user data of an EC2 instance runs (see `pool/ec2.py`).
+
+
+def instance() -> None:
+    """Join the run that this instance's tags name, and return when it is over."""
+    from farandole.pool.ec2 import serve
+
+    serve()

@@ -1,7 +1,8 @@
 """What a run goes on from: the run that its folder holds, or what `--resume` names.
 
-Whoever resumes says nothing twice: what the bits depend on, and where the checkpoints are, is as it was. Everything is
-looked at before anything is started, without torch; whether a checkpoint verifies, the worker that loads it sees.
+Whoever resumes says nothing twice: what the bits depend on, and where the checkpoints are, is as it was. Everything
+is looked at before anything is started, without torch; whether a checkpoint verifies, the worker that loads it
+sees.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ from typing import TypeVar
 import msgspec
 
 from farandole.checkpoint import owner
-from farandole.checkpoint.place import incomplete, newest, reaching
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, RunIdentity, Store
+from farandole.checkpoint.store import Manifest, RunIdentity, Store, incomplete, newest, reaching
 from farandole.cli.folders import lives, others_word, past_of
 from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints, Newest
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.platform.files import decoded
-from farandole.platform.plain import plain
+from farandole.platform.output import plain
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints, Newest, RunTerms
 
 T = TypeVar("T")
 

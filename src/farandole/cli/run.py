@@ -1,6 +1,6 @@
 """`farandole run`: start a run on this machine and accompany it to its end.
 
-Checks come first, before anything is started; the rest is `supervise.py`.
+Checks come first, before anything is started; the rest is `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,21 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from farandole.cli.attach import detach
-from farandole.cli.checks import check_name, check_script, part
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, asked
-from farandole.cli.verbose import Verbose
+from farandole.cli.folders import lives
+from farandole.cli.options import Verbose, check_name, check_script, part
+from farandole.cli.resume import Asked, settle
+from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import UsageError
-from farandole.platform import switches
+from farandole.platform import cpu
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints, RunTerms
+
+# --- run --------------------------------------------------------------------------------------------------------------
 
 WORKERS, DATA, MACHINES = "Workers", "Data and checkpoints", "Machines"
 BITS, WATCHING, LIMITS = "Bits", "Watching", "Limits"
@@ -309,34 +316,30 @@ def run(
     if not (fresh or prepare or pool):  # what prepares a host may install what would be loaded
         from farandole.pool.local import load_ahead
 
-        load_ahead(threads or 1, {**os.environ, **switches.of(bits or "same")})
-    import msgspec
+        load_ahead(threads or 1, {**os.environ, **cpu.of(bits or "same")})
 
     from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
-    from farandole.cli.folders import check_folder, close, foreign, lives, make_folder
-    from farandole.cli.pools import check
-    from farandole.cli.price_file import read as read_prices
-    from farandole.cli.resume import Asked, settle
-    from farandole.cli.supervise import Supervisor, go_on
+    from farandole.cli.folders import check_folder, close, foreign, make_folder
+    from farandole.cli.options import read as read_prices
+    from farandole.cli.supervisor import Supervisor, check, go_on
     from farandole.cli.takeover import fetch, left
-    from farandole.code import copies, sources
-    from farandole.code.commit import commit
+    from farandole.code import pack as copies
+    from farandole.code import snapshot
     from farandole.code.pack import FACT, pack
-    from farandole.control import tls
-    from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
-    from farandole.coordinator import endpoint
-    from farandole.membership.hosts import Job
-    from farandole.membership.messages import Checkpoints
-    from farandole.membership.prices import Prices
-    from farandole.membership.records import OwnPool, RunSettings
-    from farandole.membership.spending import spending_of
-    from farandole.membership.terms import RunTerms
-    from farandole.observe.display import open_display
-    from farandole.platform import private
+    from farandole.code.snapshot import commit
+    from farandole.control import security
+    from farandole.control.run_folder import CODE, PACK
+    from farandole.coordinator import listener
+    from farandole.observe.live import open_display
+    from farandole.platform import files as private
     from farandole.platform.output import tell
-    from farandole.pool.ec2.asked import run_tag
+    from farandole.pool.base import pools
+    from farandole.pool.ec2 import run_tag
     from farandole.pool.local import OWN
-    from farandole.pool.spec import pools
+    from farandole.protocol.coordinator.state import OwnPool
+    from farandole.protocol.cost import Prices
+    from farandole.protocol.messages import Job
+    from farandole.protocol.settings import spending_of
 
     check_name(folder, script)
     specs = pools(pool or [])
@@ -344,8 +347,8 @@ def run(
     priced = read_prices(prices) if prices else Prices()
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
-    if not endpoint.is_loopback(endpoint.parse(at)[0]):
-        tls.check_available(at)
+    if not listener.is_loopback(listener.parse(at)[0]):
+        security.check_available(at)
     terms = RunTerms(  # checked before a folder is made
         wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
         threads=1 if threads is None else threads, pin=pin,
@@ -395,7 +398,7 @@ def run(
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
         commit=commit(Path(script).parent),
-        code=(*sources.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
+        code=(*snapshot.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
         job=packed
         and Job(
             script=packed.script,

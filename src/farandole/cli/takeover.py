@@ -19,18 +19,19 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.code import copies
+from farandole.code import pack as copies
 from farandole.code.pack import pack
 from farandole.control.run_folder import CODE, JOURNAL, METRICS, PACK, SETTINGS, TICKET
 from farandole.control.ticket import load
-from farandole.coordinator import shipping
+from farandole.coordinator import journal as shipping
 from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import UsageError
-from farandole.membership.reconnection import Durable, KnownWorker
-from farandole.membership.records import OwnPool, RunSettings
-from farandole.platform.files import decoded
+from farandole.platform.files import decoded, make, read, write
 from farandole.platform.output import tell
-from farandole.platform.private import make, read, write
+from farandole.protocol.coordinator.reconnection import Durable, KnownWorker
+from farandole.protocol.coordinator.state import OwnPool, RunSettings
+
+# --- takeover ---------------------------------------------------------------------------------------------------------
 
 
 def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> None:

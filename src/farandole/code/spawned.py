@@ -1,15 +1,15 @@
 """What a spawned process of a worker's begins with: the run's copy of the script, as `__mp_main__`.
 
 multiprocessing's start methods "spawn" and "forkserver" run the script once more in each new process, for what its
-objects refer to. It would run the file that is there by now (`code/sources.py`). Everything here becomes a name of the
+objects refer to. It would run the file that is there by now (`code/snapshot.py`). Everything here becomes a name of the
 script's, hence the underscores.
 """
 
 import sys as _sys
 from pathlib import Path as _Path
 
-from farandole.code import sources as _sources
-from farandole.code.copies import Origin as _Origin
+from farandole.code import snapshot as _sources
+from farandole.code.pack import Origin as _Origin
 from farandole.settings import Settings as _Settings
 
 _copies = _Path(_Settings.read().code)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from farandole.collective.transport import PeerLost, Unshared
-from farandole.membership.view import View
+from farandole.protocol.view import View
 
 _Way = tuple[int, str, str, int]  # group, sender, receiver, tag
 

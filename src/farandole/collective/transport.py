@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from farandole.membership.view import View
+    from farandole.protocol.view import View
 
 
 class Room:

@@ -1,10 +1,4 @@
-"""The command line's side of the REST interface: one short request each, standard library only, so that
-`farandole status` answers at once. Each has a connection of its own, on which both sides first prove that they know
-the ticket's secret (see `challenge.py`).
-
-Every failure is one of the package's errors: nobody at the address is `CoordinatorUnreachable`, what the coordinator
-declines is `UsageError` with its words.
-"""
+""""""
 
 from __future__ import annotations
 
@@ -15,16 +9,13 @@ from typing import Any
 
 import msgspec
 
-from farandole.control import tls
-from farandole.control.challenge import Claim
-from farandole.control.numerics import Numerics
-from farandole.control.status import Status
+from farandole.control import security
+from farandole.control.security import Claim
+from farandole.control.status import Numerics, Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
-from farandole.membership.hosts import Job
-from farandole.membership.messages import Spans
-from farandole.membership.spans import Traced
 from farandole.platform.files import decoded
+from farandole.protocol.messages import Job, Spans, Traced
 
 TIMEOUT_S = 5.0
 
@@ -101,7 +92,7 @@ class Api:
     def _read(self, method: str, path: str, body: Any) -> bytes:
         content = b"" if body is None else msgspec.json.encode(body)
         try:
-            with contextlib.closing(tls.http_connection(self._ticket, self._timeout_s)) as connection:
+            with contextlib.closing(security.http_connection(self._ticket, self._timeout_s)) as connection:
                 claim = Claim(self._ticket)
                 connection.request("GET", path, headers={"Authorization": claim.opening})
                 asked = connection.getresponse()

@@ -14,7 +14,7 @@ import msgspec
 
 from farandole.control.run_folder import BENCH
 from farandole.errors import UsageError
-from farandole.platform import private
+from farandole.platform import files
 
 VARIABLE = "FARANDOLE_BENCH"  # the terms, in a worker's environment
 
@@ -116,8 +116,8 @@ def environment(terms: BenchTerms) -> dict[str, str]:
 
 def write(folder: Path, worker: str, record: Record) -> None:
     """Add to what a worker has told."""
-    private.make(folder / BENCH)
-    with private.append(folder / BENCH / f"{worker}.jsonl") as file:
+    files.make(folder / BENCH)
+    with files.append(folder / BENCH / f"{worker}.jsonl") as file:
         file.write(msgspec.json.encode(record) + b"\n")
 
 
@@ -134,7 +134,7 @@ class Told:
         more = False
         for path in sorted(self._folder.glob("*.jsonl")):
             at = self._read.get(path.stem, 0)
-            with open(path, "rb", opener=private.opener) as file:
+            with open(path, "rb", opener=files.opener) as file:
                 file.seek(at)
                 *whole, torn = file.read().split(b"\n")
                 self._read[path.stem] = file.tell() - len(torn)

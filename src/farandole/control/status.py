@@ -6,13 +6,19 @@ Pure: coordinator and recent step lines in, a struct out. It adds nothing that t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from farandole.membership import losses, standstill
-from farandole.membership.classes import TimeClass
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import StepLine
+from farandole.errors import UsageError
+from farandole.platform.files import decoded
+from farandole.protocol.coordinator import failures
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.metrics import StepLine
+from farandole.protocol.numeric_facts import numerics
+from farandole.protocol.values import Text, TimeClass
+
+# --- status -----------------------------------------------------------------------------------------------------------
 
 RATE_STEPS = 50  # the newest, of which throughput and the time left are made, wherever they are shown
 LATE_S, LATE_STEPS = 2.0, 3  # a line may come so much later than its step
@@ -70,7 +76,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
     any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
     `account` is some seconds old, None where nothing is known yet. `joiners_lost`: so many joiners in a row were
-    refused or died (`membership/losses.py`, 5 and 6); `replaced`: whether others are started nevertheless.
+    refused or died (`protocol/coordinator/failures.py`, 5 and 6); `replaced`: whether others are started nevertheless.
     """
 
     run: str
@@ -106,8 +112,8 @@ def describe(
     beats = [w.beat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
-    stood = standstill.stalled_s(coordinator, now)
-    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=standstill.hung(coordinator))
+    stood = failures.stalled_s(coordinator, now)
+    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=failures.hung(coordinator))
     settings = coordinator.settings
     return Status(
         run=settings.run,
@@ -143,7 +149,7 @@ def describe(
         unpromised=coordinator.unpromised,
         account=account,
         joiners_lost=coordinator.losses.joiners,
-        replaced=coordinator.losses.joiners < losses.FATAL,
+        replaced=coordinator.losses.joiners < failures.FATAL,
     )
 
 
@@ -177,3 +183,67 @@ def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:
     if stalled:
         return "stalled"
     return "training" if coordinator.view else "starting"
+
+
+# --- numerics ---------------------------------------------------------------------------------------------------------
+#
+# What a machine computes, or a run does, as `farandole numerics` writes it down and `GET /api/numerics` answers it.
+#
+# Its version is that of the fingerprint: those of two versions can't be compared.
+
+VERSION = 1
+LONGEST = 1 << 20  # bytes of a file
+_AGAIN = "write it there anew, with `farandole numerics --json FILE`"
+
+
+class Numerics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`facts` by their names. `bits`: how they are computed, same or portable; in a `run` ("" for a machine), what is
+    promised there.
+    """
+
+    version: int
+    facts: dict[Text, Text]
+    bits: str
+    run: str = ""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def of_run(coordinator: Coordinator) -> Numerics:
+    """Without facts as long as the run has no worker that has asked in."""
+    facts = coordinator.signature.facts if coordinator.signature else ()
+    settings = coordinator.settings
+    return Numerics(version=VERSION, facts=numerics(facts), run=settings.run, bits=settings.bits)
+
+
+def write(path: Path, facts: dict[str, str], bits: str) -> None:
+    """Raises UsageError where it can't be written."""
+    content = msgspec.json.format(msgspec.json.encode(Numerics(version=VERSION, facts=facts, bits=bits)))
+    try:
+        path.write_bytes(content + b"\n")
+    except OSError as error:
+        raise UsageError(f"--json {path}: {error.strerror}") from None
+
+
+def read(path: Path) -> Numerics:
+    """What `write` has written.
+
+    Raises:
+        UsageError: it is not there, is something else, or of another version.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)[:LONGEST]
+        version = decoded(content, _Version).version
+        if version != VERSION:
+            raise UsageError(
+                f"{path} is of version {version}, and this farandole compares version {VERSION}: use the same "
+                f"farandole on both machines, and {_AGAIN}"
+            )
+        return decoded(content, Numerics)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give a run's ticket, or a file of `farandole numerics`") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UsageError(f"{path} is neither a ticket nor a file of `farandole numerics`; {_AGAIN}") from None

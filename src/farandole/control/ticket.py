@@ -1,9 +1,9 @@
 """The ticket: all that a process needs to reach a run and be let in.
 
 It is kept in the run folder at mode 0600 and travels as a file or on standard input. Its secret is never on a command
-line, in a log or in the journal, and never sent (see `challenge.py`); `repr` does not show it. Invariant: a ticket's
-address is loopback, or has TLS and the fingerprint of the certificate (see `tls.py`). The certificate names no host, so
-in a copy of the ticket the address may be changed to another way to the same coordinator.
+line, in a log or in the journal, and never sent (see `security.py`); `repr` does not show it. Invariant: a ticket's
+address is loopback, or has TLS and the fingerprint of the certificate (see `security.py`). The certificate names no
+host, so in a copy of the ticket the address may be changed to another way to the same coordinator.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farandole.errors import NotPrivate, UsageError
-from farandole.platform.files import write_atomically
-from farandole.platform.private import OTHERS, OTHERS_WRITE
+from farandole.platform.files import OTHERS, OTHERS_WRITE, foreign, user, write_atomically
+
+# --- ticket -----------------------------------------------------------------------------------------------------------
 
 SECRET_BYTES = 32  # 256 bits
 LONGEST = 16 * 1024  # bytes of a ticket
@@ -121,3 +122,54 @@ def exposed(source: str) -> str:
         return ""
     what = "change the ticket {}, and where its workers go" if mode & OTHERS_WRITE else "read the ticket {}, and join"
     return f"others can {what.format(source)} (mode {stat.S_IMODE(mode):04o}); chmod 600 {source}"
+
+
+# --- scrape token -----------------------------------------------------------------------------------------------------
+#
+# The token by which a Prometheus reads `/metrics`: one line in a file of the user's, the same that Prometheus has as
+# its `credentials_file`. It opens that one page, and nothing else of the run (`coordinator/prometheus.py`).
+#
+# It is read from the file by whoever needs it, and is in no setting, argument, log or journal; those hold the path.
+# A file that others can read is refused, for it opens the page to them; one that a group reads is not, since Prometheus
+# has a user of its own. A symbolic link is followed: that is how secrets are mounted into containers.
+
+SHORTEST, LONGEST_TOKEN = 16, 4096  # characters; what is shorter could be guessed
+FORM = re.compile(rb"[A-Za-z0-9._~+/-]+=*")  # of a bearer token, RFC 6750
+_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
+
+
+def load_scrape_token(path: str | os.PathLike[str]) -> bytes:
+    """The token in a file, without the line's end.
+
+    Raises:
+        UsageError: it is not there, empty, or no token, or others can read it; the message never quotes its content.
+    """
+    place, option = Path(path), f"--metrics-token {path}"
+    try:
+        with open(place, "rb", opener=_opener) as file:
+            info = os.fstat(file.fileno())
+            content = file.read(LONGEST_TOKEN + 2) if stat.S_ISREG(info.st_mode) else b""
+    except OSError as error:
+        raise UsageError(
+            f"{option}: {error.strerror}; make one with `(umask 077; openssl rand -hex 32 > {place.name})`"
+        ) from None
+    if not stat.S_ISREG(info.st_mode):
+        raise UsageError(f"{option}: no regular file")
+    if foreign(info) and info.st_uid != 0:
+        raise UsageError(f"{option}: it belongs to {user(info.st_uid)}, who can change it; name a file of your own")
+    if info.st_mode & _OTHERS:
+        mode = stat.S_IMODE(info.st_mode)
+        raise UsageError(f"{option}: others can read or change it (mode {mode:04o}); chmod 600 {path}, or 640")
+    token = content.strip(b"\r\n")
+    if not token:
+        raise UsageError(f"{option}: it is empty; put a line of at least {SHORTEST} characters there")
+    if not (SHORTEST <= len(token) <= LONGEST_TOKEN and FORM.fullmatch(token)):
+        raise UsageError(
+            f"{option}: not a token; it has {SHORTEST} to {LONGEST_TOKEN} letters, digits and any of ._~+/-, "
+            "in one line"
+        )
+    return token
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that is there would be waited for

@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 
-from farandole.coordinator.limits import Bucket
-from farandole.coordinator.listener import shown
-from farandole.membership.messages import MAX_MESSAGE_BYTES
+from farandole.coordinator.listener import Bucket, shown
+from farandole.protocol.messages import MAX_MESSAGE_BYTES
 
 LIMIT_BYTES = 16 * 1024 * 1024  # queued, besides what the kernel and the transport hold
 CLOSE_S = 1.0

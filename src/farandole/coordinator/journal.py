@@ -3,18 +3,18 @@ every step's metrics.
 
 An event is committed, together with the books that it led to, before anyone is told of it: a coordinator that is
 killed has promised nothing that its successor does not know. The books are kept a second time in memory, and believed
-there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode. Where all workers end with this machine,
+there: the disk may be full (see `journal.py`). SQLite runs in WAL mode. Where all workers end with this machine,
 `synchronous=NORMAL` does: a killed process loses nothing, a host that loses power may lose the last events, and a
 commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out views). Where
 workers of other hosts go on without it, each commit is on the disk before anyone is told (`outlived`).
 Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
 costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the books in memory alone.
 
-All of it is done in a thread (`platform/file_thread.py`): for a disk that does not answer nobody waits longer than its
+All of it is done in a thread (`platform/files.py`): for a disk that does not answer nobody waits longer than its
 limit. Then it is as with a full disk, until the disk answers.
 
 metrics.jsonl gets one line a write, so a
-reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
+reader sees whole lines; what they hold, and which count when the file is read again, is in `protocol/metrics.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ import contextlib
 import logging
 import os
 import sqlite3
+import struct
+import sys
+import tempfile
+import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -32,18 +37,77 @@ from pathlib import Path
 
 import msgspec
 
+from farandole.checkpoint.store import Store, first_line, reaching
 from farandole.control.run_folder import JOURNAL, METRICS
-from farandole.coordinator.safekeeping import Safekeeping
-from farandole.membership import events
-from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
-from farandole.membership.reconnection import Durable
-from farandole.platform.file_thread import FileThread
-from farandole.platform.files import decoded
-from farandole.platform.private import add, append, check_file, cut_torn, opener
+from farandole.errors import UsageError
+from farandole.platform.files import FileThread, add, append, check_file, cut_torn, decoded, opener
+from farandole.protocol import events
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
+from farandole.protocol.reported_events import ALL
+
+# --- safekeeping ------------------------------------------------------------------------------------------------------
+#
+# The coordinator's books a second time, in memory that `farandole run` holds.
+#
+# The journal is on a disk that may be full, and in a folder that somebody may clear: a coordinator that is killed
+# then leaves books behind that are too old, or none, and one that went on from those would give numbers of views out
+# twice and send workers away that hold the newest state. Of everything that the coordinator's process has, only what
+# its parent holds outlives it for as long as the run: so the books are written there too, before the journal, and so
+# before anyone is told. Who comes back believes this copy; it is never older than the journal.
+#
+# The memory is a file without a name and takes turns with two slots, so that whoever is killed while writing one leaves
+# the other whole:
+#
+#     sequence number, CRC-32 and length of the books, then the books as JSON
+
+HEAD = struct.Struct(">QIQ")
+SLOT = 1 << 30  # bytes from one slot to the next; what is never written takes no memory
+
+
+def allot() -> int:
+    """A descriptor of such memory, for a coordinator to inherit. Elsewhere than on Linux it is a file."""
+    if sys.platform == "linux":
+        return os.memfd_create("farandole-books")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Safekeeping:
+    """`descriptor` is one of `allot`'s."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._sequence, self._books = max(self._read(0), self._read(1))
+
+    @property
+    def books(self) -> bytes:
+        """The newest that the process before this one has put in; b"" for none."""
+        return self._books
+
+    def put(self, books: bytes) -> None:
+        """Where there is no memory for it, nothing is left of those before either: they would be believed."""
+        self._sequence += 1
+        record = HEAD.pack(self._sequence, zlib.crc32(books), len(books)) + books
+        written = 0
+        with contextlib.suppress(OSError):
+            written = os.pwrite(self._descriptor, record, SLOT * (self._sequence % 2))
+        if written < len(record):
+            os.ftruncate(self._descriptor, 0)
+
+    def _read(self, slot: int) -> tuple[int, bytes]:
+        head = os.pread(self._descriptor, HEAD.size, SLOT * slot)
+        if len(head) < HEAD.size:
+            return 0, b""
+        sequence, checksum, length = HEAD.unpack(head)
+        books = os.pread(self._descriptor, length, SLOT * slot + HEAD.size) if length < SLOT else b""
+        return (sequence, books) if zlib.crc32(books) == checksum and len(books) == length else (0, b"")
+
+
+# --- journal ----------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
     id INTEGER PRIMARY KEY,
@@ -298,3 +362,110 @@ def read_books(folder: Path) -> Durable | None:
 def _books(database: sqlite3.Connection) -> Durable | None:
     row = database.execute("SELECT books FROM books").fetchone()
     return None if row is None else decoded(row[0], Durable)
+
+
+# --- shipping ---------------------------------------------------------------------------------------------------------
+#
+# The run's books beside its checkpoints, where another machine finds them when this one is lost.
+#
+# One writer, the coordinator's process, puts one object there, `run-NAME.json`: the settings, the books and the time,
+# without any secret. It does so in a thread: a store may be slow or away, and nobody waits for it. So what is there may
+# be older than the last promise by as long as an upload takes. Who takes over from such books finds workers in a view
+# that they do not name; those end, and the run goes on from a checkpoint, to the same bits.
+
+ALIVE_S = 20.0  # at the latest after so long it is written again, to show that there is a coordinator
+CLOSE_S = 5.0
+
+
+class Shipped(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there. `time`: Unix time."""
+
+    time: float
+    settings: RunSettings
+    books: Durable
+
+
+def outlived(settings: RunSettings) -> bool:
+    """Whether somebody goes on when this machine is lost, and there is a place for the books."""
+    return settings.checkpoints.url != "" and any(pool.kind != "local" for pool in settings.pools)
+
+
+def place(url: str, run: str) -> tuple[Store, str]:
+    """The store, and the object's name there."""
+    store = Store(url)
+    return store, f"{store.path}/run-{run}.json"
+
+
+def load(url: str, run: str) -> Shipped:
+    """What a coordinator of `run` has left there.
+
+    Raises:
+        UsageError: there is none that can be read.
+        FarandoleError: the place can't be reached.
+    """
+    store, name = place(url, run)
+    with reaching(url):
+        try:
+            return msgspec.json.decode(store.files.cat_file(name), type=Shipped)
+        except FileNotFoundError:
+            raise UsageError(
+                f"--checkpoints {url}: no journal of run {run} is there; see that it is the run's"
+            ) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UsageError(f"{url}/run-{run}.json can't be read: {error}") from None
+
+
+class Shipping:
+    """`put` returns at once. `failed` is called, from a thread, with the reason of each first failure in a row."""
+
+    def __init__(self, settings: RunSettings, failed: Callable[[str], None]) -> None:
+        self._settings, self._failed = settings, failed
+        self._changed = threading.Condition()
+        self._books: Durable | None = None
+        self._written: Durable | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="shipping", daemon=True)
+        self._thread.start()
+
+    def put(self, books: Durable) -> None:
+        with self._changed:
+            self._books = books
+            self._changed.notify()
+
+    def close(self) -> None:
+        """What was put last is written, if that is possible soon."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        failing = False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._books is not self._written, ALIVE_S)
+                books, closing = self._books, self._closing
+            if books is not None and not (closing and books is self._written):
+                try:
+                    self._write(books)
+                    failing = False
+                except Exception as error:  # noqa: BLE001  the clients of stores have errors of their own
+                    if not failing:
+                        self._failed(f"{type(error).__name__}: {first_line(error)}")
+                    failing = True
+                self._written = books
+            if closing:
+                return
+
+    def _write(self, books: Durable) -> None:
+        store, name = place(self._settings.checkpoints.url, self._settings.run)
+        content = msgspec.json.encode(Shipped(time=time.time(), settings=self._settings, books=books))
+        if store.local:  # whole or not at all
+            beside = f"{name}.part"
+            store.files.makedirs(store.path, exist_ok=True)
+            with store.files.open(beside, "wb") as file:
+                file.write(content)
+            with contextlib.suppress(FileNotFoundError):
+                store.files.mv(beside, name)
+        else:
+            store.files.pipe_file(name, content)

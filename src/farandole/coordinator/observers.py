@@ -1,7 +1,7 @@
 """Who watches a run: observers get the newest lines of metrics.jsonl, and then every line that comes.
 
 They only watch: what can't be told to them costs them an answer, and nobody else anything. One within this process
-(`control/observer.py`) that raises is told of once, and gets no more lines.
+(`control/run_folder.py`) that raises is told of once, and gets no more lines.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farandole.control.observer import Observer
+from farandole.control.run_folder import Observer
 from farandole.coordinator.connection import Connection
+from farandole.coordinator.listener import Strangers
 from farandole.coordinator.rest import untold
-from farandole.coordinator.strangers import Strangers
-from farandole.membership.messages import Note, encode
-from farandole.membership.metrics import Line, as_written
+from farandole.protocol.messages import Note, encode
+from farandole.protocol.metrics import Line, as_written
 
 RECENT_LINES = 200  # what an observer gets at connect
 

@@ -6,7 +6,7 @@ ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctr
 it to stop; and it does not outlive that process.
 
 `--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
-that the journal holds, or the memory behind `--books` (see `safekeeping.py`). For that it needs no room on the disk:
+that the journal holds, or the memory behind `--books` (see `journal.py`). For that it needs no room on the disk:
 what it would write there is there already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
 """
 
@@ -29,19 +29,16 @@ import msgspec
 
 from farandole.control.run_folder import JOURNAL, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
-from farandole.coordinator.endpoint import endpoint
-from farandole.coordinator.journal import Journal, set_aside
-from farandole.coordinator.safekeeping import Safekeeping
+from farandole.coordinator.journal import Journal, Safekeeping, set_aside
+from farandole.coordinator.listener import endpoint
 from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
-from farandole.membership import events
-from farandole.membership.records import RunSettings
-from farandole.platform import descriptors, logs
-from farandole.platform.file_thread import FileThread
-from farandole.platform.files import decoded, write_atomically
+from farandole.platform import files, output
+from farandole.platform.files import FileThread, decoded, read, write_atomically
 from farandole.platform.output import guard, say
-from farandole.platform.parent import die_with_parent
-from farandole.platform.private import read
+from farandole.platform.process import die_with_parent
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
 from farandole.settings import verbosity
 
 _log = logging.getLogger("farandole.coordinator.process")
@@ -144,9 +141,9 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
-    descriptors.allow_all()  # each worker is one
+    files.allow_all()  # each worker is one
     log = FileThread("log")  # standard error is a file in the run's folder, whose disk may not answer
-    logs.show(verbosity(), lambda line: log.post(partial(say, line)))
+    output.show(verbosity(), lambda line: log.post(partial(say, line)))
     try:
         safekeeping = None if options.books is None else Safekeeping(options.books)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)

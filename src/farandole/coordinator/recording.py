@@ -19,14 +19,14 @@ from functools import partial
 import msgspec
 
 from farandole.control.status import RATE_STEPS
-from farandole.coordinator.journal import Journal
+from farandole.coordinator.journal import Journal, Shipping, outlived
 from farandole.coordinator.observers import Observers
-from farandole.coordinator.shipping import Shipping, outlived
-from farandole.membership import events, reconnection
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.events.base import Recorded
-from farandole.membership.metrics import Line, StepLine
-from farandole.membership.records import RunSettings
+from farandole.protocol import events
+from farandole.protocol.coordinator import reconnection
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.events import Recorded
+from farandole.protocol.metrics import Line, StepLine
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@
     POST /api/trace/end                         Traced: who owes its part is to tell what it has
     GET  /api/trace/of?worker=w2                what w2 has answered (`Spans`), as msgpack
 
-What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see `tickets.py`);
-what can't be told for an error of our own, 500.
+What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see
+`control/security.py`); what can't be told for an error of our own, 500.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from farandole.control import numerics
-from farandole.control.run_folder import PACK
-from farandole.control.status import Status
-from farandole.coordinator.strangers import Strangers
-from farandole.errors import UsageError
-from farandole.membership import tracing
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.messages import Name
-from farandole.membership.spans import MOST_STEPS
-from farandole.platform.waiting import within
+from farandole.control import status as numerics
+from farandole.control.run_folder import METRICS, PACK, Tail
+from farandole.control.status import AccountStatus, Status
+from farandole.coordinator.listener import Strangers
+from farandole.errors import FarandoleError, UsageError
+from farandole.platform.files import FileThread
+from farandole.platform.process import within
+from farandole.protocol.coordinator import accounting
+from farandole.protocol.coordinator.account import Reading
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import MOST_STEPS, Name
+
+# --- rest -------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-
 BODY_S = 10.0  # for a request's body to arrive
 NOT_PACKED = (
     "the run's code is not packed: it has no pools of other hosts; name a script of your own, or start it with --files"
@@ -167,21 +171,21 @@ class Rest:
 
     async def _trace(self, request: web.Request) -> web.Response:
         body = await _body(request, Trace)
-        tracing.ask(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
+        accounting.ask(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
         self._desk.flush()
         return await self._traced(request)
 
     async def _traced(self, request: web.Request) -> web.Response:
         del request
-        return _answer(tracing.look(self._desk.coordinator, self._desk.now()))
+        return _answer(accounting.look(self._desk.coordinator, self._desk.now()))
 
     async def _trace_end(self, request: web.Request) -> web.Response:
-        tracing.end(self._desk.coordinator)
+        accounting.end(self._desk.coordinator)
         self._desk.flush()
         return await self._traced(request)
 
     async def _trace_of(self, request: web.Request) -> web.Response:
-        answer = tracing.answer(self._desk.coordinator, request.query.get("worker", ""))
+        answer = accounting.answer(self._desk.coordinator, request.query.get("worker", ""))
         return web.Response(body=answer, content_type="application/msgpack")
 
 
@@ -208,3 +212,68 @@ def untold(what: str, error: Exception, record: Strangers) -> web.Response:
     if record.untold(sentence):
         _log.error("%s", sentence, exc_info=error)
     return web.Response(status=500, reason=sentence, text=sentence)
+
+
+# --- spent ------------------------------------------------------------------------------------------------------------
+#
+# What a live run's account comes to (`protocol/coordinator/account.py`), for its status and `/metrics`.
+#
+# The coordinator reads its own metrics.jsonl on, a part at a time: so one that comes again knows of workers that went
+# before it began, and what it tells is what `farandole account` says of the same lines. Before it has read all of them,
+# and where they can't be read, nothing is known. Nothing is decided by it. It reads in a thread: nobody waits for it.
+
+EVERY_S = 5.0  # between two sums
+READ_S = 0.5  # between two looks at the file
+
+
+class Spent:
+    """`look_soon` now and then; `account` is what is known."""
+
+    def __init__(self, settings: RunSettings, folder: Path) -> None:
+        self.account: AccountStatus | None = None
+        self._run, self._prices = settings.run, settings.prices
+        self._tail = Tail(folder / METRICS)
+        self._reading = Reading()
+        self._look_at = self._sum_at = 0.0
+        self._files = FileThread("spent")
+        self._looking = False
+
+    def look_soon(self, now: float) -> None:
+        """`look`, in the thread, unless it is at it or it is too early."""
+        if now >= self._look_at and not self._looking:
+            self._looking = True
+            self._files.post(partial(self._look, now))
+
+    def close(self) -> None:
+        """The thread ends when it has done what it is at."""
+        self._files.end()
+
+    def _look(self, now: float) -> None:
+        try:
+            self.look(now)
+        finally:
+            self._looking = False
+
+    def look(self, now: float) -> None:
+        """At most one part of the file."""
+        if now < self._look_at:
+            return
+        try:
+            lines = self._tail.lines()
+        except (OSError, FarandoleError):
+            lines = []
+        for line in lines:
+            self._reading.take(line)
+        behind = self._tail.at < self._tail.size
+        self._look_at = now + (0.0 if lines and behind else READ_S)
+        if not behind and (now >= self._sum_at or self.account is None):
+            self._sum_at = now + EVERY_S
+            self.account = self._summed()
+
+    def _summed(self) -> AccountStatus | None:
+        found = self._reading.account(self._run, self._prices)
+        if found.seconds is None or found.worker_hours is None:
+            return None
+        return AccountStatus(
+            seconds=found.seconds, goodput=found.goodput, worker_hours=found.worker_hours, dollars=found.dollars
+        )

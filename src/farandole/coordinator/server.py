@@ -1,8 +1,8 @@
-"""The coordinator's server: connections and clock around `membership.Coordinator`, on one port.
+"""The coordinator's server: connections and clock around `protocol.coordinator.Coordinator`, on one port.
 
     /control   WebSocket, binary frames of msgpack, for workers, pools and observers
     /api/*     REST, for the command line (see `rest.py`)
-    /metrics   for Prometheus, by a token of its own (see `scraping.py`)
+    /metrics   for Prometheus, by a token of its own (see `prometheus.py`)
 
 The first two are for connections that have shown the run's ticket, and nobody else's bytes come here (`listener.py`).
 Invariant: whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that
@@ -19,52 +19,280 @@ not go on; where something is only told, it costs that answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import hmac
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
 
 from farandole import __version__
 from farandole.control.run_folder import TICKETS
+from farandole.control.security import Certificate, Tickets
 from farandole.control.status import Status, describe
-from farandole.control.tickets import Tickets
-from farandole.control.tls import Certificate
-from farandole.coordinator import invited
-from farandole.coordinator.agents import Agents
 from farandole.coordinator.connection import Connection, open_connection
-from farandole.coordinator.group_keys import keyed
 from farandole.coordinator.journal import Journal
-from farandole.coordinator.listener import Listener, shown
+from farandole.coordinator.listener import Listener, Strangers, shown
 from farandole.coordinator.observers import Observers
-from farandole.coordinator.pools import Pools
+from farandole.coordinator.prometheus import metrics_page
 from farandole.coordinator.recording import Recording
-from farandole.coordinator.rest import READING, Rest, refusal, untold
-from farandole.coordinator.scraping import metrics_page
-from farandole.coordinator.spent import Spent
-from farandole.coordinator.strangers import Strangers
+from farandole.coordinator.rest import READING, Rest, Spent, refusal, untold
 from farandole.errors import ProtocolError, UsageError
-from farandole.membership import events, tracing
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import metrics_line
-from farandole.membership.reconnection import Durable
-from farandole.membership.records import Close, Log, Record, RunSettings, Send
-from farandole.platform.waiting import up_to
+from farandole.platform.process import up_to
+from farandole.protocol import events, messages
+from farandole.protocol.coordinator import accounting, scaling
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.coordinator.state import Close, Log, Record, RunSettings, Send
+from farandole.protocol.metrics import metrics_line
+
+# --- group keys -------------------------------------------------------------------------------------------------------
+#
+# The key of each group of connections, made from the run's secret; see `collective/gloo.py` for what it is for.
+#
+# It is put into a proposal as that is sent, and is nowhere else: not in the books, the journal or a log.
+
+
+def group_key(secret: str, run: str, group: int) -> bytes:
+    """HMAC-SHA256 of the run and the group's number under the run's secret. Its holder learns nothing of the secret."""
+    return hmac.new(secret.encode(), f"farandole group\n{run}\n{group}".encode(), hashlib.sha256).digest()
+
+
+def keyed(message: messages.Message, secret: str, run: str) -> messages.Message:
+    """What is sent for `message`: a proposal has its group's key in it."""
+    if not isinstance(message, messages.Propose):
+        return message
+    return msgspec.structs.replace(message, key=group_key(secret, run, message.view.group))
+
+
+# --- invited ----------------------------------------------------------------------------------------------------------
+#
+# What the tickets say (`control/security.py`), done to connections: who is not heard, and who has to go.
+#
+# A worker that the run knows is heard whatever its ticket is by now: it is told by the coordinator what becomes of it,
+# and the others learn that it is gone. Nobody else's Hello is looked at by the run if its ticket is over.
+
+
+def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: messages.Hello) -> str:
+    """Why who has shown `ticket` is not heard, "" if it is."""
+    if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
+        return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
+    return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
+
+
+def reread(tickets: Tickets, record: Callable[[events.Event], None]) -> None:
+    """`record` what has become of them. A file that is damaged is an event, and changes nothing."""
+    try:
+        for event in tickets.reread():
+            record(event)
+    except UsageError as error:
+        record(events.TicketsDamaged(reason=str(error)))
+
+
+def turn_out(
+    tickets: Tickets,
+    coordinator: Coordinator,
+    workers: Mapping[str, Connection],
+    others: Iterable[Connection],
+    now: float,
+) -> None:
+    """Those whose tickets have been revoked; to be flushed."""
+    for worker, connection in tuple(workers.items()):
+        if why := tickets.revoked(connection.ticket):
+            coordinator.put_out(worker, why, now)
+    for connection in tuple(others):
+        if tickets.revoked(connection.ticket):
+            connection.close()
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+#
+# Passes on what pools and the agents of their hosts say to each other. Nothing of it is the coordinator's business.
+#
+# A pool has at most one connection for this, and each of its hosts at most one agent: who comes again has lost the
+# older connection, and takes its place. Whoever connects gets a whole picture: a pool the newest report of each of
+# its hosts that are there, an agent the newest order that was made for it. Each report is answered, so that an agent
+# sees when nobody is there any more: the coordinator's machine may be lost. An agent that is silent for `SILENT_S` is
+# taken to be gone: its host may have lost its power, or its network.
+
+SILENT_S = 5.0  # an agent says something each second
+HEARD = messages.encode(messages.Heard())
+
+
+class _Pool:
+    """`orders` and `reports` are the newest, by host."""
+
+    def __init__(self) -> None:
+        self.link: Connection | None = None
+        self.agents: dict[str, Connection] = {}
+        self.orders: dict[str, bytes] = {}
+        self.reports: dict[str, bytes] = {}
+
+
+class Agents:
+    """One connection each: `serve_agent`, `serve_pool`, to its end."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+
+    @property
+    def there(self) -> bool:
+        """Some agent is connected."""
+        return any(pool.agents for pool in self._pools.values())
+
+    def _of(self, hello: messages.Hello) -> _Pool:
+        if not hello.pool:
+            raise ValueError(f"{hello.kind} without the name of its pool")
+        return self._pools.setdefault(hello.pool, _Pool())
+
+    async def serve_agent(self, connection: Connection, hello: messages.Hello) -> None:
+        """Raises ValueError: it says what no agent says."""
+        pool, host = self._of(hello), hello.host
+        if not host:
+            raise ValueError("an agent without the name of its host")
+        if before := pool.agents.get(host):
+            before.abort()
+        pool.agents[host] = connection
+        if order := pool.orders.get(host):
+            connection.send(order)
+        try:
+            while (data := await _heard(connection)) is not None:
+                said = messages.decode_from_worker(data)
+                if not isinstance(said, messages.Report | messages.Output):
+                    raise ValueError(f"unexpected message {type(said).__name__} from an agent")
+                if pool.agents.get(host) is not connection:
+                    continue
+                passed = messages.encode(messages.FromHost(host=host, said=said))
+                if isinstance(said, messages.Report):
+                    connection.send(HEARD)
+                    if pool.reports.get(host) == passed:
+                        continue
+                    pool.reports[host] = passed
+                if pool.link:
+                    pool.link.send(passed)
+        finally:
+            if pool.agents.get(host) is connection:
+                del pool.agents[host]
+                pool.reports.pop(host, None)
+                if pool.link:
+                    pool.link.send(messages.encode(messages.FromHost(host=host)))
+
+    async def serve_pool(self, connection: Connection, hello: messages.Hello) -> None:
+        """Raises ValueError: it says what no pool says here."""
+        pool = self._of(hello)
+        if pool.link:
+            pool.link.abort()
+        pool.link = connection
+        pool.orders.clear()  # a pool that has begun anew makes others, once it has heard of the host
+        for report in pool.reports.values():
+            connection.send(report)
+        try:
+            while (data := await connection.receive()) is not None:
+                said = messages.decode_from_worker(data)
+                if not isinstance(said, messages.ToHost):
+                    raise ValueError(f"unexpected message {type(said).__name__} from a pool")
+                if pool.link is not connection:
+                    continue
+                order = pool.orders[said.host] = messages.encode(said.order)
+                if agent := pool.agents.get(said.host):
+                    agent.send(order)
+        finally:
+            if pool.link is connection:
+                pool.link = None
+
+
+async def _heard(agent: Connection) -> bytes | None:
+    """What it says next, None where it is gone."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        return await agent.receive(SILENT_S)
+    agent.abort()
+    return None
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+#
+# The pools' connections: each is told its roster, whenever that changes, and says what has become of its workers.
+#
+# What a pool says again after a break is no news to the coordinator, and does nothing.
+
+UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
+
+
+class Pools:
+    """`flush` carries out what the coordinator decides, `now` is its clock, `record` writes an event of ours down."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        flush: Callable[[], None],
+        now: Callable[[], float],
+        record: Callable[[events.Event], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._flush, self._now, self._record = flush, now, record
+        self._there: dict[Connection, messages.Hello] = {}
+        self._told: dict[Connection, messages.Roster] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that are connected."""
+        return [hello.pool for hello in self._there.values()]
+
+    def tell(self) -> None:
+        """Rosters that are not what was told last."""
+        for connection, hello in self._there.items():
+            roster = self._coordinator.roster(hello.pool)
+            if roster != self._told.get(connection):
+                self._told[connection] = roster
+                connection.send(messages.encode(roster))
+
+    async def serve(self, connection: Connection, hello: messages.Hello) -> None:
+        """Until the connection ends.
+
+        Raises:
+            ValueError: it says what no pool says.
+        """
+        if reason := scaling.pool_refusal(self._coordinator, hello, self._there.values()):
+            self._record(events.Refused(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
+            connection.send(messages.encode(messages.Refused(reason=reason)))
+            connection.close()
+            return
+        self._there[connection] = hello
+        try:
+            self.tell()
+            while (data := await connection.receive()) is not None:
+                self._hear(hello, messages.decode_from_worker(data))
+        finally:
+            del self._there[connection]
+            self._told.pop(connection, None)
+
+    def _hear(self, pool: messages.Hello, message: messages.Message) -> None:
+        if not isinstance(message, messages.FromPool):
+            raise ValueError(f"unexpected message {type(message).__name__} from a pool")
+        early = isinstance(message, messages.Exited) and not self._coordinator.has_met(message.worker)
+        asyncio.get_running_loop().call_later(UNKNOWN_S if early else 0.0, self._decide, pool, message)
+
+    def _decide(self, pool: messages.Hello, message: messages.FromPool) -> None:
+        self._coordinator.from_pool(pool.pool, pool.host, message, self._now())
+        self._flush()
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-
 HELLO_S = 10.0
 TICK_S = 0.1
 AGENTS_S = 15.0  # after the run is over, for hosts to tell what has become of their workers, and to be let go
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
 REST_BYTES = 64 * 1024
-UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
-
+UNPROMISING = (messages.Welcome, messages.Heard, messages.Published)  # may go out before the journal is written
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -130,7 +358,7 @@ class Server:
         if self._broken is not None:
             raise self._broken
         began = self.now()
-        while self._every or self._absent() or tracing.awaited(self.coordinator, self.now()):
+        while self._every or self._absent() or accounting.awaited(self.coordinator, self.now()):
             limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
             limit = max(limit, AGENTS_S) if self._agents.there else limit
             if self.now() - began > limit:
@@ -182,7 +410,7 @@ class Server:
                     _log.debug("to %s: %s", action.worker, type(action.message).__name__)
                     if connection := self._workers.get(action.worker):
                         if action.message is not message:  # often the same to everyone
-                            message, data = action.message, m.encode(keyed(action.message, *self._keying))
+                            message, data = action.message, messages.encode(keyed(action.message, *self._keying))
                         connection.send(data)
                 case Close(worker):
                     if connection := self._workers.pop(worker, None):
@@ -247,13 +475,13 @@ class Server:
         who = "a connection without Hello"
         try:
             data = await connection.receive(HELLO_S)
-            hello = m.decode_from_worker(data) if data is not None else None
-            if not isinstance(hello, m.Hello):
+            hello = messages.decode_from_worker(data) if data is not None else None
+            if not isinstance(hello, messages.Hello):
                 raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
             who = f"{hello.kind} {hello.worker or hello.pool}".strip()
-            if why := invited.why_not(self.tickets, self.coordinator, connection.ticket, hello):
+            if why := why_not(self.tickets, self.coordinator, connection.ticket, hello):
                 self._strangers.strange(source, why)
-                connection.send(m.encode(m.Refused(reason=why)))
+                connection.send(messages.encode(messages.Refused(reason=why)))
                 connection.close()
             elif hello.kind == "worker":
                 await self._worker(connection, hello)
@@ -272,24 +500,24 @@ class Server:
             connection.close()
 
     def reread_tickets(self) -> None:
-        invited.reread(self.tickets, self._event)
+        reread(self.tickets, self._event)
         self._keep()  # before it is answered
         others = self._every - set(self._workers.values())
-        invited.turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
+        turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
         self.flush()
 
-    async def _worker(self, connection: Connection, hello: m.Hello) -> None:
+    async def _worker(self, connection: Connection, hello: messages.Hello) -> None:
         worker = self.coordinator.hello(hello, self.now())
         if before := self._workers.get(worker):  # it is back before its old connection was seen to break
             before.abort()
         self._workers[worker] = connection
-        invited.turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
+        turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
         self.flush()
         try:
             while (data := await connection.receive()) is not None:
                 if self._workers.get(worker) is not connection:
                     continue  # it is out, or has come back on another connection
-                message = m.decode_from_worker(data)
+                message = messages.decode_from_worker(data)
                 self.coordinator.receive(worker, message, self.now())
                 self.flush()
         finally:

@@ -1,7 +1,7 @@
 """Files of elsewhere, as the processes of a machine read them: from their copies in the cache, and by range while there
 is none.
 
-- *A copy* is opened once a process, when it has been compared with its MD5 (`folder.py`, `verification.py`).
+- *A copy* is opened once a process, when it has been compared with its MD5 (`cache_folder.py`, `cache_folder.py`).
 - *No copy yet*: what is wanted of the file is read from the store, by the fetcher (`fetcher.py`), which copies what the
   order wants meanwhile. A loader says what it wants of a micro-batch all at once (`ahead`): neighbours in one request.
 - *Checked*: who knows what the bytes should be hands in their checksum. Where a copy gives others it is removed, and
@@ -23,11 +23,10 @@ from typing import Any
 
 from fsspec.registry import known_implementations, registry
 
-from farandole.data.fetching import Fetching
-from farandole.data.folder import PIECE_BYTES, Folder
-from farandole.data.keeping import File
-from farandole.data.samples import checksum
-from farandole.data.store import DEADLINE_S, Store, filesystem, local_path, missing, torn
+from farandole.data.cache_folder import PIECE_BYTES, File, Folder
+from farandole.data.fetcher import Fetching
+from farandole.data.index import checksum
+from farandole.data.object_store import DEADLINE_S, Store, filesystem, local_path, missing, torn
 from farandole.errors import FarandoleError, ShardError
 
 __all__ = ["DEFAULT_FOLDER", "Copies", "filesystem", "local_path", "torn"]

@@ -44,7 +44,7 @@ import torch
 from torch.utils.data import Dataset
 
 from farandole.errors import UsageError
-from farandole.platform import logs
+from farandole.platform import output
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def warn_of_own_changes(*roots: Any) -> Generator[None]:
             f"making samples changes {', '.join(sorted(changed))}: each process and each worker has its own value, so "
             f"if samples depend on it, they are others with other workers; let them depend on their index and epoch"
         )
-        logs.warn_once(_log, message)
+        output.warn_once(_log, message)
 
 
 def _is_value(value: Any) -> bool:

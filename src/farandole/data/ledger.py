@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.errors import LedgerError, LedgerIncomplete, UsageError
-from farandole.platform.private import make, opener
+from farandole.platform.files import make, opener
 
 _SUFFIX = ".jsonl"
 

@@ -1,9 +1,9 @@
 """A worker's micro-batches, fetched ahead of a plan that may change at any step.
 
-It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours (`prefetch.py`): a request is a `Key`, one
-micro-batch, and the loader process that gets it makes the whole micro-batch (`source.py`), which depends on its key
+It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours (`workers.py`): a request is a `Key`, one
+micro-batch, and the loader process that gets it makes the whole micro-batch (`workers.py`), which depends on its key
 alone: a lost worker's shards can be made by anyone. The same processes serve from the first `expect` or `fetch` to
-`close`, through any number of plans. If one of them dies, all are replaced (`deaths.py`), and what was under way is
+`close`, through any number of plans. If one of them dies, all are replaced (`workers.py`), and what was under way is
 requested again. An exception of the dataset's travels with its key and is raised when that key is asked for; if nobody
 asks, it is nobody's.
 
@@ -22,39 +22,201 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from itertools import repeat
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from farandole.data import deaths, shared
-from farandole.data.announced import Announced
+from farandole.data import workers
 from farandole.data.epochs import DatasetState
-from farandole.data.hooks import Watch
-from farandole.data.options import (
-    callable_or_none,
-    check_length,
-    check_options,
-    check_subsets,
-    left_out,
-    length_of,
-    processes_of,
-)
+from farandole.data.facts import subsets
+from farandole.data.object_store import NOTHING, Making, Timed
 from farandole.data.order import Order
-from farandole.data.prefetch import Key as Key
-from farandole.data.prefetch import Prefetch
-from farandole.data.slots import GO_ANYWHERE, Slots
-from farandole.data.source import Incomplete, ProcessStart, Source, aligned
-from farandole.data.store_clock import NOTHING, Making, Timed
+from farandole.data.workers import GO_ANYWHERE, Incomplete, Prefetch, ProcessStart, Slots, Source, Watch, aligned, hook
+from farandole.data.workers import Key as Key
 from farandole.errors import LoaderDied, UsageError
-from farandole.plan.batch import BatchPolicy
+from farandole.plan.batch import BatchPolicy, GlobalBatch
+from farandole.platform.bounds import real, whole
+
+# --- options ----------------------------------------------------------------------------------------------------------
+#
+# What a loader can be asked for: each other option of torch's DataLoader is an error that says why it can't be set.
+#
+# Nothing is left out in silence: how many samples `drop_last` leaves out of each epoch is said.
 
 _log = logging.getLogger(__name__)
+MAX_PROCESSES = 1024  # of a loader
+MAX_AHEAD = 1024  # micro-batches of a process
+MAX_TIMEOUT_S = 1e6  # poll(2) takes no more than 24 days
+REFUSED = {
+    "batch_size": "the global batch is what `batch` says",
+    "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
+    "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
+    "generator": "random state comes from the run's seed",
+    "in_order": "results are matched to requests in order",
+    "pin_memory_device": "pin_memory=True pins for the current accelerator",
+}
+
+
+def length_of(dataset: Dataset[Any]) -> int:
+    """How many samples it has. Raises `UsageError` where they can't be reached by their numbers."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(f"{kind} is an IterableDataset: any worker must reach any sample, so give a map-style dataset")
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UsageError(f"{kind} needs __getitem__(index) and __len__(): any worker must reach any sample")
+    try:
+        length = len(cast(Sized, dataset))
+    except Exception as error:
+        raise UsageError(
+            f"len() of {kind} fails with {type(error).__name__}: {error}; any worker must know how many samples there "
+            f"are: hand in a data set, not its class, whose __len__() gives a whole number"
+        ) from error
+    if length == 0:
+        raise UsageError(f"{kind} is empty: a dataset needs at least one sample")
+    return whole(f"the length of {kind}, {{}}", length, 1, why="samples")
+
+
+def check_length(dataset: Dataset[Any], length: int) -> None:
+    """Raises `UsageError` where a data set has another length than when its loader was made."""
+    now = len(cast(Sized, dataset))
+    if now != length:
+        raise UsageError(
+            f"{type(dataset).__name__} had {length} samples when its loader was made and has {now} now: some would "
+            f"be left out, or asked for that are not there; keep its length the same in all epochs of a run"
+        )
+
+
+def check_subsets(dataset: Dataset[Any]) -> None:
+    """What a `Subset` picks is in its data set: a number that looks as if it is not is tried.
+
+    Raises:
+        UsageError: one is not; names it.
+    """
+    for subset in subsets(dataset):
+        indices, length = np.asarray(subset.indices), len(cast(Sized, subset.dataset))
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            continue
+        for at in np.flatnonzero((indices < -length) | (indices >= length))[:1]:
+            try:
+                subset.dataset[subset.indices[at]]  # its data set may number its samples in another way
+            except LookupError as error:
+                kind = type(subset.dataset).__name__
+                raise UsageError(
+                    f"Subset.indices[{at}] is {indices[at]}, and the {kind} that it picks from has {length} samples, "
+                    f"0 to {length - 1} ({type(error).__name__}: {error}); mend the indices"
+                ) from error
+
+
+def left_out(length: int, batch: BatchPolicy) -> int:
+    """How many samples `drop_last` leaves out of each epoch. Raises `UsageError` where it would leave out all."""
+    if not isinstance(batch, GlobalBatch):
+        raise UsageError(
+            "drop_last=True needs a batch that stays the same, farandole.GlobalBatch: whether another is an epoch's "
+            "last, and short, is known only when its workers are"
+        )
+    if length < batch.size:
+        raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
+    rest = length % batch.size
+    _log.warning("drop_last leaves %d of %d samples out of each epoch, others each time", rest, length)
+    return rest
+
+
+def processes_of(
+    num_workers: Any, prefetch_factor: Any, timeout: Any, multiprocessing_context: Any
+) -> tuple[int, int | None, float]:
+    """How many processes a loader has, how many micro-batches each makes ahead (None: torch's default), and for how
+    many seconds a result is waited for (0: without limit).
+
+    Raises:
+        UsageError: a value means nothing, or means nothing without processes.
+    """
+    processes = whole("num_workers={}", num_workers, 0, MAX_PROCESSES, why="processes of the loader, 0: none")
+    ahead = None
+    if prefetch_factor is not None:
+        why = "micro-batches that each process makes ahead; left out: 2"
+        ahead = whole("prefetch_factor={}", prefetch_factor, 1, MAX_AHEAD, why=why)
+    seconds = real("timeout={}", timeout, 0, MAX_TIMEOUT_S, why="seconds, 0: without limit")
+    meant = {"prefetch_factor": ahead, "timeout": seconds, "multiprocessing_context": multiprocessing_context}
+    for name, value in meant.items():
+        if value and not processes:
+            raise UsageError(f"{name}={value!r} is of loader processes: it needs num_workers > 0; else leave it out")
+    return processes, ahead, seconds
+
+
+def callable_or_none(name: str, value: Any) -> Callable[..., Any] | None:
+    """`value` of the option `name`. Raises `UsageError` where it can't be called."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name}={value!r:.100} can't be called: give a function, or leave it out")
+    return value
+
+
+def check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name == "persistent_workers":
+            if not value:
+                raise UsageError(
+                    f"persistent_workers={value}: loader processes live as long as the loader; leave it out"
+                )
+        elif name in REFUSED:
+            raise UsageError(f"{name}={value!r} can't be set here: {REFUSED[name]}")
+        else:
+            raise UsageError(
+                f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
+                "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does, "
+                "drop_last and on_bad_sample"
+            )
+
+
+# --- announced --------------------------------------------------------------------------------------------------------
+#
+# What the loader has told its dataset of the order: which samples come next, wherever the loader is.
+#
+# Told are the samples that all workers will take from a position on, not this one's alone: whatever a view changes,
+# what is near is what is wanted; and workers of one host want one another's. Told again when a good part of it is
+# behind.
+
+HORIZON = 16_384  # samples
+NOWHERE = (-1, 0)
+
+
+class Announced:
+    """Of one loader."""
+
+    def __init__(self, dataset: Any, order: Order) -> None:
+        self._order = order
+        self._expect, self._settle = hook(dataset, "expect"), hook(dataset, "settle")
+        self._at = NOWHERE  # epoch and position from which it was told
+
+    def begin(self) -> None:
+        """Somebody will read, nobody knows yet where."""
+        if self._at == NOWHERE:
+            self.reach(0, 0)
+
+    def reach(self, epoch: int, start: int) -> None:
+        """The loader is there, or will be soon."""
+        if self._expect is None:
+            return
+        told, first = self._at
+        if epoch == told and first <= start < first + HORIZON // 2:
+            return
+        self._at = epoch, start
+        samples = self._order.samples(epoch, start, min(start + HORIZON, self._order.length))
+        self._expect(samples, shuffled=self._order.shuffle)
+
+    def settle(self, at_most_s: float) -> None:
+        """Wait until what was told is near."""
+        if self._settle is not None and at_most_s:
+            self._settle(at_most_s)
+
+
+# --- loader -----------------------------------------------------------------------------------------------------------
 
 NOT_PICKLED = {"PicklingError", "AttributeError", "TypeError"}  # names of what pickling raises
 
@@ -136,7 +298,7 @@ class Loader:
         except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
         if num_workers:
-            shared.check()
+            workers.check()
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
@@ -211,7 +373,7 @@ class Loader:
             try:
                 found.reraise()
             except RuntimeError as error:
-                raise shared.explained(error)  # noqa: B904  mostly the same one
+                raise workers.explained(error)  # noqa: B904  mostly the same one
         return found
 
     def close(self) -> None:
@@ -253,7 +415,7 @@ class Loader:
                 requests = cast("Any", zip(numbers, self._ahead, strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
                 if self.processes:
-                    deaths.adopt(self._results)
+                    workers.adopt(self._results)
             except BaseException as error:
                 _, start = self._let_go()
                 if start is not None:
@@ -265,7 +427,7 @@ class Loader:
                         f"forked: {error}; define its functions and classes at the top of a module, or give "
                         f'multiprocessing_context="fork"'
                     ) from error
-                raise shared.explained(error)  # noqa: B904  mostly the same one
+                raise workers.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
             # torch's, registered when it pins, 10 seconds for each that is busy.
@@ -304,21 +466,21 @@ class Loader:
         return found
 
     def _died(self) -> list[BaseProcess]:
-        return deaths.dead(self._results) if self.processes and self._results is not None else []
+        return workers.dead(self._results) if self.processes and self._results is not None else []
 
     def _replace_processes(self, error: Exception | None) -> None:
         """Of new ones the same is requested in the same order, so what comes out has the same bits."""
-        said = deaths.said(self._died())
+        said = workers.said(self._died())
         results, start = self._let_go()
         if results is not None and start is not None:
-            deaths.clear_away(results, start)
+            workers.clear_away(results, start)
         self._deaths += 1
-        if self._deaths >= deaths.LIMIT:
+        if self._deaths >= workers.LIMIT:
             self._deaths = 0
             self._ahead.clear()
             raise LoaderDied(
-                f"{said}, the {deaths.LIMIT}rd time in a row without a sample in between; where memory is short, fewer "
-                f"processes (num_workers) and a smaller prefetch_factor take less of it"
+                f"{said}, the {workers.LIMIT}rd time in a row without a sample in between; where memory is short, "
+                "fewer processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
         _log.warning("%s; %d new ones are started", said, self.processes)
         if Loader.tell is not None:

@@ -7,11 +7,11 @@ for the stream's first, which nothing precedes, and the last (tokens - 1) % L, w
 the same ones in every epoch.
 
 Inputs and targets are int64, as embeddings and losses take them, and two tensors, each contiguous and aligned: views of
-one window of L + 1 would be neither. A micro-batch is gathered at once (`gather`, see `source.py`): its rows are copied
-from the maps as they are stored and widened in two calls.
+one window of L + 1 would be neither. A micro-batch is gathered at once (`gather`, see `workers.py`): its rows are
+copied from the maps as they are stored and widened in two calls.
 
 Invariants. A token is what the index's MD5 vouches for: all shards are compared when the dataset is made, so before
-training begins and not in its midst, and that it was is noted beside each (`verification.py`), so that one process of a
+training begins and not in its midst, and that it was is noted beside each (`cache_folder.py`), so that one process of a
 machine pays the 1.3 s a GB, and goes on where it was if it is killed. An id below the vocabulary comes out, or an error
 that names its place: on a GPU an embedding would end the process without one.
 
@@ -27,17 +27,94 @@ import os
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
-from farandole.data.token_index import WIDTHS, read_index
-from farandole.data.verification import Verified
+from farandole.data.cache_folder import Verified
+from farandole.data.index import INDEX, Shard, read_struct
 from farandole.errors import ShardError, UsageError
+
+# --- token index ------------------------------------------------------------------------------------------------------
+#
+# What `index.json` says of a folder of token shards: files of token ids and nothing else, little-endian.
+#
+#     {"__kind__": "farandole-tokens-v1", "dtype": "uint16", "vocabulary": 50257, "end_of_document": 50256,
+#      "tokenizer": "tiktoken:gpt2", "tokenizer_hash": "...", "documents": 1,
+#      "shardlist": [{"url": "shard-000000.bin", "nsamples": 338025, "filesize": 676050, "md5sum": "..."}]}
+#
+# A shard's entry is that of a shard of images (`index.py`), its samples being its tokens; so it is the plain name of a
+# file beside the index, and a train.bin of nanoGPT's becomes a shard by an entry of its own.
+#
+# Invariant: an index that was read fits itself. Each shard is as long as its tokens take, the dtype holds every id of
+# the vocabulary, the end of a document is one of them, and there are tokens.
+
+KIND = "farandole-tokens-v1"
+WIDTHS = {"uint16": 2, "uint32": 4}  # bytes of an id
+
+
+class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """All shards, in the order of their tokens. `vocabulary`: ids are below it. `tokenizer_hash`: SHA-256, in hex."""
+
+    kind: Literal["farandole-tokens-v1"] = msgspec.field(name="__kind__")
+    dtype: Literal["uint16", "uint32"]
+    vocabulary: int
+    end_of_document: int
+    tokenizer: str
+    tokenizer_hash: str
+    documents: int
+    shardlist: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        width = WIDTHS[self.dtype]
+        if not 1 <= self.vocabulary <= 1 << 8 * width:
+            raise ValueError(
+                f"vocabulary {self.vocabulary} does not fit: ids of {self.dtype} are from 0 to 2^{8 * width} - 1"
+            )
+        if not 0 <= self.end_of_document < self.vocabulary:
+            raise ValueError(f"end_of_document {self.end_of_document} is not below the vocabulary, {self.vocabulary}")
+        seen: set[str] = set()
+        for shard in self.shardlist:
+            if shard.url in seen:
+                raise ValueError(f"url {shard.url!r} stands in shardlist twice")
+            seen.add(shard.url)
+            if shard.filesize != shard.nsamples * width or not shard.nsamples:
+                raise ValueError(
+                    f"filesize {shard.filesize} of {shard.url} is not that of nsamples={shard.nsamples} tokens of "
+                    f"{width} bytes, at least one"
+                )
+        if not self.shardlist:
+            raise ValueError("shardlist names no tokens")
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.nsamples for shard in self.shardlist)
+
+
+def dtype_for(vocabulary: int) -> Literal["uint16", "uint32"]:
+    """The narrowest that holds its ids."""
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
+
+
+def read_index(url: str) -> TokenIndex:
+    """The index in the folder `url`.
+
+    Raises:
+        ShardError: it is not there, can't be read, or is none.
+        UsageError: there is no such kind of place.
+    """
+    return read_struct(
+        f"{url}/{INDEX}", TokenIndex, called="index of token shards",
+        absent="`farandole data prepare --tokens` writes it last, so run it to its end",
+    )  # fmt: skip
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@
     normalize = farandole.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))   # a batch, on its device
 
 `RandomResizedCrop` and `Resize` say, by a picture's size and by what they draw, which part of it is wanted and how
-large (`Cut`). `ShardedImages` gives them the file's bytes, of which no more is decoded than that (`pictures.py`); of
+large (`Cut`). `ShardedImages` gives them the file's bytes, of which no more is decoded than that (`transforms.py`); of
 anybody else they take PIL images. They give uint8, shape (3, height, width), which is collated and handed over in a
 quarter of float32's bytes; `Normalize` makes float32 of a whole batch, where the model is.
 
@@ -16,19 +16,258 @@ smaller without moire, in integers. Left out: other augmentations; a dataset aro
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib
+import io
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch.nn.functional import interpolate
 
-from farandole.data.pictures import Box, Picture, digest_of_resizing, of_image
 from farandole.errors import UsageError
-from farandole.membership.likeness import DECODING
+from farandole.platform.extras import how_to_install
+from farandole.protocol.numeric_facts import DECODING
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+#
+# Image files, opened by Pillow as what they may be and nothing else.
+#
+# Invariant: of a file that somebody else made, Pillow runs the decoder of one of `FORMATS`, for at most as many
+# pixels as Pillow itself warns of; so does any other decoder (`transforms.py`). Pillow knows more than forty formats
+# and looks at the content for which one it is, not at the name: what is EPS by its content it hands to Ghostscript,
+# an interpreter. And a few bytes may claim to be billions of pixels, for which memory is taken before the first is
+# decoded.
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # of IMAGES, as Pillow calls them
+SUFFIXES = {name: f".{name.lower()}" for name in FORMATS} | {"JPEG": ".jpg", "MPO": ".jpg"}
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\x00\x00\x00\x00IEND\xaeB`\x82", "GIF": b";"}
+
+
+def require_pillow() -> None:
+    """Raises `UsageError` where Pillow is not installed: before anything is begun, not at the first image."""
+    if find_spec("PIL") is None:
+        raise UsageError(f"images are decoded with Pillow, which is not installed: {how_to_install('images')}")
+
+
+def open_image(data: bytes) -> PIL.Image.Image:
+    """The image in `data`, its head read and its pixels not.
+
+    Raises:
+        UsageError: Pillow is not installed.
+        PIL.UnidentifiedImageError: it is none of FORMATS.
+        PIL.Image.DecompressionBombError: more pixels than PIL.Image.MAX_IMAGE_PIXELS, which is the user's to set.
+        Exception: whatever Pillow raises of a bad head.
+    """
+    try:
+        import PIL.Image
+    except ImportError:
+        require_pillow()
+        raise
+    image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+    try:
+        check_pixels(image.height, image.width, data)
+    except PIL.Image.DecompressionBombError:
+        image.close()
+        raise
+    return image
+
+
+def check_pixels(height: int, width: int, data: bytes) -> None:
+    """Whoever decodes `data`: before memory is taken for that many pixels.
+
+    Raises:
+        PIL.Image.DecompressionBombError: more than PIL.Image.MAX_IMAGE_PIXELS.
+    """
+    import PIL.Image
+
+    most = PIL.Image.MAX_IMAGE_PIXELS
+    if most is not None and width * height > most:
+        raise PIL.Image.DecompressionBombError(
+            f"an image of {width} x {height} pixels in {len(data)} bytes, and at most {most} pixels are decoded; if "
+            f"yours are that large, raise PIL.Image.MAX_IMAGE_PIXELS"
+        )
+
+
+def ends_as_it_should(data: bytes, kind: str | None) -> bool:
+    """Whether `data` has the end that an image of Pillow's format `kind` has: one that was cut off has not. False of
+    formats that have none.
+    """
+    if kind == "WEBP":
+        return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+    return kind in _ENDS and data.endswith(_ENDS[kind])
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+#
+# A picture on its way from a file's bytes to the pixels that a model is given: its size first, and then a part of it.
+#
+# Who knows which part is wanted, and how large, has less decoded: a JPEG is made of blocks of 8 x 8, of which a
+# decoder can make 4 x 4, 2 x 2 or 1 pixel by a smaller transform. That is done where half the size, or less, is still
+# as large as what is wanted; never where pixels would have to be made up. Other fractions save nothing: only these
+# have fast code.
+#
+#     bytes of a JPEG    simplejpeg (libjpeg-turbo), where it is installed: the fast way
+#     other bytes        Pillow: what simplejpeg refuses as well, so that it decides nowhere what is a bad sample
+#     an image           Pillow's, decoded already
+#
+# What comes out is a function of the bytes, the box and the libraries, which `facts` names. Memory is taken only once
+# the head has said how many pixels there are, and no more than `transforms.py` allows.
+
+Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
+_JPEG = b"\xff\xd8\xff"  # what Pillow, too, takes for one
+_BLOCK = 8  # pixels of a JPEG's block, each way
+_WITHOUT_INK = ("YCbCr", "RGB", "Gray")  # what of inks (CMYK) is white is for Pillow to know
+
+
+class Box(NamedTuple):
+    """A part of a picture, in its pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Picture(ABC):
+    """`size` is (height, width), of which each box is a part."""
+
+    size: tuple[int, int]
+
+    @abstractmethod
+    def part(self, box: Box, height: int, width: int) -> Pixels:
+        """The box, resized, shape (height, width, 3). Called once. Raises what the decoder raises of a bad image."""
+
+
+def picture_of(data: bytes) -> Picture:
+    """Raises Pillow's errors for what is no image, or has too many pixels."""
+    if data.startswith(_JPEG) and (simplejpeg := _simplejpeg()) is not None:
+        with contextlib.suppress(ValueError, KeyError):  # it knows no name for some kinds
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            check_pixels(height, width, data)
+            # of pictures smaller than a block it takes other fractions for as large as the whole
+            if colours in _WITHOUT_INK and min(height, width) >= _BLOCK:
+                return _Jpeg(data, height, width)
+    return _Opened(open_image(data))
+
+
+def facts(*, fast: bool) -> Iterator[tuple[str, str]]:
+    """Which libraries decode, by name and version. `fast`: by way of `picture_of`, else Pillow alone."""
+    from PIL import Image, features
+
+    pillow = f"Pillow {Image.__version__}"
+    jpeg = f"{pillow} with libjpeg-turbo {features.version_feature('libjpeg_turbo') or 'none'}"
+    simplejpeg = _simplejpeg() if fast else None
+    if simplejpeg is not None:
+        jpeg = f"simplejpeg {simplejpeg.__version__}, or {jpeg}"
+    yield f"{DECODING}of JPEG", jpeg
+    yield f"{DECODING}of other images", f"{pillow} with libwebp {features.version_module('webp') or 'none'}"
+
+
+class _Jpeg(Picture):
+    """A JPEG that simplejpeg has looked at; what it refuses after all, Pillow decides."""
+
+    def __init__(self, data: bytes, height: int, width: int) -> None:
+        self._data = data
+        self.size = height, width
+
+    def part(self, box: Box, height: int, width: int) -> Pixels:
+        simplejpeg: Any = _simplejpeg()
+        eighths = _eighths(box, height, width)
+        least = [-(-extent * eighths // _BLOCK) for extent in self.size]  # it takes the smallest that is as large
+        try:
+            found: Pixels = simplejpeg.decode_jpeg(self._data, min_height=least[0], min_width=least[1])
+        except ValueError:
+            return _Opened(open_image(self._data)).part(box, height, width)
+        return _resized(found, _scaled(box, eighths), height, width)
+
+
+class _Opened(Picture):
+    """A file that Pillow has looked at."""
+
+    def __init__(self, image: PIL.Image.Image) -> None:
+        self._image = image
+        self.size = image.height, image.width
+
+    def part(self, box: Box, height: int, width: int) -> Pixels:
+        with self._image as image:
+            if image.format == "JPEG" and (eighths := _eighths(box, height, width)) < _BLOCK:
+                image.draft("RGB", (image.width * eighths // _BLOCK, image.height * eighths // _BLOCK))
+                box = _scaled(box, eighths)
+            return _Image(image).part(box, height, width)
+
+
+class _Image(Picture):
+    """An image of Pillow's."""
+
+    def __init__(self, image: PIL.Image.Image) -> None:
+        self._image = image
+        self.size = image.height, image.width
+
+    def part(self, box: Box, height: int, width: int) -> Pixels:
+        top, left, h, w = box
+        image = self._image if self._image.mode == "RGB" else self._image.convert("RGB")
+        found = np.array(image.crop((left, top, left + w, top + h)))  # a copy, that torch may write
+        return _resized(found, Box(0, 0, h, w), height, width)
+
+
+def of_image(image: PIL.Image.Image) -> Picture:
+    return _Image(image)
+
+
+def _eighths(box: Box, height: int, width: int) -> int:
+    """How many of the 8 x 8 pixels of a block are wanted each way: 1, 2, 4 or all; the box has no fewer than wanted."""
+    return next((n for n in (1, 2, 4) if box.height * n >= _BLOCK * height and box.width * n >= _BLOCK * width), _BLOCK)
+
+
+def _scaled(box: Box, eighths: int) -> Box:
+    """The box in a picture that is decoded so much smaller, to the nearest pixels."""
+    if eighths == _BLOCK:
+        return box
+    edges = (box.top, box.left, box.top + box.height, box.left + box.width)
+    top, left, bottom, right = ((edge * eighths + _BLOCK // 2) // _BLOCK for edge in edges)
+    return Box(top, left, bottom - top, right - left)
+
+
+def _resized(pixels: Pixels, box: Box, height: int, width: int) -> Pixels:
+    """By torch, in integers: 3 to 5 times as fast as by Pillow, with the same filter."""
+    part = torch.from_numpy(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
+    # as a picture lies in memory anyway: of other strides torch would first make planes, which takes as long again
+    batch = part.permute(2, 0, 1).unsqueeze(0).contiguous(memory_format=torch.channels_last)
+    made = interpolate(batch, (height, width), mode="bilinear", antialias=True)
+    return made[0].permute(1, 2, 0).numpy()
+
+
+@cache
+def _simplejpeg() -> Any:
+    """The module; None where it is not installed."""
+    return importlib.import_module("simplejpeg") if find_spec("simplejpeg") else None
+
+
+def digest_of_resizing() -> str:
+    """Of a fixed picture made smaller and larger, as 16 hexadecimal digits."""
+    pixels = (np.arange(61 * 83 * 3, dtype=np.uint64) * 2654435761 >> 13).astype(np.uint8).reshape(61, 83, 3)
+    box, digest = Box(1, 2, 58, 79), hashlib.sha256()
+    for height, width in ((17, 40), (90, 101)):
+        digest.update(_resized(pixels, box, height, width).tobytes())
+    return digest.hexdigest()[:16]
+
+
+# --- transforms -------------------------------------------------------------------------------------------------------
 
 _TRIES = 10  # to find a part of the drawn area and shape within a picture, as torchvision
 

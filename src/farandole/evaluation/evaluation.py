@@ -4,7 +4,7 @@ The whole data is one window. Its micro-batches are dealt out like a step's, a c
 worker's micro-batches are computed by the others, from whatever they had in hand. Who has notice stays until the end;
 joiners wait for the next training step, since they can't take part in the middle of a loop body. So each sample counts
 once, and the result has the same bits on all workers and for any number of them. What is summed says
-`evaluation/metric.py`.
+`evaluation/metrics.py`.
 
     run.evaluate(model, test_set, lambda logits, y: logits.argmax(1) == y)                     # accuracy, a float
     run.evaluate(model, test_set, {"accuracy": correct, "loss": F.cross_entropy})               # one pass, a dict
@@ -29,13 +29,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import UsageError
-from farandole.evaluation.metric import contents, result, tally
-from farandole.evaluation.metric_lists import Contents
+from farandole.evaluation.metrics import Contents, contents, result, tally
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Window
 from farandole.worker.rounds import Rounds, task

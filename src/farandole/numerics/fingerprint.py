@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farandole.membership.likeness import DECODER, OPERATION
-from farandole.numerics import cuda
+from farandole.numerics import settings
+from farandole.protocol.numeric_facts import DECODER, OPERATION
 
 POOL = 1 << 16  # numbers, from which all inputs are taken
 Operands = tuple[Tensor, ...]
@@ -189,7 +189,7 @@ def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
     try:
         return _digest(_forward_and_backward(operation, operands, take))
     except RuntimeError as error:
-        if name := cuda.operator(error):
+        if name := settings.operator(error):
             return f"none: {name} is not deterministic"
         raise
     finally:

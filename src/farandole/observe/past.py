@@ -1,8 +1,8 @@
 """What `farandole status` tells of a run that is over, from the lines of its metrics.jsonl.
 
-Pure: whole lines in, a value out. A folder may hold several sessions of a run, one after the other; what counts is the
-newest that has trained. One without an `over` event was cut off: nobody was left to write it. Of a million steps' lines
-only the newest one that is whole is looked at.
+Pure: whole lines in, a value out. A folder may hold several sessions of a run, one after the other; what counts is
+the newest that has trained. One without an `over` event was cut off: nobody was left to write it. Of a million
+steps' lines only the newest one that is whole is looked at.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farandole.membership import events
-from farandole.membership.metrics import Line, StepLine, parse_line
-from farandole.observe.words import not_promised
+from farandole.observe.text import not_promised
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, StepLine, parse_line
 
 _EVENT = b'{"event":'  # how such a line begins
 _KEPT = 100  # steps' lines, of which the newest that is not damaged counts

@@ -2,25 +2,79 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from farandole import __version__
-from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
-from farandole.control.tail import Tail
+from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
-from farandole.observe.page import html as page
-from farandole.observe.story.about import About, about
-from farandole.observe.story.facts import bill
-from farandole.observe.story.story import Story
-from farandole.observe.story.telling import Tick, first
-from farandole.platform import private
+from farandole.observe.story import About, Story, Tick, about, bill, first
+from farandole.platform import files
 from farandole.platform.files import decoded
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.messages import Checkpoints
+
+# --- html -------------------------------------------------------------------------------------------------------------
+#
+# The page, put together of its files: markup, styles, and scripts (uPlot among them).
+
+FILES = Path(__file__).parent / "page"
+STYLES = ("uPlot.min.css", "page.css")
+PICTURES = ("uPlot.iife.min.js", "charts.js")
+LIVE = (*PICTURES, "page.js", "act.js")
+FROZEN = (*PICTURES, "frozen.js", "page.js")
+
+
+@cache
+def part(name: str) -> str:
+    """One of the page's files."""
+    return (FILES / name).read_text(encoding="utf-8")
+
+
+def live() -> str:
+    """The dashboard's page, which asks for its parts by their names."""
+    styles = "".join(f'<link rel="stylesheet" href="{name}">\n' for name in STYLES)
+    return _page(styles, "".join(f'<script src="{name}"></script>\n' for name in LIVE))
+
+
+def frozen(content: str) -> str:
+    """A page with everything in it, that asks for nothing. `content`: JSON, a list of {"tick", "about"}.
+
+    No script but its own is executed, whatever the content holds, and no address is asked: its policy says so.
+    """
+    styles = [part(name) for name in STYLES]
+    scripts = [part(name) for name in FROZEN]
+    policy = f"default-src 'none'; style-src {' '.join(map(_hash, styles))}; script-src {' '.join(map(_hash, scripts))}"
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    head += "".join(f"<style>{style}</style>\n" for style in styles)
+    safe = content.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    body = f'<script type="application/json" id="content">{safe}</script>\n'
+    return _page(head, body + "".join(f"<script>{script}</script>\n" for script in scripts))
+
+
+def _page(head: str, body: str) -> str:
+    before, _, rest = part("page.html").partition("{{head}}")
+    between, _, after = rest.partition("{{body}}")
+    return before + head + between + body + after
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +86,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 def report(runs: list[Told]) -> str:
     """The page. The first one's figures stand at its top."""
-    return page.frozen(msgspec.json.encode(runs).decode())
+    return frozen(msgspec.json.encode(runs).decode())
 
 
 def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> Told:
@@ -61,7 +115,7 @@ def read(tail: Tail, story: Story) -> Story:
 def settings_of(folder: Path) -> dict[str, Any]:
     """What settings.json holds of what a run's settings are, each of its type; nothing, where it can't be read."""
     try:
-        held = decoded(private.read(folder / SETTINGS), dict[str, Any])
+        held = decoded(files.read(folder / SETTINGS), dict[str, Any])
     except (OSError, UsageError, msgspec.MsgspecError):
         return {}
     types = {field.name: field.type for field in msgspec.structs.fields(RunSettings)}
@@ -90,3 +144,52 @@ def prices_in(settings: dict[str, Any]) -> Prices:
         return msgspec.convert(settings.get("prices", {}), Prices)
     except (UsageError, msgspec.MsgspecError):
         return Prices()
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+#
+# A report's pictures as PNG files, drawn by a Chromium that is installed here: the same code that draws the page.
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+QUIET = (
+    "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=2",
+)  # fmt: skip
+AS_ROOT = ("--no-sandbox",)  # it does not start else; the page is our own
+LIMIT_S = 60.0
+WIDE, HIGH = 900, 340
+
+
+def draw(page: Path, folder: Path, runs: Sequence[Told]) -> Iterator[Path]:
+    """Each picture of the report at `page`, in `folder`, one after the other.
+
+    Raises:
+        UsageError: there is no browser that can, or it fails.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise UsageError(
+            f"--png {folder}: Chromium or Chrome draws the pictures, and none of {', '.join(BROWSERS)} is on the PATH; "
+            f"install one (apt install chromium), or save them from the report"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names(runs):
+        path = (folder / f"{name.replace('/', '-')}.png").resolve()
+        with tempfile.TemporaryDirectory() as profile:
+            command = [
+                *(browser, *QUIET, *(AS_ROOT if os.geteuid() == 0 else ()), f"--user-data-dir={profile}"),
+                *(f"--window-size={WIDE},{HIGH}", f"--screenshot={path}"),
+                f"file://{quote(str(page))}#only={quote(name, safe='')}",
+            ]
+            try:
+                subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UsageError(f"--png {folder}: {browser} has not drawn {name}: {error}") from None
+        yield path
+
+
+def names(runs: Sequence[Told]) -> list[str]:
+    """Of all pictures of the report, as its page has them."""
+    series = dict.fromkeys(name for run in runs for name, patch in run.tick.series.items() if patch.x)
+    dances = [f"{kind}-{n}" for n, run in enumerate(runs) if run.tick.stays for kind in ("dance", "workers")]
+    return [*dances, *series]

@@ -6,16 +6,471 @@ shows this filters it, as the display does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
 
-from farandole.membership import events
-from farandole.membership.account import Account
-from farandole.observe.account_table import UNKNOWN, dollars, priced
-from farandole.observe.course import Course
-from farandole.observe.gauges import in_words, rate_words
-from farandole.observe.pauses import Pause
-from farandole.observe.words import number
-from farandole.platform.plain import one_line
+import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from farandole.observe.past import Past, after, goes_on, with_step
+from farandole.observe.text import in_words, number, rate_words
+from farandole.platform.output import one_line
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import Account, Reading, WorkerAccount
+from farandole.protocol.cost import Cost
+from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line
+from farandole.protocol.values import CLASSES, MEANING, StepTime
+
+# --- pauses -----------------------------------------------------------------------------------------------------------
+#
+# How long training stood still at each change of the view, from a run's metrics.jsonl alone.
+#
+# Between two steps the last worker's metrics line carries the time at which the step ended. A change costs what the
+# longest gap between consecutive steps around it has beyond the run's median gap. Around it means: gaps that touch
+# the time from its first sign (the proposal of a planned change, the first loss of a crash) to the end of the second
+# step after the switch. First views are left out: before them nobody trains. Evaluations and `run.once`, what lies
+# between two starts of a run, or between the loss of the state and what follows, are no part of a gap between two
+# steps.
+#
+# Of a million steps the times are kept, and no more; the median is that of `MEDIAN_OF` gaps at most, evenly chosen.
+
+STEPS_AFTER = 2
+MEDIAN_OF = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """`kind` is join, leave or crash (a join and a leave in one view count as join). Never negative. `words`: what
+    happened, as a sentence.
+    """
+
+    kind: str
+    view: int
+    cause: str
+    step: int
+    pause_ms: float
+    words: str
+
+
+@dataclass(kw_only=True)
+class _Change:
+    """`longest_s`: the gap around it, None where no step has been taken yet."""
+
+    view: events.View
+    before: tuple[str, ...]
+    kind: str
+    since: float
+    longest_s: float | None = None
+
+
+def pauses(lines: Iterable[Line]) -> list[Pause]:
+    """One for each change of a view in force, in order. `lines` are those of one run's metrics.jsonl."""
+    found = Pauses()
+    for line in lines:
+        found.take(line)
+    return found.found()
+
+
+class Pauses:
+    """`take` every line, oldest first, and ask for what is `found` at any time."""
+
+    def __init__(self) -> None:
+        self._begins = array("d")  # of gaps between a step and one that follows it, Unix times
+        self._ends = array("d")
+        self._steps = array("q")  # those that end with them
+        self._step, self._time = -1, 0.0
+        self._changes: list[_Change] = []
+        self._open: list[_Change] = []
+        self._proposed: dict[int, float] = {}
+        self._lost: float | None = None
+        self._members: tuple[str, ...] = ()
+        self._ends_of: dict[str, str] = {}  # why workers that are gone are, the newest word
+
+    def take(self, line: Line) -> None:
+        match line:
+            case StepLine():
+                self._took(line)
+            case events.Proposed():
+                self._proposed[line.view] = line.time
+            case events.Lost() | events.Left() | events.Died():
+                self._ends_of[line.worker] = line.reason
+                if isinstance(line, events.Lost) and line.worker in self._members and self._lost is None:
+                    self._lost = line.time
+            case events.RunStarted() | events.Over() | events.StateLost():
+                self._members = ()
+                self._break()
+            case events.Resumed():  # follows the first view
+                self._break()
+            case events.View():
+                self._view(line)
+            case _:
+                pass
+
+    def found(self) -> list[Pause]:
+        """One for each change of a view in force around which steps were taken, in order."""
+        if not self._ends:
+            return []
+        every = 1 + len(self._ends) // MEDIAN_OF
+        usual_s = median(end - begin for begin, end in zip(self._begins[::every], self._ends[::every], strict=True))
+        return [
+            Pause(
+                kind=change.kind, view=change.view.view, cause=change.view.cause, step=change.view.step,
+                pause_ms=max(0.0, (change.longest_s - usual_s) * 1000), words=self._words(change),
+            )
+            for change in self._changes
+            if change.longest_s is not None
+        ]  # fmt: skip
+
+    def _words(self, change: _Change) -> str:
+        view = change.view
+        came = [worker for worker in view.members if worker not in change.before]
+        gone = [worker for worker in change.before if worker not in view.members]
+        at = f"at step {view.step}"
+        stayed = f"{_count_workers(len(view.members) - len(came))} went on"
+        if change.kind == "crash":
+            again = view.outcome == "redo"
+            if not gone:
+                return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if again else ''}"
+            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in gone)
+            part = f", recomputing {'its' if len(gone) == 1 else 'their'} part" if again else ""
+            return f"{lost} {at}; {stayed}{part}"
+        said = [f"{_and(came)} joined" if came else "", f"{_and(gone)} left" if gone else ""]
+        if not came and not gone:
+            return f"{view.cause} {at}"
+        reason = f" ({self._ends_of[gone[0]]})" if len(gone) == 1 and not came and gone[0] in self._ends_of else ""
+        then = f"{_count_workers(len(view.members))} since" if came else stayed
+        return f"{' and '.join(filter(None, said))} {at}{reason}; {then}"
+
+    def _took(self, line: StepLine) -> None:
+        before, self._step = self._step, line.step
+        begin, self._time = self._time, line.time
+        if line.step > before >= 0:  # a run that starts over goes back
+            self._begins.append(min(begin + line.evaluation_s + line.once_s, line.time))
+            self._ends.append(line.time)
+            self._steps.append(line.step)
+            self._open = [change for change in self._open if not self._around(change, len(self._ends) - 1)]
+
+    def _break(self) -> None:
+        """The next step does not follow the newest one: no gap lies between them, and no change is around both."""
+        self._step = -1
+        self._open.clear()
+
+    def _around(self, change: _Change, gap: int) -> bool:
+        """Count that gap, if it is around the change. Whether it ends with the second step after the switch."""
+        end = self._ends[gap]
+        if end <= change.since:
+            return False
+        change.longest_s = max(end - self._begins[gap], change.longest_s or 0.0)
+        return self._steps[gap] >= change.view.step + STEPS_AFTER
+
+    def _view(self, view: events.View) -> None:
+        if self._members and view.members:
+            crash = bool(view.outcome) or view.view not in self._proposed
+            if crash:
+                kind, since = "crash", view.time if self._lost is None else self._lost
+            else:
+                kind = "join" if set(view.members) - set(self._members) else "leave"
+                since = self._proposed[view.view]
+            change = _Change(view=view, before=self._members, kind=kind, since=since)
+            self._changes.append(change)
+            had = range(bisect_right(self._ends, since), len(self._ends))  # lines of steps may come before an event's
+            if not any(self._around(change, gap) for gap in had):
+                self._open.append(change)
+        self._members, self._lost = view.members, None
+
+
+def _ended(reason: str) -> str:
+    """What has become of a worker, as a predicate."""
+    if reason.startswith("killed"):
+        return f"was {reason}" if reason != "killed by signal 9" else "was killed"
+    return f"was lost ({reason})"
+
+
+def _count_workers(count: int) -> str:
+    named = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+    return f"{named.get(count, count)} worker{'' if count == 1 else 's'}"
+
+
+def _and(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+#
+# What everybody does who sums up a run from the lines of its metrics.jsonl. Pure.
+
+
+class Lines(ABC):
+    """`take` the whole lines, oldest first.
+
+    Attributes:
+        account, pauses: fed as this is.
+        began, ended: Unix times of the first and the newest line, None: there is none.
+        away_s: between them, in which the run was not on: from the last line of a start to the first of the next.
+        damaged: lines that were passed over.
+    """
+
+    def __init__(self) -> None:
+        self.account = Reading()
+        self.pauses = Pauses()
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.away_s = 0.0
+        self.damaged = 0
+        self._over = False
+
+    def take(self, raw: bytes) -> None:
+        """A whole line."""
+        self.account.take(raw)
+        line = parse_line(raw)
+        if line is None:
+            self.damaged += 1
+            return
+        self.pauses.take(line)
+        if isinstance(line, LogLine):  # which has no time
+            self._logged(line)
+            return
+        self.began = line.time if self.began is None else self.began
+        before, self.ended = self.ended, line.time
+        if isinstance(line, StepLine):
+            self._step(line)
+            return
+        again = isinstance(line, events.RunStarted) or (self._over and isinstance(line, events.Starting))
+        if again and before is not None:
+            self.away_s += max(0.0, line.time - before)
+            self._on_again(before)
+        self._over = isinstance(line, events.Over) or (self._over and not again)
+        self._event(line)
+
+    @abstractmethod
+    def _on_again(self, ended: float) -> None:
+        """The run has been started once more; its start before ended then, Unix time."""
+
+    @abstractmethod
+    def _step(self, line: StepLine) -> None: ...
+
+    @abstractmethod
+    def _logged(self, line: LogLine) -> None: ...
+
+    @abstractmethod
+    def _event(self, event: events.Event) -> None: ...
+
+
+# --- course -----------------------------------------------------------------------------------------------------------
+#
+# What a run has come to, from its lines: what the summary at its end says. Pure.
+#
+# `take` the whole lines of metrics.jsonl, oldest first: those of earlier sessions of a resumed run are part of it.
+# What is taken a second time, after `resumed` or a lost state, counts once, and how much that was is kept. Of a
+# million steps the numbers and sample counts are kept, and nothing else.
+
+Save = events.Saved | events.SavedElsewhere | events.NotSaved
+NAMES = 100  # given to `run.log`, the first ones
+
+
+class Course(Lines):
+    """Attributes, beside those of `Lines`:
+    past: how it stands.
+    resumed: it has been on before.
+    logged: the newest of what the script has logged as numbers.
+    again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
+    steps: that were taken, also those whose lines were still to come when the run ended.
+    lines_lost: of metrics, that are missing.
+    after: what followed the last step of a script that has run to its end, else None.
+    save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past = Past(run="")
+        self.resumed = False
+        self.logged: dict[str, int | float] = {}
+        self.again = (0, 0)
+        self.lost = False
+        self.save: Save | None = None
+        self.saved_step: int | None = None
+        self._left = 0  # steps that had been taken when everyone left
+        self._steps = array("q")
+        self._samples = array("q")
+        self._times = {name: array("d") for name in StepTime.__struct_fields__}
+        self.lines_lost = 0
+        self.after: StepTime | None = None
+
+    @property
+    def steps(self) -> int:
+        return max(self.past.steps, self._left)
+
+    @property
+    def samples(self) -> int | None:
+        """In steps that count; None where a step's line is missing."""
+        whole = bool(self._steps) and self._steps[0] == 0 and self._steps[-1] == len(self._steps) - 1
+        return sum(self._samples) if whole else None
+
+    @property
+    def took(self) -> StepTime:
+        """All steps that count and whose lines are there."""
+        return StepTime(**{name: sum(seconds) for name, seconds in self._times.items()})
+
+    def throughput(self, seconds: float) -> float | None:
+        """Samples a second of these steps, if they had taken that long."""
+        return sum(self._samples) / seconds if seconds > 0 else None
+
+    def _on_again(self, ended: float) -> None:
+        del ended
+        self.resumed = True
+        self.after = None
+
+    def _step(self, line: StepLine) -> None:
+        if self.past.code is not None:
+            self.past = goes_on(self.past)
+        self.past = with_step(self.past, line)
+        self.lost = False
+        self._cut(line.step)
+        self._steps.append(line.step)
+        self._samples.append(line.samples)
+        for name, seconds in self._times.items():
+            seconds.append(getattr(line, name))
+
+    def _logged(self, line: LogLine) -> None:
+        for name, value in line.fields.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                self.logged.pop(name, None)  # the newest is no number
+            elif name in self.logged or len(self.logged) < NAMES:
+                self.logged[name] = value
+
+    def _event(self, event: events.Event) -> None:
+        self.past = after(self.past, event)
+        match event:
+            case events.Starting():
+                self.save = None
+            case events.View(members=()):
+                self._left = event.step
+            case events.Resumed(step=step):
+                self.resumed = True
+                self.after = None
+                self._left = 0
+                self.lost = False
+                self.saved_step = max(step, 0)
+                self._cut(max(step, 0))
+                self.past = msgspec.structs.replace(self.past, steps=max(step, 0), checkpoint=event.path)
+            case events.StateLost():
+                self.lost = True
+            case events.Checkpoint(step=step):
+                self.saved_step = step
+            case events.LinesLost(lines=lines):
+                self.lines_lost += lines
+            case events.Finished():
+                self.after = StepTime(**{name: getattr(event, name) for name in StepTime.__struct_fields__})
+            case events.Saved() | events.SavedElsewhere() | events.NotSaved():
+                self.save = event
+                if isinstance(event, events.Saved) and event.whole:
+                    self.saved_step = None  # it is that of the end
+            case _:
+                pass
+
+    def _cut(self, step: int) -> None:
+        """Of `step` and later ones what was taken does not count any more."""
+        if self._steps and step <= self._steps[-1]:
+            at = bisect_left(self._steps, step)
+            steps, samples = self.again
+            self.again = steps + len(self._steps) - at, samples + sum(self._samples[at:])
+            del self._steps[at:], self._samples[at:]
+            for seconds in self._times.values():
+                del seconds[at:]
+
+
+# --- account table ----------------------------------------------------------------------------------------------------
+#
+# The account of a run as people read it. Pure: a value in, something that rich prints out.
+
+UNKNOWN = "unknown"
+
+
+def account_table(account: Account, *, workers: bool = False) -> Group:
+    """In two parts: the run in a few lines, then a line for each class of time; and for each of the `workers`."""
+    parts = [_head(account)]
+    if account.seconds is not None:
+        parts += [Text(), _classes(account)]
+    if workers and account.workers:
+        parts += [Text(), _workers_table(account.workers)]
+    return Group(*parts)
+
+
+def _head(account: Account) -> Table:
+    at = UNKNOWN if account.as_of is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(account.as_of))
+    hours = UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
+    rows = [
+        ("run", account.run),
+        ("as of", f"{at}, {'over' if account.over else 'nothing says that it is over'}"),
+        ("workers", f"{len(account.workers)}"),
+        ("worker-hours", hours),
+        ("goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"),
+        ("dollars", dollars(account.cost)),
+        ("silent", f"{', '.join(account.silent)}: nothing is known of their time" if account.silent else ""),
+        ("damaged", f"{account.damaged} lines of metrics.jsonl are passed over" if account.damaged else ""),
+        ("doubtful", f"{account.doubtful} times that can't be are passed over" if account.doubtful else ""),
+    ]
+    head = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        if value:
+            head.add_row(Text(name, style="bold"), _text(value))
+    return head
+
+
+def priced(cost: Cost) -> bool:
+    """Whether anybody has said a price: without, nothing is said of dollars where nobody has asked."""
+    return cost.dollars is not None or bool(cost.date) or cost.at_least > 0
+
+
+def dollars(cost: Cost) -> str:
+    """Or why they are not known."""
+    of = f", with prices of {cost.date}" if cost.date else ""
+    if cost.dollars is not None:
+        return f"{cost.dollars:.4g}{of}"
+    if len(cost.unknown) == len(cost.hosts):
+        return f"{UNKNOWN}: no price is known; name a file of prices with --prices"
+    return f"{UNKNOWN}: at least {cost.at_least:.4g}{of}, and the price of {', '.join(cost.unknown)} is not known"
+
+
+def _classes(account: Account) -> Table:
+    table = _table("class", "hours", "%", "")
+    total_s = account.total_s or 1.0
+    for name in CLASSES:
+        seconds = (account.seconds or {}).get(name, 0.0)
+        table.add_row(name, f"{seconds / 3600:.4f}", f"{100 * seconds / total_s:.1f}", Text(MEANING[name], style="dim"))
+    return table
+
+
+def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
+    """In seconds."""
+    there = [name for name in CLASSES if any(name in each.seconds for each in workers)]
+    table = _table("worker", "host", "seconds", *there)
+    for each in workers:
+        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in there)
+        table.add_row(_text(each.worker), _text(each.host), f"{each.total_s:.1f}", *spent)
+    return table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column, title in enumerate(titles):
+        table.add_column(title, justify="left" if column == 0 or title in ("", "host") else "right")
+    return table
+
+
+def _text(value: str) -> Text:
+    return Text(one_line(value))
+
+
+# --- summary ----------------------------------------------------------------------------------------------------------
 
 PAUSES = 12  # shown, the longest
 LOGGED = 12  # names

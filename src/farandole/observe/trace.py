@@ -1,7 +1,7 @@
 """What the workers have told of the same few steps, as one trace that ui.perfetto.dev and chrome://tracing open.
 
 Pure: answers in, events out. Each host is a process, each worker a thread of it; on its line lie the steps, in each its
-phases, which are the classes of `membership/classes.py`, and in an exchange whom the worker waited for. Waits beside
+phases, which are the classes of `protocol/values.py`, and in an exchange whom the worker waited for. Waits beside
 its computing are left out: they cost it nothing.
 
 **Which steps.** All workers were asked within a moment, not in the same step. Shown are as many steps as were asked
@@ -29,8 +29,8 @@ from typing import Any
 
 import msgspec
 
-from farandole.membership.classes import SAID
-from farandole.membership.messages import Spans
+from farandole.protocol.messages import Spans
+from farandole.protocol.values import SAID
 
 Event = dict[str, Any]
 EXCHANGE = SAID.index("exchange")

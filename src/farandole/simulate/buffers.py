@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.collective.levels import Levels
-from farandole.collective.order import LANDINGS, Add, Fold
-from farandole.collective.routes import Message
-from farandole.collective.tags import PARTIAL, REDUCED, WORD
-from farandole.membership.view import View
-from farandole.plan.tree import Node, combine, root
+from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, Fold, Levels, Message
+from farandole.plan.shards import Node, combine, root
+from farandole.protocol.view import View
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered
 from farandole.simulate.replica import GARBAGE

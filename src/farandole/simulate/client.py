@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from farandole.errors import Refused
-from farandole.membership import messages as m
-from farandole.membership.instructions import Activity, Instructions
-from farandole.membership.member import Action, Member
-from farandole.membership.session import Session
+from farandole.protocol import messages as m
+from farandole.protocol.worker.driver import Activity, Instructions
+from farandole.protocol.worker.member import Action, Member
+from farandole.protocol.worker.session import Session
 from farandole.simulate.replica import SHARDS
 
 if TYPE_CHECKING:

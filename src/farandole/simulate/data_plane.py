@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from farandole.membership import messages as m
-from farandole.membership.view import View, Word
+from farandole.protocol import messages as m
+from farandole.protocol.view import View, Word
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.exchange import Exchange
 from farandole.simulate.links import Landing, LostError, Memory, Parcel, Way

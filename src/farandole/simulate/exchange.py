@@ -10,11 +10,28 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from farandole.collective.order import Act, Add, Await, End, Fold, Order, Post, Send, Take, Vouch, order
-from farandole.collective.routes import Message
-from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
-from farandole.membership.view import Lineage, View, Word
-from farandole.plan.tree import Node
+from farandole.collective.schedule import (
+    OTHER,
+    PARTIAL,
+    REDUCED,
+    TRAINING,
+    WORD,
+    Act,
+    Add,
+    Await,
+    End,
+    Fold,
+    Message,
+    Order,
+    Post,
+    Send,
+    Take,
+    Vouch,
+    of_round,
+    order,
+)
+from farandole.plan.shards import Node
+from farandole.protocol.view import Lineage, View, Word
 from farandole.simulate.buffers import Buffers
 from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import IN_A_REPORT
 from farandole.simulate.network import Network

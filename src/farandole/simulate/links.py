@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from farandole.collective.order import Message
-from farandole.collective.tags import WORD
-from farandole.membership.view import Word
+from farandole.collective.schedule import WORD, Message
+from farandole.protocol.view import Word
 from farandole.simulate.replica import GARBAGE
 
 NO_WORD = Word(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)

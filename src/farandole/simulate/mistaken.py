@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from farandole.membership import messages as m
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
 from farandole.simulate.process import Process
 
 WRONG = "a wrong word"

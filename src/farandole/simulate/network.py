@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farandole.errors import ProtocolError
-from farandole.membership import events, reconnection
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED, EVICTED, UNFED
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.records import Action, Close, Record, RunSettings, Send
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import reconnection
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import BARRED, EVICTED, UNFED, Action, Close, Record, RunSettings, Send
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process

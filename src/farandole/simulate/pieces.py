@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farandole.plan.tree import Node
+from farandole.plan.shards import Node
 
 UNIT = 8  # elements
 

@@ -1,15 +1,15 @@
-"""What a simulated worker's driver asks for: `membership.port.Port` and `membership.entering.Entrance`, on fakes."""
+"""What a simulated worker's driver asks for: `Port` and `Entrance` of `protocol.worker.driver`, on fakes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from farandole.membership import messages as m
-from farandole.membership.member import Exit, Save
-from farandole.membership.port import Task
-from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.driver import Task
+from farandole.protocol.worker.member import Exit, Save
 from farandole.simulate.data_plane import HEADER, STATE
 from farandole.simulate.exchange import Exchange
 from farandole.simulate.process import Gone

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from farandole.membership import messages as m
-from farandole.membership.generators import Change
-from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
+from farandole.protocol.worker.driver import Change
+from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.simulate.data_plane import DataPlane
 from farandole.simulate.replica import replica_digest
 from farandole.simulate.witness import Violation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from farandole.membership.speeds import Speeds
-from farandole.membership.view import View
+from farandole.protocol.coordinator.state import Speeds
+from farandole.protocol.view import View
 
 WINDOW = 2  # figures
 

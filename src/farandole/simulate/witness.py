@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farandole.membership import messages as m
-from farandole.membership.events import Event
-from farandole.membership.member import Save
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.events import Event
+from farandole.protocol.view import View
+from farandole.protocol.worker.member import Save
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane

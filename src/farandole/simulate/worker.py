@@ -1,6 +1,6 @@
 """A simulated worker: the shipped driver on a fake port, and a script like a user's.
 
-The script is a generator. It yields what the driver does (see `membership.driver`), and seconds where it computes.
+The script is a generator. It yields what the driver does (see `protocol.worker.driver`), and seconds where it computes.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from farandole.membership import messages as m
-from farandole.membership.driver import Driver
-from farandole.membership.entering import enter
-from farandole.membership.generators import Change
-from farandole.membership.member import Member
-from farandole.membership.port import Task
 from farandole.plan.shards import Position
+from farandole.protocol import messages as m
+from farandole.protocol.worker.driver import Change, Driver, Task, enter
+from farandole.protocol.worker.member import Member
 from farandole.simulate.port import SimulatedPort
 from farandole.simulate.process import Process, Script
 from farandole.simulate.replica import SHARDS, next_state, shard_value

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.member import Member
-from farandole.membership.records import RunSettings
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.worker.member import Member
 from farandole.simulate.faults import Faults
 from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.process import Process

@@ -28,17 +28,16 @@ from typing import Any, cast
 
 import torch
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.control import bench
 from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
 from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
-from farandole.data.seeding import keep_random_state
+from farandole.data.order import keep_random_state
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.values import StepTime
 from farandole.plan.shards import advance, window
-from farandole.platform import private
+from farandole.platform import files
+from farandole.protocol.values import StepTime
 from farandole.training.ddp import Ddp, Trial, connect
 from farandole.training.loop import Loop
 from farandole.training.plain_step import Ahead, Plain, PlainStep, Way
@@ -113,7 +112,7 @@ class Bench(Loop):
         if self._fit(trial.reason):
             [self._model] = trial.models.values()
             rank, size = self._rounds.view.rank(self._participant.worker), len(self._members)
-            private.make(self._folder / BENCH)
+            files.make(self._folder / BENCH)
             try:
                 self._group = connect(self._folder / BENCH / GROUP, rank, size, self._device)
             except RuntimeError as error:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,29 +29,68 @@ import torch
 
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import StepAbandoned
-from farandole.membership.messages import Checkpoints, Metrics, SettingChanged, StepTime
-from farandole.membership.port import Task
-from farandole.membership.values import throughput
 from farandole.plan.shards import Position
-from farandole.platform.forked import guarded
-from farandole.training import memory
+from farandole.platform.process import guarded
+from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
+from farandole.protocol.values import throughput
+from farandole.protocol.worker.driver import Task
+from farandole.training import run_state
 from farandole.training.gradients import Gradients
-from farandole.training.guard import Guard
 from farandole.training.learning_rate import learning_rate_of
-from farandole.training.lines import Lines
 from farandole.training.progress import Length, Progress
 from farandole.training.replica import Replica
-from farandole.training.run_state import RunState
-from farandole.training.signature import signature
-from farandole.training.step import Step
-from farandole.training.step_clock import StepClock
+from farandole.training.run_state import RunState, signature
+from farandole.training.step import Guard, Step, StepClock
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, step_task
 
-_log = logging.getLogger(__name__)
+# --- lines ------------------------------------------------------------------------------------------------------------
+#
+# The lines of metrics that a worker writes: in which order they stand, and by what the copies of one are known.
+#
+# Every worker makes every line, and one of them is heard. Lines stand in the order of (step, index), and the
+# coordinator leaves out what is not beyond the newest that it has. So a step's own line, index 0, goes before
+# whatever is logged between the step's beginning and the next one's: what is logged before the exchange is over waits
+# for it here.
 
+
+class Lines:
+    """Of one worker, on the thread of its script."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._logged = 0  # since the step in hand began
+        self._early: list[Line] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._logged = 0
+        self._early.clear()
+
+    def log(self, step: int, fields: Mapping[str, float | int | bool | str], *, early: bool) -> None:
+        """`early`: the step's exchange is not over yet.
+
+        Raises:
+            UsageError: what can't be a line of metrics.
+        """
+        line = Line(step=step, index=self._logged + 1, fields=fields)
+        self._logged += 1
+        if early:
+            self._early.append(line)
+        else:
+            self._participant.add_line(line)
+
+    def step_ended(self, step: int, fields: Metrics) -> None:
+        for line in (Line(step=step, index=0, fields=fields), *self._early):
+            self._participant.add_line(line)
+        self._early.clear()
+
+
+# --- loop -------------------------------------------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
 WARM_S = 20.0  # that a joiner waits at most for data to be near, while the others go on without it
 Phase = Literal["entering", "within", "between", "over"]
 
@@ -111,7 +150,7 @@ class Loop:
         """Be let in, and give one step after the other. See `Run.steps`."""
         rounds, participant, state = self._rounds, self._participant, self.state
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
-        memory.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
+        run_state.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
         self.gradients.partials.warm()
         participant.make_room(self.replica.most_bytes)
         self._loader.warm(WARM_S if participant.joins else 0.0)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
-from farandole.membership.view import Lineage
 from farandole.plan.shards import Position, Window, advance, window
 from farandole.platform.bounds import whole
+from farandole.protocol.view import Lineage
 
 _MOST = "a run counts no more than 2**53 steps; ask for fewer, and end the run with `farandole stop`"
 

@@ -6,7 +6,7 @@ and restores its state, names its differences, and computes its fingerprint. It 
 Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
 computed which shards before. So they are put back before each shard to what they were when the inner loop began, and
 after the step they get one value from those of the shards, carried in the exchange's float64 lanes
-(`training/buffer_lanes.py`): the mean, or what the script has asked for.
+(`training/replica.py`): the mean, or what the script has asked for.
 
 The loop body may set buffers before the inner loop (a temperature that falls), and so there are two values of each:
 that of the step's beginning, which is the state, and that of the inner loop's. A joiner, or a run that is resumed,
@@ -16,19 +16,666 @@ begins with the step and runs the loop body itself: with the second value it wou
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
+from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
+from torch.optim import Optimizer
 
 from farandole.collective.buckets import ALIGNMENT
-from farandole.collective.state import encode
-from farandole.errors import UsageError
-from farandole.training.buffer_lanes import BufferLanes, check_kinds
-from farandole.training.plain_values import PlainValues
-from farandole.training.tensor_listing import TensorListing
+from farandole.collective.state_transfer import decode, encode
+from farandole.errors import UnknownState, UsageError
+
+# --- buffer lanes -----------------------------------------------------------------------------------------------------
+#
+# How the values that the shards of a step give a buffer become one: the kinds, and their way through float64 lanes.
+#
+# A forward pass may change buffers. Each shard begins with the same values (`start`), and lanes are summed over the
+# shards in the order of the tree, so the result depends on no worker. A buffer's kind says what becomes of its values:
+#
+#     mean      the mean over the shards; for floating point, where nothing else is said
+#     agree     the value that all shards have; for integers and booleans, where nothing else is said. If two shards
+#               differ it is an error, since a mean of counts is none
+#     sum       start + the sum over the shards of (value - start): counters, histograms
+#     max       the largest value, elementwise; of booleans: any. Each shard has lanes of its own: `GlobalBatch` only
+#     last      that of the step's last micro-batch; where this has no usable sample, start
+#     gathered  each element from the one shard that has changed it: rows of samples. If two shards have, it is an error
+#
+# Integers go as (value - start), which is exact up to 2^53. That all shards agree shows in sums: for numbers x of n
+# shards n * sum(x^2) = sum(x)^2 only if all are equal. x is the remainder of value - start by the prime `PRIME`,
+# between -PRIME / 2 and PRIME / 2, so that squares stay exact for as many shards as there may be.
+
+_log = logging.getLogger(__name__)
+KINDS = ("mean", "sum", "max", "last", "gathered")
+AGREE = "agree"
+COUNTS_STEPS = "num_batches_tracked"  # of batch normalization; other counters may mean samples
+PRIME = 65521
+EXACT = float(1 << 53)
+MOST_OF_AGREED = float(1 << 40)
+MOST_LANES = 1 << 20  # of one buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A buffer's lanes: `[at, at + width)`, of which the first `numel` are its values in most kinds."""
+
+    name: str
+    kind: str
+    shape: torch.Size
+    at: int
+    width: int
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def of(self, lanes: torch.Tensor) -> torch.Tensor:
+        return lanes[self.at : self.at + self.width]
+
+    def values(self, lanes: torch.Tensor) -> torch.Tensor:
+        return lanes[self.at : self.at + self.numel].view(self.shape)
+
+
+class BufferLanes:
+    """The lanes of `buffers`, by full name: first whether each has changed, then what their kinds need.
+
+    `kinds`: by pattern of names (`fnmatch`), for those that are not to be of the usual kind. `shards`: the most that a
+    step has, 0 if nobody knows.
+
+    Attributes:
+        count: of all lanes.
+        kinds: of all buffers, by name.
+
+    Raises:
+        UsageError: a pattern without a buffer, an unknown kind, or one that does not fit.
+    """
+
+    def __init__(self, buffers: Mapping[str, torch.Tensor], kinds: Mapping[str, str], shards: int = 0) -> None:
+        self.kinds = {name: _kind(name, buffer, kinds) for name, buffer in buffers.items()}
+        self._shards = shards
+        agreed = [name for name, kind in self.kinds.items() if kind == AGREE]
+        places: dict[str, _Part] = {}
+        at = len(buffers)
+        for name in [*agreed, *(name for name in buffers if name not in agreed)]:
+            shape = real(buffers[name]).shape
+            width = _width(self.kinds[name], shape.numel(), shards)
+            if width > MOST_LANES:
+                raise UsageError(
+                    f"buffers: {name} of {shape.numel()} elements is too large for {self.kinds[name]!r} over {shards} "
+                    f"micro-batches; use 'gathered' rows and take their maximum in the loop body"
+                )
+            places[name] = _Part(name=name, kind=self.kinds[name], shape=shape, at=at, width=width)
+            at += width
+        self._agreed = slice(len(buffers), len(buffers) + sum(places[name].width for name in agreed))
+        self._squares = slice(at, at + self._agreed.stop - self._agreed.start)
+        self.count = self._squares.stop
+        self._parts = [places[name] for name in buffers]
+        self._start64 = torch.zeros(self.count, dtype=torch.float64)
+        self._lanes: torch.Tensor | None = None  # that `write` was called with last
+        self._places: list[torch.Tensor] = []
+        self._warned: set[str] = set()
+
+    def begin(self, start: Sequence[torch.Tensor]) -> None:
+        """The shards of a step begin with the values `start`."""
+        for part, value in zip(self._parts, start, strict=True):
+            if part.kind == AGREE:
+                part.values(self._start64).copy_(value)
+
+    def write(
+        self, lanes: torch.Tensor, start: Sequence[torch.Tensor], now: Sequence[torch.Tensor], *, shard: int, last: bool
+    ) -> None:
+        """A shard has made `now` of `start`: fill `lanes`, shape (count,), the same memory each time.
+
+        Raises:
+            UsageError: an integer has changed by more than can be summed.
+        """
+        if not self._parts:
+            return
+        changed = [not torch.equal(*each) for each in zip(start, now, strict=True)]
+        lanes[: len(changed)] = torch.tensor(changed, dtype=torch.float64)
+        if self._lanes is not lanes:
+            self._lanes, self._places = lanes, [part.values(lanes) for part in self._parts]
+        for part, place, change, before, value in zip(self._parts, self._places, changed, start, now, strict=True):
+            if part.kind in ("mean", AGREE):
+                place.copy_(real(value))
+            elif not change:
+                part.of(lanes).zero_()
+                if part.kind == "max":
+                    self._fill(part, lanes, before, value, shard, last=last)
+            else:
+                self._fill(part, lanes, before, value, shard, last=last)
+        if self._agreed.stop > self._agreed.start:
+            self._write_agreed(lanes, changed, start, now)
+
+    def _write_agreed(
+        self, lanes: torch.Tensor, changed: list[bool], start: Sequence[torch.Tensor], now: Sequence[torch.Tensor]
+    ) -> None:
+        agreed = lanes[self._agreed]
+        large = bool(agreed.numel()) and float(agreed.abs().max()) > EXACT
+        agreed -= self._start64[self._agreed]
+        if large:  # than float64 holds: the difference is exact in integers
+            for part, change, before, value in zip(self._parts, changed, start, now, strict=True):
+                if part.kind == AGREE and change:
+                    part.values(lanes).copy_(_encoded(part, before, value))
+                elif part.kind == AGREE:
+                    part.values(lanes).zero_()
+        if agreed.numel() and float(agreed.abs().max()) > MOST_OF_AGREED:
+            [name] = [p.name for p in self._parts if p.kind == AGREE and p.of(lanes).abs().max() > MOST_OF_AGREED][:1]
+            raise UsageError(_too_large(name))
+        lanes[self._squares] = _residue(agreed).square_()
+
+    def _fill(
+        self, part: _Part, lanes: torch.Tensor, start: torch.Tensor, value: torch.Tensor, shard: int, *, last: bool
+    ) -> None:
+        part.of(lanes).zero_()
+        code = _encoded(part, start, value)
+        if part.kind == "sum":
+            part.values(lanes).copy_(code if _is_integer(value) else _added(real(start), real(value)))
+        elif part.kind == "last" and last:
+            part.values(lanes).copy_(code)
+            part.of(lanes)[-1] = 1.0
+        elif part.kind == "gathered":
+            other = _other(real(start), real(value)).cpu()
+            part.values(lanes).copy_(torch.where(other, code, 0.0))
+            part.of(lanes)[part.numel :] = other.reshape(-1)
+        elif part.kind == "max":
+            row = part.of(lanes).view(self._shards, 1 + part.numel)[shard]
+            row[0] = 1.0
+            row[1:] = code.reshape(-1)
+
+    def read(
+        self, lanes: torch.Tensor, start: Sequence[torch.Tensor], now: Sequence[torch.Tensor], shards: int
+    ) -> None:
+        """The reduced lanes of a step of so many shards: give the buffers `now` their values.
+
+        Raises:
+            UsageError: shards differ where they must agree, or have changed the same element of what is gathered.
+        """
+        changes = lanes[: len(self._parts)].tolist()
+        self._check_agreed(lanes, shards)
+        agreed = self._start64[: self._agreed.stop] + lanes[: self._agreed.stop] / shards
+        large = bool(agreed.numel()) and float(agreed.abs().max()) > EXACT  # than float64 holds
+        for part, change, before, buffer in zip(self._parts, changes, start, now, strict=True):
+            if not change:
+                buffer.copy_(before)
+                continue
+            into = real(buffer)
+            values = part.values(lanes)
+            if part.kind == "mean":
+                mean = values / shards
+                into.copy_(mean if into.is_floating_point() else mean.round())
+            elif part.kind == AGREE:
+                if shards > 1 and buffer.dtype != torch.bool and not part.name.endswith(COUNTS_STEPS):
+                    self._warn(part.name)
+                into.copy_(_decoded(part, before, values / shards) if large else part.values(agreed))
+            elif part.kind == "sum":
+                into.copy_(_decoded(part, before, values) if _is_integer(buffer) else _total(real(before), values))
+            elif part.kind == "last":
+                buffer.copy_(before)
+                if part.of(lanes)[-1]:
+                    into.copy_(_decoded(part, before, values))
+            elif part.kind == "gathered":
+                times = part.of(lanes)[part.numel :].view(part.shape)
+                if times.numel() and times.max() > 1:
+                    raise UsageError(
+                        f"buffer {part.name}: several micro-batches of a step have changed the same element; what is "
+                        f"gathered has a row for each sample: write to buffer[step.rows]"
+                    )
+                into.copy_(torch.where((times == 1).to(into.device), _decoded(part, before, values), real(before)))
+            else:
+                rows = part.of(lanes).view(self._shards, 1 + part.numel)
+                into.copy_(_decoded(part, before, rows[rows[:, 0] > 0][:, 1:].amax(0).view(part.shape)))
+
+    def _warn(self, name: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            _log.warning(
+                "buffer %s has grown alike in all micro-batches of a step, which counts once: if each is to count, say "
+                "run.replicate(..., buffers={%r: 'sum'})", name, name,
+            )  # fmt: skip
+
+    def _check_agreed(self, lanes: torch.Tensor, shards: int) -> None:
+        mean = lanes[self._agreed] / shards
+        equal = (mean == mean.round()) & (lanes[self._squares] == _residue(mean).square_() * shards)
+        if bool(equal.all()):
+            return
+        for part in self._parts:
+            place = slice(part.at - self._agreed.start, part.at - self._agreed.start + part.width)
+            if part.kind == AGREE and not bool(equal[place].all()):
+                raise UsageError(
+                    f"buffer {part.name} of integers or booleans is another after different micro-batches of a step, "
+                    f"and a mean of counts is none: say what is meant, run.replicate(..., buffers="
+                    f"{{{part.name!r}: 'sum'}}), or one of {', '.join(KINDS)}"
+                )
+
+
+def _kind(name: str, buffer: torch.Tensor, kinds: Mapping[str, str]) -> str:
+    kind = next((kind for pattern, kind in kinds.items() if fnmatchcase(name, pattern)), None)
+    if kind == "sum" and buffer.dtype == torch.bool:
+        raise UsageError(f"buffers: {name} of booleans has no sum; use 'max' for any of them")
+    if kind == "max" and buffer.is_complex():
+        raise UsageError(f"buffers: {name} of complex numbers has no maximum")
+    return kind or ("mean" if buffer.is_floating_point() or buffer.is_complex() else AGREE)
+
+
+def check_kinds(kinds: Mapping[str, str], small: Mapping[str, torch.Tensor], large: Mapping[str, torch.Tensor]) -> None:
+    """Raises UsageError for an unknown kind, and for a pattern of no buffer, or of one that is `large`."""
+    for pattern, kind in kinds.items():
+        if kind not in KINDS:
+            raise UsageError(f"buffers={{{pattern!r}: {kind!r}}}: no such kind; use one of {', '.join(KINDS)}")
+        if any(fnmatchcase(name, pattern) for name in large):
+            [name] = [name for name in large if fnmatchcase(name, pattern)][:1]
+            raise UsageError(
+                f"buffers={{{pattern!r}: {kind!r}}}: {name} has {large[name].numel()} elements and is too large; "
+                f"split it"
+            )
+        if not any(fnmatchcase(name, pattern) for name in small):
+            known = ", ".join(small) or "none"
+            raise UsageError(f"buffers={{{pattern!r}: {kind!r}}}: there is no such buffer; there are {known}")
+
+
+def _width(kind: str, numel: int, shards: int) -> int:
+    if kind == "max":
+        if not shards:
+            raise UsageError(
+                "buffers: 'max' needs a constant batch (GlobalBatch); use 'gathered' rows and take their maximum in "
+                "the loop body"
+            )
+        return shards * (1 + numel)
+    return {"last": numel + 1, "gathered": 2 * numel}.get(kind, numel)
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _encoded(part: _Part, start: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What goes into lanes: values, of integers the difference to the start."""
+    if not _is_integer(value):
+        return real(value).to("cpu", torch.float64)
+    difference = (value.to(torch.int64) - start.to(torch.int64)).cpu()
+    if difference.numel() and int(difference.abs().max()) > EXACT:
+        raise UsageError(_too_large(part.name))
+    return difference.double()
+
+
+def _decoded(part: _Part, start: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if not _is_integer(start):
+        return values.to(start.device)
+    whole = start.to(torch.int64) + values.to(start.device, torch.int64)
+    if start.dtype not in (torch.bool, torch.int64) and whole.numel():
+        limits = torch.iinfo(start.dtype)
+        if int(whole.min()) < limits.min or int(whole.max()) > limits.max:
+            raise UsageError(f"buffer {part.name}: {int(whole.max())} does not fit into {start.dtype}; use torch.int64")
+    return whole
+
+
+def _other(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """True where elements are unequal; nan is nan."""
+    return (one != other) & ~((one != one) & (other != other))
+
+
+def _added(start: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    added = value.to(torch.float64) - start.to(torch.float64)
+    return torch.where(_other(start, value), added, 0.0).cpu()
+
+
+def _total(start: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    added = added.to(start.device)
+    return torch.where(added == 0, start.to(torch.float64), start.to(torch.float64) + added)
+
+
+def _too_large(name: str) -> str:
+    return f"buffer {name} changed in one micro-batch by more than can be summed up; keep counts below 2**40"
+
+
+def _residue(values: torch.Tensor) -> torch.Tensor:
+    return values - (values / PRIME).round() * PRIME
+
+
+def real(buffer: torch.Tensor) -> torch.Tensor:
+    """The buffer, of complex numbers as a view of real ones."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+
+# --- tensor listing ---------------------------------------------------------------------------------------------------
+#
+# The parameters and buffers of a replica's modules by name, and a cheap look whether the modules still hold them.
+#
+# A step looks three times (`training/loop.py`), so a look compares objects and no values. A module keeps its tensors
+# and submodules in three dicts. These are compared with copies of them: equality of dicts begins with the identity of
+# what they hold, in C. Shapes, dtypes and devices, which another `.data` changes, take ten times as long: each step
+# looks at those of `FORMS` tensors, in turn. `model.half()` changes all of them, so it shows in the next step; where
+# a single one of a large model has another form, torch refuses its gradient, and then all are looked at.
+#
+# A buffer that is assigned anew (`self.mean = 0.9 * self.mean + 0.1 * mean`) is followed: its value is copied into the
+# listed tensor, and that tensor is put back. So a replica holds the same buffers from its beginning to its end.
+
+_Form = tuple[torch.Size, torch.dtype, torch.device]
+_FORM = operator.attrgetter("shape", "dtype", "device")
+FORMS = 32
+
+
+class TensorListing:
+    """The tensors of `modules`, listed now.
+
+    Attributes:
+        parameters, buffers: by full name; a tensor that several modules share goes by its first name.
+        paths: for each module of `modules` all paths of its `state_dict()` that are parameters or buffers.
+    """
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.paths: dict[str, dict[str, torch.Tensor]] = {}
+        seen: set[int] = set()
+        for name, module in modules.items():
+            self.paths[name] = dict(module.named_parameters(remove_duplicate=False))
+            for path, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters[f"{name}.{path}"] = parameter
+        for name, module in modules.items():
+            self.paths[name] |= module.named_buffers(remove_duplicate=False)
+            for path, buffer in module.named_buffers():
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self.buffers[f"{name}.{path}"] = buffer
+        inner = {id(each): each for module in modules.values() for each in module.modules()}
+        self._look_at([vars(each) for each in inner.values()])
+
+    def _look_at(self, owners: Iterable[Mapping[str, Any]]) -> None:
+        dicts = [owner.get(kind) for owner in owners for kind in ("_parameters", "_buffers", "_modules")]
+        known = [each for each in dicts if isinstance(each, dict)]  # those of torch.jit are none
+        self._dicts: list[dict[str, Any]] = known
+        self._copies = [dict(each) for each in known]
+        listed = {id(buffer): name for name, buffer in self.buffers.items()}
+        self._slots = [(each, key, value) for each in known for key, value in each.items() if id(value) in listed]
+        self._names = [listed[id(buffer)] for _, _, buffer in self._slots]
+        self._owners = [owner for owner, _, _ in self._slots]
+        self._keys = [key for _, key, _ in self._slots]
+        self._listed = [buffer for _, _, buffer in self._slots]
+        self._single = [
+            (each, key, value)
+            for each in known
+            for key, value in each.items()
+            if isinstance(value, torch.nn.Parameter) and value.numel() <= 1
+        ]
+        self._tensors = [*self.parameters.values(), *self.buffers.values()]
+        self._forms = [_FORM(tensor) for tensor in self._tensors]
+        self._looks = 0
+
+    def adopt(self) -> None:
+        """Copy the values of buffers that were assigned anew into the listed tensors, and put those back.
+
+        Raises:
+            UsageError: one has another shape, dtype or device, or is shared and was assigned in one place of several.
+        """
+        if all(map(operator.is_, map(dict.get, self._owners, self._keys), self._listed)):
+            return
+        for place, (owner, key, buffer) in enumerate(self._slots):
+            value = owner.get(key)
+            if value is buffer or value is None:  # one that is gone is a difference of names
+                continue
+            name = self._names[place]
+            if self._names.count(name) > 1:
+                raise UsageError(
+                    f"buffer {name} is in several modules and was assigned anew in one of them; "
+                    f"change it in place (buffer.copy_(value))"
+                )
+            if not isinstance(value, torch.Tensor) or _FORM(value) != _FORM(buffer):
+                raise UsageError(_changed("buffer", name, _FORM(buffer), value))
+            with torch.no_grad():
+                buffer.copy_(value)
+            owner[key] = buffer
+
+    def holds(self) -> bool:
+        """True if the modules still hold the listed tensors, each under its name. `adopt` comes before it."""
+        try:
+            same = self._dicts == self._copies
+        except Exception:  # noqa: BLE001  a tensor in another one's place: as a truth value torch refuses what `==` gives
+            return False
+        return same and all(
+            owner.get(key) is tensor for owner, key, tensor in self._single
+        )  # `==` may be true of these
+
+    def check_forms(self, *, some: bool = False) -> None:
+        """Compare shapes, dtypes and devices with those of the beginning. `some`: of `FORMS` tensors, in turn.
+
+        Raises:
+            UsageError: names the first tensor that differs.
+        """
+        self._looks += 1
+        every = -(-len(self._tensors) // FORMS) if some else 1
+        part = slice(self._looks % every, None, every)
+        if list(map(_FORM, self._tensors[part])) == self._forms[part]:
+            return
+        names = [("parameter", name) for name in self.parameters] + [("buffer", name) for name in self.buffers]
+        for (kind, name), tensor, form in zip(names, self._tensors, self._forms, strict=True):
+            if _FORM(tensor) != form:
+                raise UsageError(_changed(kind, name, form, tensor))
+
+    def follow(self, modules: Mapping[str, torch.nn.Module]) -> TensorListing:
+        """The listing of the same modules where some tensors were replaced by others of the same name and form.
+
+        Raises:
+            UsageError: a tensor came, is gone, or has another shape, dtype or device.
+        """
+        now = TensorListing(modules)
+        _compare_names("parameter", self.parameters, now.parameters)
+        _compare_names("buffer", self.buffers, now.buffers)
+        for kind, then, new in (("parameter", self.parameters, now.parameters), ("buffer", self.buffers, now.buffers)):
+            for name, tensor in then.items():
+                if _FORM(tensor) != _FORM(new[name]):
+                    raise UsageError(_changed(kind, name, _FORM(tensor), new[name]))
+        for place, (owner, key, buffer) in enumerate(now._slots):
+            listed = self.buffers[now._names[place]]
+            if buffer is not listed:
+                with torch.no_grad():
+                    listed.copy_(buffer)
+                owner[key] = listed
+        return TensorListing(modules)
+
+
+def _compare_names(kind: str, then: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> None:
+    gone = [name for name in then if name not in now]
+    new = [name for name in now if name not in then]
+    if not gone and not new:
+        return
+    parts = [f"{kind} {names[0]}{_more(names)} {what}" for names, what in ((gone, "is gone"), (new, "is new")) if names]
+    shared = [name for name, tensor in now.items() for old in gone if tensor is then[old]]
+    tied = f"; {gone[0]} is {shared[0]} now" if gone and shared else ""
+    raise UsageError(f"{' and '.join(parts)} since run.replicate{tied}; {REMEDY}")
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _changed(kind: str, name: str, then: _Form, now: Any) -> str:
+    new = _words(_FORM(now)) if isinstance(now, torch.Tensor) else f"a {type(now).__name__}"
+    return f"{kind} {name} was {_words(then)} when it was replicated and is {new} now; {REMEDY}"
+
+
+def _words(form: _Form) -> str:
+    shape, dtype, device = form
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+
+
+REMEDY = (
+    "a worker that joins or resumes begins with the model as the script makes it, so change a model's form before "
+    "run.replicate (for an export, convert a copy)"
+)
+
+
+# --- plain values -----------------------------------------------------------------------------------------------------
+#
+# Plain values of the replica as a step begins: everything in its state that is no large tensor.
+#
+# A loop body may step a scheduler before the inner loop. A joiner or a resumed run begins with the step and runs that
+# body itself, so the state must hold the rate from before: with the later one it would step twice. So everything
+# plain is kept as it is when a step begins, and the state is put together from that: rates and other settings of
+# parameter groups, numbers in optimizers' states, all that schedulers and other objects give, what modules have as
+# extra state; and small tensors among those (a rate may be one). Parameters and moments are too large to be kept. A
+# change of them in a loop body before its inner loop is seen by their version counters (`changed`), and then the
+# state is called what it is: not a step's beginning. Not seen: what a script writes through `.data` or NumPy, which
+# PyTorch doesn't count.
+#
+# It is kept as `encode` makes it, so a value that can't be handed to a joiner or written to a checkpoint is an error at
+# the beginning of the first step that has it. The same bytes are the plain part of the step's digest.
+
+WHOLE_BYTES = 4096  # a tensor among plain values is one of them up to here
+_version = attrgetter("_version")
+
+
+class PlainValues:
+    """Plain values of `objects`. `state()`: the whole state, to name by its path what can't be sent.
+
+    Attributes:
+        skeleton: the plain values as `encode` makes it.
+        small: copies of the small tensors among them.
+        large: the other tensors of optimizers and of objects that are no modules, by reference.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], state: Callable[[], Any]) -> None:
+        self._objects = objects
+        self._state = state
+        self._extra = {name: _extra_keys(thing) for name, thing in objects.items()}
+        self.skeleton = b""
+        self.small: list[torch.Tensor] = []
+        self.large: list[torch.Tensor] = []
+        self._in_skeleton: list[torch.Tensor] = []
+        self._of_optimizers: list[torch.Tensor] = []
+        self._parameters: list[torch.Tensor] = []
+        self._versions: list[int] = []
+
+    def keep(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A step begins: these are the values that belong to its state. `parameters`: and large buffers.
+
+        Raises:
+            UnknownState: a value can't be sent without pickling; names its path.
+        """
+        values, tensors = self._collect()
+        try:
+            self.skeleton, found = encode(values)
+            if not _same(tensors, self._of_optimizers):
+                encode(tensors)
+        except UnknownState:
+            self.skeleton = b""
+            encode(self._state())  # names it by its path
+            raise
+        self._parameters, self._of_optimizers = [*parameters], tensors
+        self._in_skeleton = [t if _is_large(t) else t.clone() for t in found]
+        self.small = [t for t in self._in_skeleton if not _is_large(t)]
+        self.large = [*tensors, *(t for t in found if _is_large(t))]
+        self._versions = self._current_versions()
+
+    def changed(self) -> bool:
+        """Returns True if a tensor that is not kept was changed or replaced since the last `keep`."""
+        modules = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
+        kept = set(map(id, self._parameters))
+        return (
+            self._versions != self._current_versions()
+            or not _same(self._collect()[1], self._of_optimizers)
+            or any(id(parameter) not in kept for module in modules for parameter in module.parameters())
+        )
+
+    def put_into(self, objects: dict[str, Any]) -> None:
+        """Replace the plain values in the state_dicts of all objects by those that were kept."""
+        if not self.skeleton:
+            return
+        kept = decode(self.skeleton, self._in_skeleton)
+        for name, thing in self._objects.items():
+            if isinstance(thing, torch.nn.Module):
+                objects[name].update(kept[name])
+            elif _is_usual(thing):
+                _put_into_optimizer(objects[name], *kept[name])
+            else:
+                objects[name] = kept[name]
+
+    def _current_versions(self) -> list[int]:
+        return [*map(_version, self._parameters), *map(_version, self.large)]
+
+    def _collect(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """The plain values by object, and the tensors in optimizers' states."""
+        values: dict[str, Any] = {}
+        tensors: list[torch.Tensor] = []
+        for name, thing in self._objects.items():
+            if isinstance(thing, torch.nn.Module):
+                state = thing.state_dict() if self._extra[name] else {}
+                values[name] = {key: state[key] for key in self._extra[name] if key in state}
+            elif _is_usual(thing):
+                groups = [
+                    {key: value for key, value in group.items() if key != "params"} for group in thing.param_groups
+                ]
+                found, numbers = _in_states(thing.state)
+                tensors += found
+                values[name] = (groups, numbers)
+            else:
+                values[name] = thing.state_dict()
+        return values, tensors
+
+
+def _in_states(states: Mapping[Any, Any]) -> tuple[list[torch.Tensor], dict[int, Any]]:
+    """The tensors in an optimizer's states, and everything else there by the place of its state."""
+    if set(map(type, states.values())) <= {dict}:
+        values = list(chain.from_iterable(map(dict.values, states.values())))
+        if set(map(type, values)) <= {torch.Tensor}:
+            return values, {}  # as it is with torch's own, of which a large model has thousands
+    tensors: list[torch.Tensor] = []
+    numbers: dict[int, Any] = {}
+    for index, state in enumerate(states.values()):
+        if not isinstance(state, dict):
+            numbers[index] = state
+            continue
+        for key, value in cast("dict[Any, Any]", state).items():
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+            else:
+                numbers.setdefault(index, {})[key] = value
+    return tensors, numbers
+
+
+def _put_into_optimizer(state: dict[str, Any], groups: list[dict[str, Any]], numbers: dict[int, Any]) -> None:
+    now = state["param_groups"]
+    if len(groups) == len(now):
+        state["param_groups"] = [{**then, "params": group["params"]} for then, group in zip(groups, now, strict=True)]
+    state["state"] = {
+        key: {**inner, **numbers[index]} if index in numbers and isinstance(inner, dict) else numbers.get(index, inner)
+        for index, (key, inner) in enumerate(state["state"].items())
+    }
+
+
+def _is_usual(thing: Any) -> bool:
+    """Returns True for an optimizer whose state_dict() gives its `state` and `param_groups`, and nothing else."""
+    return isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict
+
+
+def _extra_keys(thing: Any) -> tuple[str, ...]:
+    """The keys of a module's state_dict() that are neither parameters nor buffers."""
+    if not isinstance(thing, torch.nn.Module):
+        return ()
+    named = {name for name, _ in thing.named_parameters(remove_duplicate=False)}
+    named |= {name for name, _ in thing.named_buffers(remove_duplicate=False)}
+    return tuple(key for key in thing.state_dict() if key not in named)
+
+
+def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() > WHOLE_BYTES
+
+
+# --- replica ----------------------------------------------------------------------------------------------------------
 
 _OTHER_BYTES = 1 << 20  # steps that optimizers count, and the like
 WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)

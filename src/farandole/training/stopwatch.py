@@ -23,7 +23,7 @@ from farandole.control.bench import Spent
 from farandole.data.loader import Key, Loader
 from farandole.training.gradients import Gradients, Tell
 from farandole.training.replica import Replica
-from farandole.worker.shard_timer import ShardTimer
+from farandole.worker.timing import ShardTimer
 
 clock = time.perf_counter
 

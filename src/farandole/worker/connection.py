@@ -1,9 +1,9 @@
 """A worker that has a coordinator: the connection, kept up for as long as the run and the worker's lease last.
 
-What is said, when, and how long it is waited for is decided by the pure `membership/session.py`; here are the socket
-and the threads around it. A thread of its own runs an event loop with three duties while connected (listen, speak, send
-heartbeats) and one always: watch for stalled peers and for the end of the lease. When the connection breaks, or is
-silent for too long, it connects again, with backoff, for as long as it takes; training goes on meanwhile.
+What is said, when, and how long it is waited for is decided by the pure `protocol/worker/session.py`; here are the
+socket and the threads around it. A thread of its own runs an event loop with three duties while connected (listen,
+speak, send heartbeats) and one always: watch for stalled peers and for the end of the lease. When the connection
+breaks, or is silent for too long, it connects again, with backoff, for as long as it takes; training goes on meanwhile.
 
 Every call of the session holds `condition`, and so do the training side's calls of the member; what they have to tell
 is queued in that order (`tell`). So the coordinator hears of a worker's moves in the order in which they were made.
@@ -27,15 +27,14 @@ from typing import final
 import aiohttp
 
 from farandole.collective.arena import Arena, Ordinary
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
-from farandole.membership import messages as m
-from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
-from farandole.membership.session import Session
-from farandole.membership.view import View, Word
-from farandole.platform.age import age_s
-from farandole.platform.waiting import beside
+from farandole.platform.process import age_s, beside
+from farandole.protocol import messages as m
+from farandole.protocol.view import View, Word
+from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
+from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
 from farandole.worker.groups import Groups

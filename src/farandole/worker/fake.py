@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from farandole.errors import CheckpointsGone
-from farandole.membership import messages as m
-from farandole.membership.instructions import Instructions
-from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
-from farandole.membership.view import View, Word
+from farandole.protocol import messages as m
+from farandole.protocol.view import View, Word
+from farandole.protocol.worker.driver import Instructions
+from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.worker.participant import NoTraining, Participant, Training
 
 

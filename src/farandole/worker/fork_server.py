@@ -3,7 +3,7 @@
     python -m farandole.worker.fork_server CHANNEL LIFELINE MODULE ...
 
 A worker costs 3 s of CPU and 250 MB for its imports, one that is forked 0.1 s and 40 MB. CHANNEL is the descriptor of a
-socket whose other end asks, LIFELINE that of what ends this process (`platform/forking.py` says who knows what when).
+socket whose other end asks, LIFELINE that of what ends this process (`platform/process.py` says who knows what when).
 
 Invariant: what is forked has what a new interpreter with the same command line, folder and environment would have. So
 this process starts no thread, no parallel region and no CUDA, handles no signal, draws no random number, and prints
@@ -38,9 +38,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from farandole.platform import forking, shown
-from farandole.platform.forking import Forked, ForkServer, receive, send
-from farandole.platform.lifeline import Lifeline, hang_on, is_cut
+from farandole.platform import output, process
+from farandole.platform.process import Forked, ForkServer, Lifeline, hang_on, is_cut, receive, send
 
 REPARENTED_S = 0.0005  # between two looks
 _FLAGS = ("inspect", "interactive", "verbose", "dev_mode", "debug")
@@ -165,7 +164,7 @@ def _make_anew(asked: dict[str, Any]) -> None:
     torch.default_generator.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)
     multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # pyright: ignore
-    shown.show([sys.executable, *asked["words"]], os.environ)
+    output.show_command([sys.executable, *asked["words"]], os.environ)
 
 
 def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
@@ -176,13 +175,13 @@ def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
     if server:
         theirs.close()
         lifeline.handed_over()
-        forking.keep_spare(ForkServer(Forked(server), ours, lifeline), os.environ)
+        process.keep_spare(ForkServer(Forked(server), ours, lifeline), os.environ)
         return asked
     ours.close()
     lifeline.cut()
     os.setsid()
     hang_on(lifeline.read_end, os.getpid())
-    shown.show([sys.executable, "-m", "farandole.worker.fork_server"], os.environ)
+    output.show_command([sys.executable, "-m", "farandole.worker.fork_server"], os.environ)
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Collection
 
 from farandole.collective.arena import Memory
-from farandole.collective.by_host import ByHost
-from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.gloo import Rendezvous
+from farandole.collective.shm import ByHost
 from farandole.collective.transport import Links, PeerLost, Unproved
-from farandole.membership import messages as m
-from farandole.membership.member import Connect
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
+from farandole.protocol.worker.member import Connect
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A worker whose training thread hangs in the script: its connection's thread writes the stacks, and sees to the save.
 
-The same goes for one whose machine goes, and that has no time to wait for its training thread (`membership/deadline`):
-what the stop's answer is in 1, the end of its lease is there.
+The same goes for one whose machine goes, and that has no time to wait for its training thread
+(`protocol/messages.py`): what the stop's answer is in 1, the end of its lease is there.
 
 Why another thread may save a state that the training thread holds:
 
@@ -12,9 +12,10 @@ Why another thread may save a state that the training thread holds:
    returned, and that waits for the round's end.
 3. So while `whole` is true and the round that the training thread has begun is the one that the member is in, the
    state is that of the step's beginning and stays so, whatever the training thread does when it wakes up.
-4. If the round had ended before the stop, the training thread is on its way to the update: it is waited for, a matter
-   of moments, until it takes the wish up itself or `whole` is false. If that is false, the state is between two steps,
-   and the answer is that, or what the script has left there if nobody has better (see `membership/ending.py`).
+4. If the round had ended before the stop, the training thread is on its way to the update: it is waited for, a
+   matter of moments, until it takes the wish up itself or `whole` is false. If that is false, the state is between
+   two steps, and the answer is that, or what the script has left there if nobody has better (see
+   `protocol/coordinator/shutdown.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ import faulthandler
 import logging
 import threading
 
-from farandole.membership import messages as m
-from farandole.membership.member import Exit, Save
-from farandole.worker import departure
+from farandole.protocol import messages as m
+from farandole.protocol.worker.member import Exit, Save
+from farandole.worker.departure import leave
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)
-
 REACT_S = 2.0  # for the training thread to take the wish up itself: if it waits for peers it does at once
 STDERR = 2
 
@@ -82,4 +82,4 @@ def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> N
         training.saved(False)
     participant.tell(m.Lapsed())
     participant.close()
-    departure.leave(exit_.code)
+    leave(exit_.code)

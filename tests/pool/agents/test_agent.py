@@ -9,16 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket, load, newest
-from farandole.coordinator import agents
+from farandole.coordinator import server
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.process import since
-from farandole.membership import hosts
-from farandole.membership import messages as m
-from farandole.pool.agents import agent, post
-from farandole.pool.agents.agent import Agent
-from farandole.pool.agents.post import Post
+from farandole.pool import agent
+from farandole.pool.agent import Agent, Post
+from farandole.protocol import messages
 from tests.support.stage import Scenario, Stage, stage
 
 
@@ -32,26 +30,26 @@ def play(folder: Path, scenario: Scenario) -> None:
 
 def test_each_report_is_answered(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        hello = m.Hello(kind="agent", host="node", pid=1, pool="rack")
+        hello = messages.Hello(kind="agent", host="node", pid=1, pool="rack")
         async with subscribe(scene.ticket, hello) as subscription:
             for _ in range(2):
-                await subscription.send(hosts.Report(instance="a", state="ready"))
-                assert await subscription.receive() == m.Heard()
+                await subscription.send(messages.Report(instance="a", state="ready"))
+                assert await subscription.receive() == messages.Heard()
 
     play(tmp_path, scenario)
 
 
 def test_a_silent_agent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "SILENT_S", 0.1)
+    monkeypatch.setattr(server, "SILENT_S", 0.1)
 
     async def scenario(scene: Stage) -> None:
-        pool = m.Hello(kind="agents", host="here", pid=2, pool="rack")
-        node = m.Hello(kind="agent", host="node", pid=1, pool="rack")
+        pool = messages.Hello(kind="agents", host="here", pid=2, pool="rack")
+        node = messages.Hello(kind="agent", host="node", pid=1, pool="rack")
         async with subscribe(scene.ticket, pool) as link, subscribe(scene.ticket, node) as subscription:
-            report = hosts.Report(instance="a", state="ready")
+            report = messages.Report(instance="a", state="ready")
             await subscription.send(report)
-            assert await link.receive() == hosts.FromHost(host="node", said=report)
-            assert await link.receive() == hosts.FromHost(host="node")
+            assert await link.receive() == messages.FromHost(host="node", said=report)
+            assert await link.receive() == messages.FromHost(host="node")
 
     play(tmp_path, scenario)
 
@@ -61,7 +59,7 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(agent, "BEAT_S", 0.05)
     instances: list[str] = []
 
-    async def serve_agent(connection: Connection, hello: m.Hello) -> None:
+    async def serve_agent(connection: Connection, hello: messages.Hello) -> None:
         instances.append(hello.session)
         while await connection.receive() is not None:
             pass
@@ -70,8 +68,8 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(scene.server._agents, "serve_agent", serve_agent)
         folder = tmp_path / "agent"
         (folder / "logs").mkdir(parents=True)
-        post.leave_ticket(folder, scene.ticket)
-        (folder / post.TICKET).chmod(0o600)
+        agent.leave_ticket(folder, scene.ticket)
+        (folder / agent.TICKET).chmod(0o600)
         serving = asyncio.create_task(
             Agent(Post(folder=folder, pool="rack", host="node", notices="none"), print).serve()
         )
@@ -86,9 +84,9 @@ def test_a_ticket_of_who_was_there_before_does_not_replace_that_of_who_has_taken
     """The old machine may only be cut off, and still reach the host."""
     old = Ticket(address="http://127.0.0.1:1", secret="a" * 64, run="r", since=1.0)
     new = Ticket(address="http://127.0.0.2:1", secret="a" * 64, run="r", since=2.0)
-    path = tmp_path / post.TICKET
+    path = tmp_path / agent.TICKET
     for left, there in ((old, old), (new, new), (old, new), (new, new)):
-        post.leave_ticket(tmp_path, left)
+        agent.leave_ticket(tmp_path, left)
         assert load(str(path)) == there
     old.save(path)
     assert newest(new, str(path)) == new, "nor does a worker go back"

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from farandole.membership.hosts import Job, Notified, Order, Report
-from farandole.pool.agents.duty import Duty
-from farandole.pool.agents.far_hosts import ANEW, CALLED_OFF, FarHosts
+from farandole.pool.agent import Duty
 from farandole.pool.base import Advice, Event, Found, Gone, Notice, Started, StartFailed
+from farandole.pool.remote import ANEW, CALLED_OFF, FarHosts
+from farandole.protocol.messages import Job, Notified, Order, Report
 
 JOB = Job(script="train.py")
 

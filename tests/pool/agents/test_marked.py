@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from farandole.control.ticket import Ticket
-from farandole.pool.agents import marked
-from farandole.pool.agents.post import mark
+from farandole.pool import agent
+from farandole.pool.agent import mark
 
 pytestmark = [
     pytest.mark.processes,
@@ -40,12 +40,12 @@ def test_what_has_the_mark_is_ended_and_nothing_else() -> None:
         started(),
     ]
     try:
-        ended = marked.end(["one", "two"])
+        ended = agent.end(["one", "two"])
         assert set(ended) == {process.pid for process in ours}
         assert all("sys.stdin.read" in command for command in ended.values())
         assert [process.wait(10) for process in ours] == [-9, -9]
         assert [process.poll() for process in others] == [None] * len(others)
-        assert marked.end(["one", "two"]) == {}
+        assert agent.end(["one", "two"]) == {}
     finally:
         for process in (*ours, *others):
             process.kill()
@@ -65,7 +65,7 @@ def test_what_has_the_mark_is_ended_and_nothing_else() -> None:
     ],
 )
 def test_whose_a_process_is(environ: bytes, agents: list[str], expected: bool) -> None:
-    assert marked.is_of(environ, agents) is expected
+    assert agent.is_of(environ, agents) is expected
 
 
 def test_other_runs_are_counted_once_each_and_not_the_agents_own() -> None:
@@ -82,6 +82,6 @@ def test_other_runs_are_counted_once_each_and_not_the_agents_own() -> None:
         mark(ticket("two"), "rack", "south"),
         mark(ticket("three"), "", "x"),
     ]
-    assert marked.other_runs(own, [b"A=1\0", *map(environ, [own, *same])]) == 0
-    assert marked.other_runs(own, [b"A=1\0", *map(environ, [own, *same, *others])]) == 2
+    assert agent.other_runs(own, [b"A=1\0", *map(environ, [own, *same])]) == 0
+    assert agent.other_runs(own, [b"A=1\0", *map(environ, [own, *same, *others])]) == 2
     assert len({own, *same, *others}) == 6

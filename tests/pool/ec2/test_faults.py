@@ -17,22 +17,19 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership import hosts
-from farandole.membership import messages as m
-from farandole.membership.messages import Roster
-from farandole.membership.records import RunSettings
-from farandole.pool.agents.duty import Duty
+from farandole.pool.agent import Duty
 from farandole.pool.base import Host
-from farandole.pool.ec2.api import Aws
-from farandole.pool.ec2.asked import settle
-from farandole.pool.ec2.pool import Ec2Pool
+from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
-from farandole.pool.keeper import Keeper
+from farandole.pool.reconciler import Keeper
+from farandole.protocol import messages
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Roster
 from tests.support import fast_clock
 from tests.support.aws import TEMPLATE, Moto, tags
 from tests.support.aws_faults import Faults
@@ -70,12 +67,12 @@ class Agents:
         duty, pool = Duty(me), FakePool(hosts=[Host(name=me)])
         duty.state = "ready"
         while True:
-            hello = m.Hello(kind="agent", host=me, pid=os.getpid(), pool="ec2")
+            hello = messages.Hello(kind="agent", host=me, pid=os.getpid(), pool="ec2")
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self.ticket, hello) as subscription:
                     await subscription.send(duty.report())
                     while (message := await subscription.receive()) is not None:
-                        if isinstance(message, hosts.Order):
+                        if isinstance(message, messages.Order):
                             duty.ordered(message)
                             due = duty.due()
                             for worker in due.stop:
@@ -141,7 +138,7 @@ async def scene(moto: Moto, faults: Faults, folder: Path, number: int, seed: int
     aws, (_, asked) = Aws(again_s=0.02), settle(OPTIONS)
     logs = folder / "logs"
     logs.mkdir()
-    pool = Ec2Pool(aws, asked, run="r-1", ticket=ticket, job=hosts.Job(script="s.py"), logs=logs)
+    pool = Ec2Pool(aws, asked, run="r-1", ticket=ticket, job=messages.Job(script="s.py"), logs=logs)
     agents, played = Agents(moto, ticket), Played(pool)
     tasks = [asyncio.create_task(agents.tend()), asyncio.create_task(played.tend())]
     try:

@@ -6,9 +6,21 @@ import itertools
 from collections import Counter
 
 from farandole.pool.base import NoCapacity, Notice, StartFailed
-from farandole.pool.ec2.fleet import AGAIN_S, ANOTHER, DOUBT_S, IDLE_S, JOIN_S, MISSING_S, Fleet
-from farandole.pool.ec2.instances import Due, Request, Row
-from farandole.pool.ec2.market import SPOT, Market, Zone
+from farandole.pool.ec2 import (
+    ANOTHER,
+    DOUBT_S,
+    END_AGAIN_S,
+    IDLE_S,
+    JOIN_S,
+    MISSING_S,
+    SPOT,
+    Due,
+    Fleet,
+    Market,
+    Request,
+    Row,
+    Zone,
+)
 
 ZONES = [Zone(name="a", subnet="s-a", types=("small", "large")), Zone(name="b", subnet="s-b", types=("small",))]
 
@@ -143,9 +155,9 @@ def test_what_nobody_waits_for_is_ended_again_and_again_until_aws_says_so() -> N
     assert kept.due(1 + IDLE_S).ends == ["i-1"]
     kept.listed([row("i-1", request=request.token)], 2 + IDLE_S)  # it is not listed as ended yet
     assert kept.due(2 + IDLE_S).ends == []
-    assert kept.due(2 + IDLE_S + AGAIN_S).ends == ["i-1"]
+    assert kept.due(2 + IDLE_S + END_AGAIN_S).ends == ["i-1"]
     kept.start("w2")
-    assert len(kept.due(3 + IDLE_S + AGAIN_S).asks) == 1, "one that is being ended is no supply"
+    assert len(kept.due(3 + IDLE_S + END_AGAIN_S).asks) == 1, "one that is being ended is no supply"
     kept.listed([row("i-1", "shutting-down", request=request.token)], 90)
     kept.due(90)
     kept.listed([row("i-1", "running", request=request.token)], 91)  # an old list
@@ -230,7 +242,7 @@ def test_without_its_tag_it_is_released_and_ends_with_its_agent() -> None:
     kept.agent("i-1", connected=True, state="ready", reason="", workers=0, now=3)
     due = kept.due(3)
     assert (due.lets_go, due.ends) == (["i-1"], [])
-    assert kept.due(3 + AGAIN_S).ends == ["i-1"], "it should have ended itself"
+    assert kept.due(3 + END_AGAIN_S).ends == ["i-1"], "it should have ended itself"
 
 
 def test_stopped_and_started_again_it_comes_back() -> None:

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from farandole.control.ticket import new_secret
-from farandole.pool.ec2.api import Aws
-from farandole.pool.ec2.template import secret_name
+from farandole.pool.ec2 import Aws, secret_name
 from tests.support.aws import TEMPLATE, Machines, Moto, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(200)]

@@ -10,12 +10,23 @@ from typing import Any
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership.spending import Spending, spending_of
+from farandole.pool import ec2
 from farandole.pool.base import Priced
-from farandole.pool.ec2 import prices, template
-from farandole.pool.ec2.asked import run_tag
-from farandole.pool.ec2.errors import CAPACITY, DOUBT, THROTTLED, WRONG, meaning
-from farandole.pool.ec2.market import FIRST_S, LONGEST_S, ON_DEMAND, SPOT, Market, Zone
+from farandole.pool.ec2 import (
+    CAPACITY,
+    DOUBT,
+    FIRST_COOLING_S,
+    LONGEST_COOLING_S,
+    ON_DEMAND,
+    SPOT,
+    THROTTLED,
+    WRONG,
+    Market,
+    Zone,
+    meaning,
+    run_tag,
+)
+from farandole.protocol.settings import Spending, spending_of
 
 A, B = Zone(name="a", types=("small", "large")), Zone(name="b", types=("small",))
 
@@ -39,23 +50,23 @@ def test_types_cool_one_by_one_longer_each_time_until_one_has_come() -> None:
     market = Market([A], [SPOT])
     market.short(SPOT, "a", ["small"], 0)
     assert where(market, ["a"], 0) == (SPOT, "a", ("large",))
-    assert where(market, ["a"], FIRST_S) == (SPOT, "a", ("small", "large"))
-    now, waits = FIRST_S, list[float]()
+    assert where(market, ["a"], FIRST_COOLING_S) == (SPOT, "a", ("small", "large"))
+    now, waits = FIRST_COOLING_S, list[float]()
     for _ in range(8):
         market.short(SPOT, "a", ["small", "large"], now)
         waits.append(next(s for s in range(1, 700) if where(market, ["a"], now + s)))
-        now += LONGEST_S
+        now += LONGEST_COOLING_S
     assert waits[:3] == [30, 60, 120]
-    assert waits[-1] == LONGEST_S
+    assert waits[-1] == LONGEST_COOLING_S
     market.came(SPOT, "a", "small")
-    assert where(market, ["a"], now - LONGEST_S) == (SPOT, "a", ("small",))
+    assert where(market, ["a"], now - LONGEST_COOLING_S) == (SPOT, "a", ("small",))
 
 
 def test_what_spot_has_not_on_demand_may_have() -> None:
     market = Market([A], [SPOT, ON_DEMAND])
     market.short(SPOT, "a", ["small", "large"], 0)
     assert where(market, ["a"], 0) == (ON_DEMAND, "a", ("small", "large"))
-    assert where(market, ["a"], FIRST_S) == (SPOT, "a", ("small", "large")), "it is asked again"
+    assert where(market, ["a"], FIRST_COOLING_S) == (SPOT, "a", ("small", "large")), "it is asked again"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +86,7 @@ def test_what_an_error_means(code: str, status: int, means: str) -> None:
 
 
 GOOD: dict[str, Any] = {
-    "UserData": base64.b64encode(template.user_data("/opt/my env/bin/python").encode()).decode(),
+    "UserData": base64.b64encode(ec2.user_data("/opt/my env/bin/python").encode()).decode(),
     "InstanceInitiatedShutdownBehavior": "terminate",
     "MetadataOptions": {"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
     "IamInstanceProfile": {"Name": "farandole"},
@@ -83,7 +94,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_template_whose_instances_would_stay_or_talk_is_refused() -> None:
-    template.check("t", GOOD)
+    ec2.check("t", GOOD)
     for other, word in [
         ({"UserData": "not base64"}, "farandole pool user-data"),
         ({"UserData": base64.b64encode(b"#!/bin/sh").decode()}, "farandole pool user-data"),
@@ -93,30 +104,30 @@ def test_a_template_whose_instances_would_stay_or_talk_is_refused() -> None:
         ({"IamInstanceProfile": {}}, "IamInstanceProfile"),
     ]:
         with pytest.raises(UsageError, match=word):
-            template.check("t", {**GOOD, **other})
+            ec2.check("t", {**GOOD, **other})
 
 
 def test_the_user_data_holds_no_secret_and_ends_the_instance_whatever_happens() -> None:
-    script = template.user_data("/opt/my env/bin/python")
+    script = ec2.user_data("/opt/my env/bin/python")
     assert "'/opt/my env/bin/python' -m farandole instance" in script
     assert script.index("trap 'shutdown -h now' EXIT") < script.index("farandole instance")
-    assert template.user_data("python") == template.user_data("python"), "the same for all runs"
+    assert ec2.user_data("python") == ec2.user_data("python"), "the same for all runs"
 
 
 def test_two_runs_of_one_name_have_tags_of_their_own() -> None:
     tags = {run_tag("digits", host, folder) for host in ("a", "b") for folder in ("/x/digits", "/y/digits")}
     assert len(tags) == 4
     assert all(tag.startswith("digits-") for tag in tags)
-    assert template.secret_name(run_tag("mé run", "a", "/x"), "my pool").isascii()
+    assert ec2.secret_name(run_tag("mé run", "a", "/x"), "my pool").isascii()
 
 
 def test_prices_are_of_a_day_and_what_is_not_there_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text("# 2026-11-01\ntype,zone,market,dollars\nsmall,a,spot,0.1\nsmall,,spot,0.2\n")
-    known = prices.read(path)
+    known = ec2.read(path)
     assert [known.of("small", zone, SPOT) for zone in ("a", "b")] == [0.1, 0.2]
     assert known.of("small", "a", ON_DEMAND) is None
-    bill = prices.Bill(known)
+    bill = ec2.Bill(known)
     told = [bill.saw(*row, SPOT, 0.0, now) for now in (3600.0, 7200.0)
             for row in (("i-1", "small", "a"), ("i-2", "large", "a"))]  # fmt: skip
     assert told == [(Priced("i-1", 0.1, 0.0, "2026-11-01"),), (Priced("i-2", None, 0.0, ""),), (), ()], "once"
@@ -130,7 +141,7 @@ def test_prices_are_of_a_day_and_what_is_not_there_is_unknown(tmp_path: Path) ->
     ]:
         path.write_text(text)
         with pytest.raises(UsageError, match=word):
-            prices.read(path)
+            ec2.read(path)
 
 
 def test_when_a_run_has_lasted_or_cost_enough() -> None:

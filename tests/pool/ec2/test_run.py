@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.account import account
+from farandole.protocol.coordinator.account import account
 from tests.support.aws import ENVIRON, TEMPLATE, Machines, Moto, tags, until
 from tests.support.harness import FARANDOLE, Elastic, alone
 

@@ -12,13 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from farandole.membership.hosts import Notified
-from farandole.pool.notices import base, ec2
-from farandole.pool.notices.azure import FAR_S, Azure
-from farandole.pool.notices.base import Metadata, Silent, Unanswered
-from farandole.pool.notices.ec2 import Ec2
-from farandole.pool.notices.google import NOTICE_S, Google
-from farandole.pool.notices.watch import watch
+from farandole.pool import preemption
+from farandole.pool.preemption import FAR_S, NOTICE_S, Azure, Ec2, Google, Metadata, Silent, Unanswered, watch
+from farandole.protocol.messages import Notified
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 T = TypeVar("T")
@@ -26,7 +22,7 @@ T = TypeVar("T")
 NOW = 1_700_000_000.0
 STOP = '{"action": "stop", "time": "2023-11-14T22:15:20Z"}'  # two minutes after NOW
 REBALANCE = '{"noticeTime": "2023-11-14T22:13:20Z"}'
-PUT, ACTION = f"PUT {ec2.TOKEN}", f"GET {ec2.ACTION}"
+PUT, ACTION = f"PUT {preemption.TOKEN}", f"GET {preemption.ACTION}"
 
 
 def asking(service: Service, ask: Callable[[Metadata], Awaitable[T]]) -> T:
@@ -46,7 +42,7 @@ def assert_is(heard: Notified | None, at: float, *values: str, advice: bool = Fa
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long for who does not answer."""
-    monkeypatch.setattr(base.Metadata.ask, "__kwdefaults__", {"answer_s": 0.3})
+    monkeypatch.setattr(preemption.Metadata.ask, "__kwdefaults__", {"answer_s": 0.3})
 
 
 class Misleading(Service):
@@ -71,7 +67,7 @@ def test_nobody_is_asked_but_the_service_itself(make: Callable[[Metadata], Any],
             return web.Response(text=STOP)
 
     async def ask(metadata: Metadata) -> Any:
-        answer = await metadata.ask("GET", ec2.ACTION, {"X-aws-ec2-metadata-token": "t"})
+        answer = await metadata.ask("GET", preemption.ACTION, {"X-aws-ec2-metadata-token": "t"})
         assert answer.status == status
         return await make(metadata).read()
 
@@ -166,7 +162,7 @@ def test_a_token_that_does_not_come_through_is_told_with_what_to_do() -> None:
 
 def test_where_nothing_is_answered_no_hop_limit_is_suspected() -> None:
     with Ec2Service() as service:
-        service.hangs |= {PUT, f"GET {ec2.ROOT}"}
+        service.hangs |= {PUT, f"GET {preemption.EC2_ROOT}"}
         with pytest.raises(Silent):
             asking(service, lambda metadata: Ec2(metadata).here())
 
@@ -174,7 +170,7 @@ def test_where_nothing_is_answered_no_hop_limit_is_suspected() -> None:
 def test_an_interruption_is_heard_whatever_becomes_of_the_recommendation() -> None:
     with Ec2Service() as service:
         service.set(action=STOP)
-        service.hangs.add(f"GET {ec2.REBALANCE}")
+        service.hangs.add(f"GET {preemption.REBALANCE}")
         heard = asking(service, lambda metadata: Ec2(metadata).read())
     assert heard is not None
     assert not heard.advice
@@ -302,7 +298,7 @@ def test_no_answer_an_error_and_too_much_of_an_answer_are_told(service_of: Any, 
         service.set(broken=1)
         with pytest.raises(Unanswered):
             asking(service, lambda metadata: reader_of(metadata).read())
-        service.set(garbage="x" * (base.MOST_BYTES + 1))
+        service.set(garbage="x" * (preemption.MOST_BYTES + 1))
         with pytest.raises(Unanswered, match="more than"):
             asking(service, lambda metadata: reader_of(metadata).read())
         address = service.address

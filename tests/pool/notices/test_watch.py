@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership.hosts import Notified
-from farandole.pool.notices import clouds, watch
-from farandole.pool.notices.watch import LONGEST_S, TOLD_AFTER
+from farandole.pool import clouds, preemption
+from farandole.pool.preemption import LONGEST_S, TOLD_AFTER
+from farandole.protocol.messages import Notified
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 STOP = '{"action": "terminate", "time": "2023-11-14T22:15:20Z"}'
@@ -36,7 +36,7 @@ def watching(service: Service | None, cloud: str, *acts: Callable[[Watching], bo
 
     async def scenario() -> None:
         address = service.address if service else "http://127.0.0.1:9"
-        task = asyncio.ensure_future(watch.watch(cloud, address, it.told.append, pause))
+        task = asyncio.ensure_future(preemption.watch(cloud, address, it.told.append, pause))
         for act in acts:
             while not act(it) and not task.done():
                 await asyncio.sleep(0.002)
@@ -121,7 +121,7 @@ def test_none_asks_nobody() -> None:
     with Ec2Service() as service:
         watching(service, "none")
         before = threading.active_count()
-        watch.in_background("none", service.address, lambda _: None)
+        preemption.in_background("none", service.address, lambda _: None)
         assert threading.active_count() == before
     assert not service.asked
 
@@ -136,7 +136,7 @@ def test_a_thread_of_its_own_tells() -> None:
 
     with Ec2Service() as service:
         service.set(action=STOP)
-        watch.in_background("", service.address, tell)
+        preemption.in_background("", service.address, tell)
         assert there.wait(30)
     assert heard[0] is not None
     assert "EC2" in heard[0].reason

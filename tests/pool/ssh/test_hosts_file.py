@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool.base import Host
-from farandole.pool.ssh.hosts_file import Line, Watched, changes, parse
+from farandole.pool.ssh import Line, Watched, changes, parse
 
 
 def test_what_it_says() -> None:

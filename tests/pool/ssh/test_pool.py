@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.hosts import Job
 from farandole.pool.base import Event, Gone, Notice, Seen, Started
-from farandole.pool.ssh.hosts_file import Watched
-from farandole.pool.ssh.pool import SshPool
+from farandole.pool.ssh import SshPool, Watched
+from farandole.protocol.messages import Job
 from tests.support.gone import ended
 from tests.support.stage import stage
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.pool.ssh.reach import FIRST_S, ITSELF_S, LONGEST_S, Reach
+from farandole.pool.ssh import FIRST_S, ITSELF_S, LONGEST_S, Reach
 
 
 def test_one_that_answers() -> None:

@@ -1,0 +1,512 @@
+"""`farandole status`: where a live run stands, or what became of one that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.folders import RUNS, Live, RunOption, live, past_of, place_of
+from farandole.control.run_folder import METRICS, held
+from farandole.control.status import Status
+from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
+from farandole.observe.past import Past
+from farandole.platform import files
+from farandole.platform.output import escaped, say, tell
+from farandole.platform.process import up_to
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from farandole.control.api import Api
+    from farandole.control.status import Status
+    from farandole.control.ticket import Ticket
+    from farandole.observe.dashboard import Server
+    from farandole.observe.trace import Trace
+    from farandole.protocol.messages import Spans, Traced
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+    run: RunOption = None,
+) -> None:
+    """Show a run's progress and workers; after its end, its outcome and last checkpoint."""
+    answer = _ask(run)
+    if as_json:
+        import msgspec
+
+        tell(escaped(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()))
+        return
+    from rich.console import Console
+
+    from farandole.observe.tables import past_table, status_table
+
+    if isinstance(answer, Past):
+        Console().print(past_table(answer), soft_wrap=True)  # a path or a fingerprint is in one piece
+    else:
+        Console().print(status_table(answer))
+
+
+def _ask(run: RunOption) -> Status | Past:
+    try:
+        with live(run) as api:
+            return api.status()
+    except CoordinatorUnreachable:
+        answer = past_of(folder := place_of(run))
+        if answer is None:
+            raise
+        import msgspec
+
+        from farandole.checkpoint.store import incomplete_here, step_of
+        from farandole.observe.report import checkpoints_in, settings_of
+
+        newest = step_of(answer.checkpoint)
+        left = incomplete_here(checkpoints_in(folder, settings_of(folder)), after=-1 if newest is None else newest)
+        return msgspec.structs.replace(answer, incomplete=left)
+
+
+# --- top --------------------------------------------------------------------------------------------------------------
+#
+# `farandole top`: live runs on a terminal, from their own machine or, with a copy of the ticket, from another one.
+
+EVERY_S = 1.0
+
+
+def top(
+    run: RunOption = None,
+    ticket: Annotated[
+        str | None,
+        typer.Option("--ticket", metavar="FILE", help="Ticket of a run on another machine; - for standard input."),
+    ] = None,
+) -> None:
+    """Watch a run's progress, workers, events and cost. If several runs are alive, show one line for each.
+
+    If the output is not a terminal, print once.
+    """
+    if run is not None and ticket is not None:
+        raise UsageError("top: --run and --ticket name two runs; give one of them")
+    alive = [] if run is not None or ticket is not None else _alive()
+    if len(alive) > 1:
+        asyncio.run(_list(alive))
+        return
+    from farandole.control import ticket as tickets
+    from farandole.control.run_folder import TICKET
+    from farandole.platform import files
+
+    if ticket is not None:
+        asyncio.run(_one(tickets.load(ticket), None))
+        return
+    watched = live(run or (alive[0] if alive else None))
+    with watched:
+        asyncio.run(_one(tickets.load(str(watched.folder / TICKET), files.opener), watched.folder))
+
+
+def _alive() -> list[Path]:
+    """Those under runs/ that are this user's."""
+    from farandole.platform import files
+
+    found: list[Path] = []
+    for folder in sorted(RUNS.glob("*")):
+        with suppress(OSError):
+            if not files.foreign(folder.stat()) and held(folder):
+                found.append(folder)
+    return found
+
+
+async def _list(folders: list[Path]) -> None:
+    """Until all are over."""
+    from farandole.observe.live import list_picture
+
+    async def look() -> RenderableType | None:
+        there = [folder for folder in folders if held(folder)]
+        answers = await asyncio.gather(*(asyncio.to_thread(_status, folder) for folder in there))
+        return list_picture(dict(zip((folder.name for folder in there), answers, strict=True))) if there else None
+
+    await _show(look)
+
+
+def _status(folder: Path) -> Status | None:
+    with suppress(FarandoleError):
+        return live(folder).api.status()
+    return None
+
+
+async def _one(ticket: Ticket, folder: Path | None) -> None:
+    """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
+    from farandole.control.api import Api
+    from farandole.observe.live import Recent, picture, show_lines
+
+    api, recent = Api(ticket), Recent()
+    status, heard = await asyncio.to_thread(api.status), time.monotonic()
+    over, killed = asyncio.Event(), False
+    watching = (
+        asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or held(folder)))
+        if sys.stdout.isatty()
+        else None
+    )
+    if watching is not None:
+        watching.add_done_callback(lambda _: over.set())
+
+    async def look() -> RenderableType | None:
+        nonlocal status, heard, killed
+        if over.is_set():
+            return None
+        word = ""
+        try:
+            status, heard = await asyncio.to_thread(api.status), time.monotonic()
+        except CoordinatorUnreachable:
+            killed = folder is not None and not held(folder)
+            if killed:
+                return None
+            word = f"no answer for {time.monotonic() - heard:.0f} s; a run trains on without its coordinator"
+        return picture(status, recent, word)
+
+    await _show(look)
+    if watching is None:
+        return
+    ended = watching.done() and watching.exception() is None
+    watching.cancel()
+    await asyncio.wait({watching})
+    past = past_of(folder) if killed and folder is not None else None
+    if killed and not ended and (past is None or past.code is None):
+        raise CoordinatorUnreachable(f"run {ticket.run} was killed: nobody holds its folder, and nobody answers")
+    tell(recent.events[-1] if ended and recent.events else f"run {ticket.run} {'is over' if killed else 'goes on'}")
+
+
+async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:
+    """What `look` gives, again and again, until that is nothing; once, where the output is no terminal."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    shown = await look()
+    if not console.is_terminal:
+        if shown is not None:
+            console.print(shown)
+        return
+    left = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, left.set)
+    with Live(shown or "", console=console, screen=True, auto_refresh=False) as screen:
+        while shown is not None and not left.is_set():
+            await up_to(EVERY_S, left)
+            shown = await look()
+            if shown is not None:
+                screen.update(shown, refresh=True)
+
+
+# --- account ----------------------------------------------------------------------------------------------------------
+#
+# `farandole account`: what the time of a run's workers went to, what came of it, and what it has cost.
+
+WIDE = 200  # columns, where nobody's terminal is
+
+
+def account(
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            "--prices", metavar="FILE", help="File with the prices of hosts and pools.", show_default="the run's own"
+        ),
+    ] = None,
+    workers: Annotated[bool, typer.Option("--workers", help="Add a line for each worker.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+    run: RunOption = None,
+) -> None:
+    """Show how a run's workers spent their time, the run's goodput, and its cost."""
+    import msgspec
+
+    from farandole.cli.options import read
+    from farandole.observe.report import prices_in, settings_of
+    from farandole.protocol.coordinator.account import account as account_of
+
+    folder = place_of(run)
+    settled = read(prices) if prices else prices_in(settings_of(folder))
+    try:
+        with open(folder / METRICS, "rb", opener=files.opener) as file:
+            found = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: it has no {METRICS} yet, so nothing is known of its workers' time") from None
+    if as_json:
+        tell(escaped(msgspec.json.format(msgspec.json.encode(found), indent=2).decode()))
+        return
+    from rich.console import Console
+
+    from farandole.observe.summary import account_table
+
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width).print(account_table(found, workers=workers))
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+#
+# `farandole report`: a run as one self-contained page, and its pictures.
+
+REPORT = "report.html"
+
+
+def report(
+    run: Annotated[Path | None, typer.Argument(help="The run's folder.", show_default="the newest in runs/")] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", metavar="FOLDER", help="Another run to show beside it; may be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write the page.",
+            show_default="report.html in the run's folder",
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="FOLDER", help="Write the pictures to this folder too; needs Chromium."),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            "--prices", metavar="FILE", help="File with the prices of hosts and pools.", show_default="each run's own"
+        ),
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page about a run: pictures, events, machines and cost."""
+    from farandole.cli.options import read
+    from farandole.observe.report import draw, told
+    from farandole.observe.report import report as page_of
+
+    settled = read(prices) if prices else None
+    folders = [place_of(run), *map(place_of, against or ())]
+    runs = [told(folder, time.time(), settled, live=held(folder)) for folder in folders]
+    output = output or folders[0] / REPORT
+    try:
+        files.write(output, page_of(runs).encode())
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}") from None
+    tell(f"report: {output.resolve()}")
+    if png is not None:
+        for path in draw(output.resolve(), png, runs):
+            tell(f"picture: {path}")
+
+
+# --- dashboard --------------------------------------------------------------------------------------------------------
+#
+# `farandole dashboard`: a run in the browser, live or over.
+
+
+def dashboard(
+    run: RunOption = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1.", show_default="any")] = 0,
+) -> None:
+    """Show a run in the browser: its workers over time, curves and cost, with buttons to scale, release and stop."""
+    asyncio.run(_serve(place_of(run), port))
+
+
+async def _serve(folder: Path, port: int) -> None:
+    from farandole.observe.dashboard import Server, Watch
+
+    def api() -> Api | None:
+        with suppress(CoordinatorUnreachable):
+            return live(folder).api
+        return None
+
+    watch = Watch(folder, api, lambda: held(folder))
+    server = Server(watch, api)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    address = await server.start(port)
+    following = asyncio.create_task(watch.follow())
+    following.add_done_callback(lambda _: ended.set())
+    tell(f"dashboard of {watch.name}: {server.link()}")
+    here = address.rpartition(":")[2]
+    tell(f"the link works once; of another machine: ssh -L {here}:127.0.0.1:{here} THIS-MACHINE, and the same link")
+    if sys.stdin.isatty():
+        tell("Enter: another link; Ctrl-C: the end (the run goes on)")
+        loop.add_reader(sys.stdin, _another, server)
+    try:
+        await ended.wait()
+        if following.done():
+            following.result()
+    finally:
+        following.cancel()
+        await server.close()
+
+
+def _another(server: Server) -> None:
+    if sys.stdin.readline():
+        tell(server.link())
+    else:
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+
+
+# --- trace ------------------------------------------------------------------------------------------------------------
+#
+# `farandole trace`: a live run's next steps, as a trace that ui.perfetto.dev opens.
+
+TRACE = "trace.json"
+TRACE_EVERY_S = 0.2  # a run that ends answers no longer than a second
+PATIENCE_S = 15.0  # without an answer of the coordinator, which may be on its way back
+LAST_S = 10.0  # for what there is so far, once nobody waits any longer
+STANDS_S = 10.0  # between two words about what is waited for
+SHOWN = 3  # peers
+
+
+def trace(
+    steps: Annotated[int, typer.Option("--steps", help="How many steps, 1 to 1000.")] = 20,
+    run: RunOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write the trace.",
+            show_default="trace.json in the run's folder",
+        ),
+    ] = None,
+) -> None:
+    """Record what each worker of a live run does in its next steps; open the file at ui.perfetto.dev.
+
+    Ctrl-C ends the recording and writes the file.
+    """
+    from farandole.observe.trace import trace as trace_of
+    from farandole.protocol.messages import MOST_STEPS
+
+    if not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"--steps {steps}: a trace is of 1 to {MOST_STEPS} steps")
+    watched = live(run)
+    output = output or watched.folder / TRACE
+    if not output.parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}")
+    with watched as api:
+        asking = _Asking(watched, steps, api.trace(steps))
+        hosts = {worker.id: worker.host for worker in api.status().workers}
+    say(f"the next {steps} steps of {', '.join(asking.traced.asked)}; Ctrl-C writes what is there")
+    enough = threading.Event()  # and no exception, which may come where it is lost: in what the collector calls
+    signal.signal(signal.SIGINT, lambda _number, _frame: enough.set())
+    asking.wait(enough)
+    if enough.is_set():
+        asking.end()
+    missing = asking.missing()
+    found = trace_of(asking.in_order(), hosts, steps)
+    if not found.steps or not found.events:
+        raise CoordinatorUnreachable(f"nothing to write: no worker has told of a step ({missing or 'none was taken'})")
+    try:
+        files.write(output, found.json())
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}") from None
+    _describe(found, missing)
+    tell(f"trace: {output.resolve()}; open it at https://ui.perfetto.dev, which keeps it in the browser")
+
+
+class _Asking:
+    """A trace of which the answers come one by one. `traced`: how far it was when that was last known."""
+
+    def __init__(self, watched: Live, steps: int, traced: Traced) -> None:
+        self._api: Api = watched.api
+        self._folder = watched.folder
+        self._steps = steps
+        self._why = ""  # it has ended early
+        self.traced = traced
+        self.answers: dict[str, Spans] = {}
+
+    def wait(self, enough: threading.Event) -> None:
+        """Until all that are there have answered, or there is nobody any more to do so, or it is `enough`."""
+        heard = told = time.monotonic()
+        while self.traced.owed and not enough.wait(TRACE_EVERY_S):
+            try:
+                if not self._look():
+                    return
+                heard = time.monotonic()
+                if heard - told > STANDS_S:
+                    told = heard
+                    say(self._word())
+            except CoordinatorUnreachable as error:
+                if not held(self._folder) or time.monotonic() - heard > PATIENCE_S:
+                    self._why = self._gone(error)
+                    return
+
+    def end(self) -> None:
+        """Nobody waits any longer: what have they so far?"""
+        until = time.monotonic() + LAST_S
+        try:
+            self._api.end_trace()
+            while self._look() and self.traced.owed and time.monotonic() < until:
+                time.sleep(TRACE_EVERY_S)
+        except CoordinatorUnreachable as error:
+            self._why = self._gone(error)
+
+    def _gone(self, error: Exception) -> str:
+        return f"out of reach ({error})" if held(self._folder) else "the run is over"
+
+    def in_order(self) -> dict[str, Spans]:
+        """What has come, by rank."""
+        return {worker: self.answers[worker] for worker in self.traced.asked if worker in self.answers}
+
+    def missing(self) -> str:
+        """Who is not in it, and why; "" where all are."""
+        accounted = {*self.answers, *self.traced.gone, *self.traced.owed}
+        lost = [worker for worker in self.traced.asked if worker not in accounted]
+        words = {
+            "gone meanwhile": self.traced.gone,
+            "has not answered": self.traced.owed,
+            "its answer could not be fetched any more": lost,
+        }
+        there = [f"{', '.join(who)}: {why}" for why, who in words.items() if who]
+        return "; ".join([*there, *([self._why] if self._why else [])])
+
+    def _look(self) -> bool:
+        """Fetch what is new. False: it is not our trace any more."""
+        new = self._api.traced()
+        if new.number != self.traced.number:
+            self._why = "the coordinator does not know of it any more: another was asked for, or it is a new one"
+            return False
+        self.traced = new
+        for worker in new.answered:
+            if worker not in self.answers:
+                self.answers[worker] = self._api.spans(worker)
+        return True
+
+    def _word(self) -> str:
+        """What is waited for."""
+        status = self._api.status()
+        stalled = f"; no step for {status.stalled.seconds:.0f} s" if status.stalled else ""
+        waits = (
+            f", it seems for {', '.join(status.stalled.workers)}" if status.stalled and status.stalled.workers else ""
+        )
+        return f"waiting for {', '.join(self.traced.owed)} (step {status.step}, {status.state}{stalled}{waits})"
+
+
+def _describe(found: Trace, missing: str) -> None:
+    tell(f"steps {found.steps.start} to {found.steps.stop - 1}, {found.length_us / 1e6:.3f} s")
+    for worker, waited in found.waited_us.items():
+        tell(f"  {worker} waited {_seconds(sum(waited.values()))}{_most(waited)}")
+    for worker in found.full:
+        say(f"note: {worker} had more to tell than fits; ask for fewer steps")
+    if found.lacking:
+        say(f"note: {', '.join(found.lacking)}: not all of these steps, or not to their end")
+    if missing:
+        say(f"note: not in it: {missing}")
+
+
+def _most(waited: Mapping[str, int]) -> str:
+    most = sorted(waited.items(), key=lambda each: -each[1])[:SHOWN]
+    return f": {', '.join(f'{_seconds(us)} for {peer}' for peer, us in most)}" if most else ""
+
+
+def _seconds(us: int) -> str:
+    return f"{us / 1e6:.3f} s"

@@ -1,0 +1,339 @@
+"""`farandole replay`: a run once more, from its record, in a world of one: the same bits, on one machine, to look into.
+
+What the weights depend on is all in the run's folder: the script and what it imports from its folder, as they were when
+the run began, its arguments, the seed, the threads, and how many workers began each step. Libraries and hardware are
+compared before, bits after. A script that is named is run as it is, and compared with the run's.
+
+The folder says what to execute and where to read. So it is believed only if it is this user's own (root's, for root):
+of another's folder numbers are taken and nothing else. The script has to be named; the working folder, the copies of
+the code, the journal and the place of checkpoints elsewhere are not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from farandole.cli.folders import others_word
+from farandole.cli.options import check_script
+from farandole.code import snapshot
+from farandole.code.pack import ORIGIN
+from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
+from farandole.coordinator.journal import read_books
+from farandole.errors import FarandoleError, UsageError
+from farandole.plan.shards import History
+from farandole.platform import cpu, files
+from farandole.platform.files import decoded
+from farandole.platform.output import plain, say, tell
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.events import Finished
+from farandole.protocol.metrics import Line, StepLine, parse_lines
+
+if TYPE_CHECKING:
+    from farandole.control.status import Numerics
+    from farandole.run import Run
+
+
+# --- rehearse ---------------------------------------------------------------------------------------------------------
+#
+# `farandole rehearse`: a world of one that trains as if workers came and went by a given history.
+#
+# Under any batch policy the weights depend only on the seed and on how many workers began each step, so these are the
+# bits that a real run of that history gives: a policy tried against a trace on one machine.
+
+
+def rehearse(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    history: Annotated[
+        Path,
+        typer.Option(
+            "--history", metavar="FILE", help="File of lines `STEP WORKERS`: the number of workers from that step on."
+        ),
+    ],
+    seed: Annotated[int, typer.Option("--seed", help="As for `farandole run`.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads. Results depend on it.")] = 1,
+    bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="As for `farandole run`.")] = "same",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
+    ] = None,
+) -> None:
+    """Train in one process as if workers joined and left, with the bits of such a run."""
+    check_script(script)
+    cpu.set_for(bits)
+    from farandole.worker.participant import read_history
+
+    read_history(str(history))
+    run = train(script, arguments or [], history=history, seed=seed, threads=threads, bits=bits, folder=folder)
+    tell(f"fingerprint {run.fingerprint()}")
+
+
+def train(
+    script: str,
+    arguments: list[str],
+    *,
+    history: Path,
+    seed: int,
+    threads: int,
+    bits: str,
+    folder: Path | None,
+    copies: Path | None = None,
+) -> Run:
+    """Run the script to its end as a world of one that stands for `history`; from a run's `copies` of its code. The
+    switches for `bits` have been set.
+
+    Raises:
+        UsageError: the script never joined a run. Whatever the script itself raises.
+    """
+    from farandole.script import run_alone
+
+    os.environ |= {
+        "FARANDOLE_TICKET": "",
+        "FARANDOLE_HISTORY": str(history),
+        "FARANDOLE_SEED": str(seed),
+        "FARANDOLE_THREADS": str(threads),
+        "FARANDOLE_BITS": bits,
+        "FARANDOLE_FOLDER": str(folder or ""),
+    }
+    return run_alone(script, arguments, copies)
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    script: Annotated[
+        str,
+        typer.Argument(help="Training script to use instead of the run's copy.", show_default="the code as it was run"),
+    ] = "",
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
+    ] = None,
+) -> None:
+    """Train a run again in one process, from its journal, and compare the bits. Exit code 1 if they differ."""
+    folder = folder and folder.absolute()
+    settings, lines = _settings(run), _lines(run)
+    cpu.set_for(settings.bits)
+    kept = run.absolute() / CODE
+    copied = (kept / ORIGIN).exists()
+    others = others_word(run, CODE) or _others_script(settings, copied=copied)
+    if others and not script:
+        raise UsageError(
+            f"{others}, and what {run} names would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
+            f"you trust it, give the script yourself, farandole replay {run} SCRIPT"
+        )
+    history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
+    if script:
+        check_script(script)
+        if copied and not others and snapshot.of_kept(kept)[0][1] != snapshot.of_file(script)[0][1]:
+            say(f"farandole: warning: {script} is not what was run, which is in {kept}")
+        copied = False
+    else:
+        if not settings.command:
+            raise UsageError(f"{run} does not say which script it trained: name it, `farandole replay {run} SCRIPT`")
+        os.chdir(settings.directory)
+        script, arguments = settings.command[0], list(settings.command[1:])
+        if not copied:
+            check_script(script)
+    if not others:
+        warn_of_differences(run.absolute(), settings)
+    steps = sum(isinstance(line, StepLine) for line in lines)
+    tell(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers")
+    with tempfile.TemporaryDirectory() as made:
+        path, copies = Path(made, "history"), Path(made, CODE) if copied else None
+        path.write_text(history.text())
+        if copies:  # what the run did not import is copied there, not into the run's folder
+            shutil.copytree(kept, copies)
+        done = train(
+            script, arguments or [], history=path, seed=settings.seed, threads=settings.threads,
+            bits=settings.bits, folder=folder, copies=copies,
+        ).fingerprint()  # fmt: skip
+    if not fingerprint:
+        tell(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
+    elif done == fingerprint:
+        tell(f"same bits as the run: {done}")
+    else:
+        tell(f"other bits than the run: {done} here, {fingerprint} there")
+        raise typer.Exit(1)
+
+
+def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] = (0, None)) -> History:
+    """The workers that began each step, from a run's metrics; of steps taken again, the last time counts.
+
+    `saved`: a checkpoint's step, and the history up to it, for steps whose lines died with everyone.
+
+    Raises:
+        UsageError: steps are missing, so the bits could not be the same.
+    """
+    until, before = saved
+    steps = [(step, before.workers(step)) for step in range(until)] if before else []
+    for line in lines:
+        if isinstance(line, StepLine) and line.step >= (until if before else 0):
+            while steps and steps[-1][0] >= line.step:
+                steps.pop()  # it went back to a checkpoint, or to the beginning
+            steps.append((line.step, line.workers))
+    known = [step for step, _ in steps]
+    missing = next((n for n, step in enumerate([*known, -1]) if n != step), 0)
+    if not steps or missing < len(steps):
+        why = "it began from another run's checkpoint" if steps and missing == 0 else "no line of its metrics says"
+        raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
+    return History.of(steps)
+
+
+def _others_script(settings: RunSettings, *, copied: bool) -> str:
+    """Why the script itself, of which there is no copy, may be another's; "" where it is not, or is not there."""
+    script = Path(settings.directory, settings.command[0]) if settings.command else None
+    return files.objection(script, script.stat()) if script and not copied and script.exists() else ""
+
+
+def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History | None]:
+    """What the run's newest checkpoint knows of its history."""
+    from farandole.checkpoint import restore
+    from farandole.checkpoint.store import RunIdentity, reaching
+
+    elsewhere = settings.checkpoints.url
+    if others and elsewhere:
+        say(f"farandole: warning: {others}: its checkpoints, at {plain(elsewhere)}, are not read")
+        return 0, None
+    place, identity = elsewhere or str(run / CHECKPOINTS), settings.checkpoints.identity
+    try:
+        with reaching(place):
+            found = restore.find([place], RunIdentity(identity, settings.run) if identity else None)
+    except FarandoleError as error:
+        say(f"farandole: warning: {error}")
+        return 0, None
+    changes = (found.state or {}).get("history")
+    return found.position.step, History(tuple((step, workers) for step, workers in changes)) if changes else None
+
+
+def warn_of_differences(run: Path, settings: RunSettings) -> None:
+    """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
+    from farandole.protocol import numeric_facts
+    from farandole.training import run_state
+
+    try:
+        books = read_books(run)
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        say(f"farandole: warning: {run} has no journal to compare with ({error})")
+        return
+    then = dict(books.signature.facts) if books and books.signature else {}
+    found = numeric_facts.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
+    for each in found.words(numeric_facts.REPLAYED):
+        say(f"farandole: warning: {each}; the bits may differ")
+    if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
+        say(f"farandole: warning: {snapshot.OWN} is not what the run was made with; the bits may differ")
+
+
+def _settings(run: Path) -> RunSettings:
+    try:
+        return decoded((run / SETTINGS).read_bytes(), RunSettings)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{run}: no run that could be replayed ({error})") from None
+
+
+def _lines(run: Path) -> list[Line]:
+    """All whole lines of the run's metrics that are not damaged."""
+    try:
+        lines, damaged = parse_lines((run / METRICS).read_bytes().split(b"\n")[:-1])
+    except OSError as error:
+        raise UsageError(f"{run}: its metrics can't be read ({error})") from None
+    if damaged:
+        say(f"farandole: warning: {damaged} damaged lines of {run / METRICS} are passed over")
+    return lines
+
+
+def _fingerprint(lines: list[Line]) -> str:
+    found = [line.fingerprint for line in lines if isinstance(line, Finished) and line.equal]
+    return found[-1] if found else ""
+
+
+# --- numerics ---------------------------------------------------------------------------------------------------------
+#
+# `farandole numerics`: what this machine computes, and whether a run, or another machine, computes the same bits.
+#
+# Settings of torch are a script's, not the machine's: for a comparison those of the other side are put in force first.
+
+
+def numerics(
+    *,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Intra-op threads.", show_default="those compared with, or 1")
+    ] = None,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            "--bits", metavar="same|portable", help="Compute in this mode.", show_default="as what it is compared with"
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the results to this file, for a later --against."),
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="With --against: show every operation and setting.")] = False,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="TICKET|FILE",
+            help="Compare with a live run (its ticket) or with a file that --json wrote.",
+        ),
+    ] = "",
+) -> None:
+    """Show what this machine's libraries compute. With --against, print one sentence; exit code 0 if all bits are
+    equal, else 1.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads {threads}: a worker needs at least one")
+    if bits not in (None, "same", "portable"):
+        raise UsageError(f"--bits {bits}: say same or portable; under any, machines compute as under same")
+    other = _other(against) if against else None
+    bits = bits or ("portable" if other and other.bits == "portable" else "same")
+    cpu.set_for(bits)
+    from rich.console import Console
+
+    from farandole.control.status import write
+    from farandole.observe.tables import numerics_table
+    from farandole.protocol import numeric_facts
+    from farandole.training import run_state
+
+    with contextlib.suppress(ImportError):  # with it the decoder of images is compared
+        import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    theirs = other.facts if other else {}
+    here = dict(run_state.here(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
+    if json is not None:
+        write(json, here, bits)
+    if other is None or rows:
+        Console().print(numerics_table(here, theirs), soft_wrap=True)
+    if other is not None:
+        found = numeric_facts.numeric_differences(theirs.items(), here.items())
+        whose = f"run {other.run}" if other.run else against
+        tell(f"{numeric_facts.verdict(found, whose, other.bits if other.run else bits)}")
+        raise typer.Exit(1 if found.bits else 0)
+
+
+def _other(against: str) -> Numerics:
+    from farandole.control.api import Api
+    from farandole.control.status import read
+    from farandole.control.ticket import load
+
+    try:
+        ticket = load(against)
+    except UsageError:
+        return read(Path(against))
+    found = Api(ticket).numerics()
+    if not found.facts:
+        raise UsageError(f"run {found.run}: no worker has asked in yet, so there is nothing to compare with; ask again")
+    return found

@@ -1,0 +1,240 @@
+"""`farandole join`: one worker. The one door that every pool uses, and anybody who holds the run's ticket.
+
+What can be checked without torch is checked before it is imported; then the process is the script's to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.options import Verbose, check_script
+from farandole.errors import FarandoleError, HostNotPrepared
+from farandole.platform import cpu
+from farandole.platform.output import say, tell
+from farandole.pool import clouds
+from farandole.settings import AGENT, Settings
+from farandole.worker.departure import feed, pause
+
+if TYPE_CHECKING:
+    from farandole.control.ticket import Ticket
+    from farandole.pool.agent import Post
+    from farandole.protocol.messages import Job
+
+
+# --- join -------------------------------------------------------------------------------------------------------------
+
+
+def join(
+    ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
+    script: Annotated[
+        str | None,
+        typer.Argument(help="The training script; it must be the run's.", show_default="the run's own, fetched"),
+    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    prepare: Annotated[
+        str,
+        typer.Option(
+            "--prepare", metavar="COMMAND", help="Command that must succeed on this host before its first worker joins."
+        ),
+    ] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
+    die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Join a live run as one more worker, until the run ends or releases it."""
+    del verbose
+    if die_with:
+        from farandole.platform.process import die_with_parent
+
+        die_with_parent(die_with)
+    settings = Settings.read()
+    clouds.check(notices)
+    pause(settings.returns)
+    if script and not settings.code:
+        check_script(script)
+    from farandole.control.ticket import exposed, load
+
+    cpu.set_for(load(ticket).bits)
+    if ticket != "-" and (said := exposed(ticket)):
+        say(f"farandole: note: {said}")
+    if script is None:
+        ticket = from_anywhere(ticket, prepare, notices)
+        job = _fetched(ticket)
+        script, arguments, prepare = job.script, list(job.arguments), prepare or job.prepare
+    if prepare:
+        _prepare(prepare, ticket)
+    from farandole.script import noticed, run_script
+
+    if not settings.pool:  # a pool's host is seen to by its agent
+        from farandole.pool import preemption
+
+        preemption.in_background(notices, settings.metadata, noticed)
+    run_script(ticket, script, arguments or [])
+
+
+def from_anywhere(ticket: str, prepare: str, notices: str) -> str:
+    """The ticket's path in any folder: should this process begin anew (`worker/departure.py`), it is in another."""
+    ticket = ticket if ticket == "-" else os.path.abspath(ticket)
+    options = [word for option in (("--prepare", prepare), ("--notices", notices)) if option[1] for word in option]
+    sys.orig_argv[:] = [sys.executable, "-m", "farandole", "join", *options, ticket]
+    return ticket
+
+
+def _fetched(ticket: str) -> Job:
+    """What the run has a worker do. The process is in the folder of its code from then on, and its interpreter is the
+    one that the run's setup has made there, if it has.
+    """
+    from farandole.control.api import Api
+    from farandole.control.client import unpacked
+    from farandole.control.ticket import given, load
+    from farandole.pool.local import set_up
+
+    loaded = load(ticket)
+    job = Api(loaded).job()
+    folder = unpacked(loaded, job.pack)
+    os.chdir(folder)
+    os.environ["FARANDOLE_PACK"] = job.pack
+    if python := set_up(job.setup, folder, host=Settings.read().host):
+        if ticket == "-":
+            feed(given())
+        os.execv(python, [str(python), *sys.orig_argv[1:]])
+    return job
+
+
+def _prepare(command: str, ticket: str) -> None:
+    from farandole.control.ticket import load
+    from farandole.pool.local import prepare
+
+    try:
+        prepare(command, run=load(ticket).secret, host=Settings.read().host)
+    except HostNotPrepared as error:
+        from farandole.script import tell_failure
+
+        tell_failure(ticket, str(error))
+        raise
+
+
+# --- agent ------------------------------------------------------------------------------------------------------------
+#
+# `farandole agent`: what starts a host's workers there. Pools start it; nobody needs to by hand.
+#
+# The command reads the run's ticket, starts the agent in a session of its own, and returns once that has reached the
+# run: so whoever has started it, over SSH or as a machine comes up, hears at once what is wrong.
+
+BEGIN_S = 40.0
+
+
+def agent(
+    ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
+    *,
+    pool: Annotated[str, typer.Option("--pool", help="The pool that this host belongs to.")],
+    host: Annotated[str, typer.Option("--host", help="This host's name in the pool.")],
+    interface: Annotated[
+        str, typer.Option("--interface", help="Address at which other hosts reach this host's workers.")
+    ] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Serve in this process, and return when the run lets the host go.")
+    ] = False,
+    threads: Annotated[
+        int, typer.Option("--threads", help="Intra-op threads of a worker; its imports are loaded in advance.")
+    ] = 0,
+) -> None:
+    """Serve a run as one of its hosts, until the run lets it go."""
+    from farandole.control.ticket import load
+    from farandole.pool import agent as marked
+    from farandole.pool.agent import NOTE, UNFIT
+
+    clouds.check(notices)
+    loaded = load(ticket)
+    folder = marked.place(loaded, pool, host)
+    post = marked.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
+    marked.leave_ticket(folder, loaded)
+    if (held := marked.lock(folder)) is None:
+        tell("it is there already")
+        return
+    os.environ[AGENT] = folder.name
+    if others := marked.other_runs(folder.name, marked.environs()):
+        tell(f"{NOTE}agents of {others} other runs are here: all share its cores and memory")
+    if wait:
+        if reason := _serve(post, loaded, tell):
+            say(reason)
+            raise typer.Exit(UNFIT)
+        return
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _become(post)
+        _serve_and_answer(post, loaded, writing)
+        return
+    os.close(held)
+    os.close(writing)
+    answer = _answer(reading)
+    if answer != "joined":
+        if not answer:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        raise FarandoleError(answer or f"the agent has not reached the run within {BEGIN_S:g} s; see {folder}")
+    tell("joined")
+
+
+def _answer(reading: int) -> str:
+    ready, _, _ = select.select([reading], [], [], BEGIN_S)
+    return os.read(reading, 4096).decode(errors="replace") if ready else ""
+
+
+def _become(post: Post) -> None:
+    """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
+    from farandole.platform.files import append
+    from farandole.platform.output import show_command
+    from farandole.pool.agent import LOG
+
+    os.setsid()
+    with append(post.folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
+        for stream, descriptor in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(stream.fileno(), descriptor)
+    show_command([sys.executable, *post.command(post.folder)], os.environ)
+
+
+def _serve_and_answer(post: Post, ticket: Ticket, writing: int) -> None:
+    answers = [writing]
+
+    def answer(text: str) -> None:
+        while answers:
+            with contextlib.suppress(OSError):
+                os.write(answers[0], text.encode()[:4000])
+            os.close(answers.pop())
+
+    try:
+        _serve(post, ticket, answer)
+    except FarandoleError as error:
+        answer(str(error))
+        raise
+
+
+def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> str:
+    """Returns why the host could not be prepared, if so.
+
+    What takes longest goes first: torch is loaded by another process while this one is still at its own imports.
+    """
+    from farandole.pool.agent import environ
+    from farandole.pool.local import load_ahead
+
+    if post.threads:
+        load_ahead(post.threads, environ(ticket))
+
+    from farandole.pool.agent import Agent
+
+    return asyncio.run(Agent(post, joined).serve())

@@ -1,0 +1,272 @@
+"""What a worker executes of the script's folder: the run's copies of it (`pack.py`), whatever is edited meanwhile.
+
+`__file__`, `sys.argv[0]`, `sys.path[0]`, the working folder and the lines in a traceback are those of the originals.
+
+Invariant: what was executed is told as facts of the worker's signature (`facts`), so that a worker with files of its
+own, which has no copies, is compared at the door.
+
+DataLoader's processes: forked ones inherit all of this; spawned ones (spawn, forkserver) run the script once more, as
+multiprocessing has it, and `code/spawned.py` sees to it that they run the copy.
+
+Left out: what is installed, extension modules, data files, modules that another import hook loads. Nothing is read
+from or written to __pycache__, whose times of day can't tell two edits of a second apart: a worker compiles what it
+imports, 50,000 lines in about a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+import os
+import subprocess
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import decode_source, spec_from_file_location
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+import farandole
+from farandole.code.pack import FACT, Origin, content, copied
+from farandole.settings import Settings
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+OWN = "farandole's code"
+_DIGITS = 16  # of a SHA-256: nobody is to be outwitted
+_SPAWNED = "farandole.code.spawned"
+
+
+class Sources(MetaPathFinder):
+    """What this process executes of the script's folder. `copies`: the run's, None for the files themselves."""
+
+    def __init__(self, script: str, copies: Path | None) -> None:
+        self.origin = Origin.read(copies) if copies else Origin.of(script)
+        self._script = script
+        self._copies = copies
+        self._executed: dict[str, str] = {}  # what, and its hash
+        self._places: dict[str, Path | None] = {}  # folders, and where they are below the script's
+        self._installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+    def run(self) -> None:
+        """Execute the script as `__main__`."""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        self.run_as(main)
+
+    def run_as(self, main: types.ModuleType) -> None:
+        """Execute the script as `main`."""
+        name = self.origin.name
+        main.__dict__.update(__file__=self._script, __cached__=None)
+        _Loader(f"script {name}", self._script, Path(name), self).exec_module(main)
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        return iter(sorted(self._executed.items(), key=lambda fact: (fact[0].startswith("module "), fact)))
+
+    def source(self, what: str, name: Path, file: str) -> bytes:
+        """What to execute for `file`, which is `name` in the script's folder; it is told as the fact `what`."""
+        source = copied(self._copies, name, file) if self._copies else Path(file).read_bytes()
+        self._executed[what] = _hash(source)
+        with suppress(SyntaxError, UnicodeDecodeError):  # compiling tells it better
+            lines = decode_source(source).splitlines(keepends=True)
+            linecache.cache[file] = (len(source), None, lines, file)  # without a time: it is never looked up again
+        return source
+
+    # --- as a finder of modules ------------------------------------------------------------------------------
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] == "farandole":
+            return None
+        kept, before = self._first_kept(fullname, sys.path if path is None else path)
+        if kept is None:
+            spec = self._found(fullname, path, target)
+        else:
+            spec = PathFinder.find_spec(fullname, before, target) if before else None
+            if spec is None or spec.loader is None:
+                return kept
+        if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        place = self.place(os.path.dirname(spec.origin))
+        return spec if place is None else self._spec(fullname, spec.origin, place / os.path.basename(spec.origin))
+
+    def _first_kept(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
+        """And the folders elsewhere that come before it, where another module of that name would be the one meant."""
+        for number, folder in enumerate(folders) if self._copies else ():
+            if spec := self._kept(fullname, folder):
+                return spec, [each for each in folders[:number] if self.place(each) is None]
+        return None, []
+
+    def _kept(self, fullname: str, folder: str) -> ModuleSpec | None:
+        """From the copies, for the original may be gone, or a package by now."""
+        place, tail = self.place(folder), fullname.rpartition(".")[2]
+        if place is None or self._copies is None:
+            return None
+        for name in (Path(tail, "__init__.py"), Path(f"{tail}.py")):
+            if (self._copies / place / name).is_file():
+                return self._spec(fullname, os.path.join(folder, name), place / name)
+        return None
+
+    def _found(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if spec := finder.find_spec(fullname, path, target):
+                return spec
+        return None
+
+    def _spec(self, fullname: str, file: str, name: Path) -> ModuleSpec | None:
+        return spec_from_file_location(fullname, file, loader=_Loader(f"module {fullname}", file, name, self))
+
+    def place(self, folder: str) -> Path | None:
+        """Where `folder` is below the script's; None if it is elsewhere, or holds what is installed."""
+        if folder not in self._places:
+            self._places[folder] = next(self._below(folder), None)
+        return self._places[folder]
+
+    def _below(self, folder: str) -> Iterator[Path]:
+        for known in (os.path.abspath(folder), os.path.realpath(folder)) if folder else ():
+            path = Path(known)
+            if path.is_relative_to(self.origin.root) and not any(map(path.is_relative_to, self._installed)):
+                yield path.relative_to(self.origin.root)
+
+
+class _Loader(SourceFileLoader):
+    """Of one file of the script's folder: `what` it is, as a fact's name."""
+
+    def __init__(self, what: str, file: str, name: Path, sources: Sources) -> None:
+        super().__init__(what.partition(" ")[2], file)
+        self._source = functools.partial(sources.source, what, name, file)
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        del fullname
+        return self.source_to_code(self._source(), self.path)
+
+    def get_data(self, path: str) -> bytes:
+        return self._source() if path == self.path else super().get_data(path)
+
+
+_current: Sources | None = None
+
+
+def install(script: str, copies: Path | None) -> Sources:
+    """Have this process execute `script` and the modules of its folder from `copies`, or take note of what they are.
+
+    Raises:
+        FarandoleError: the copies are not there.
+    """
+    global _current
+    _current = sources = Sources(script, copies)
+    own()
+    if sources.origin.root not in sys.path[:1]:
+        sys.path.insert(0, sources.origin.root)
+    sys.meta_path.insert(0, sources)
+    if copies:
+        os.environ["FARANDOLE_CODE"] = str(copies)
+        _tell_spawned()
+    return sources
+
+
+def _tell_spawned() -> None:
+    """Have processes that multiprocessing spawns begin with `code/spawned.py` instead of the script's original."""
+    before = spawn.get_preparation_data
+
+    def prepared(name: str) -> dict[str, Any]:
+        data = before(name)
+        if data.pop("init_main_from_path", None):
+            data["init_main_from_name"] = _SPAWNED
+        return data
+
+    spawn.get_preparation_data = prepared
+
+
+# --- facts ---------------------------------------------------------------------------------------------------
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """What of the code must be equal in all workers: "script NAME", "module NAME" for each, farandole's own."""
+    yield from _current.facts() if _current else _as_they_are()
+    if pack := Settings.read().pack:
+        yield FACT, pack
+    yield OWN, own()
+
+
+def of_kept(copies: Path) -> tuple[tuple[str, str], ...]:
+    """The facts of a run that has only begun, whose script was copied to `copies`.
+
+    Raises:
+        FarandoleError: it was not.
+    """
+    return of_file(str(copies / Origin.read(copies).name))
+
+
+def of_file(script: str) -> tuple[tuple[str, str], ...]:
+    """The same for a script itself.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    return (f"script {Path(script).resolve().name}", _hash(Path(script).read_bytes())), (OWN, own())
+
+
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:_DIGITS]
+
+
+@functools.cache
+def own() -> str:
+    """A hash of this package's sources."""
+    package, digest = Path(farandole.__file__).parent, hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _as_they_are() -> Iterator[tuple[str, str]]:
+    """The facts of a script that Python itself runs: from the files, which is all that is left of what it executed."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not script:
+        return
+    sources = Sources(script, None)
+    if (source := content(Path(script))) is not None:
+        yield f"script {sources.origin.name}", _hash(source)
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        ours = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
+        theirs = not ours and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
+        if theirs and (source := content(Path(file))) is not None:
+            yield f"module {name}", _hash(source)
+
+
+# --- commit -----------------------------------------------------------------------------------------------------------
+#
+# Which commit the script is of, and whether its files are as they were committed: as git says it.
+
+LIMIT_S = 5.0
+DIRTY = ", with changes that are not committed"
+
+
+def commit(folder: Path) -> str:
+    """Of the repository that `folder` lies in; "" where it is in none, or git can't tell."""
+    head = _git(folder, "rev-parse", "HEAD")
+    if not head:
+        return ""
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return (
+        head if changed == "" else f"{head}{DIRTY}" if changed else f"{head}, and git can't tell whether with changes"
+    )
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What it prints; None where it fails."""
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()

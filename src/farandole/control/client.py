@@ -1,0 +1,141 @@
+"""The command line's side of the REST interface: one short request each, standard library only, so that
+`farandole status` answers at once. Each has a connection of its own, on which both sides first prove that they know
+the ticket's secret (see `security.py`).
+
+Every failure is one of the package's errors: nobody at the address is `CoordinatorUnreachable`, what the coordinator
+declines is `UsageError` with its words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from farandole.code.pack import provide
+from farandole.control import security
+from farandole.control.api import Api
+from farandole.control.security import Claim
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable
+from farandole.platform.process import within
+from farandole.protocol import messages as m
+from farandole.protocol.messages import MAX_MESSAGE_BYTES
+
+# --- dial -------------------------------------------------------------------------------------------------------------
+#
+# The one way in which workers, pools and observers reach the coordinator: a WebSocket to the ticket's address.
+#
+# Nothing of the ticket leaves before the server has shown the ticket's certificate, where there is one; and its secret
+# never does: the server is asked to prove that it knows it, and the second request, on the same connection, proves that
+# this side does (see `security.py`). So each connection has an aiohttp session of its own. While a coordinator is
+# replaced, connections wait for the next one, no longer than the caller says.
+
+CLOSE_S = 0.5  # a connection that carries nothing any more answers no close
+ANSWER_S = 20.0  # for a coordinator to answer: it may be on its way back, also from being frozen
+
+
+@asynccontextmanager
+async def dial(
+    ticket: Ticket, timeout_s: float = ANSWER_S
+) -> AsyncGenerator[aiohttp.ClientWebSocketResponse[bool], None]:
+    """An open connection.
+
+    Raises:
+        NotTheCoordinator: somebody else answers.
+        aiohttp.ClientError, OSError, asyncio.TimeoutError: nobody does.
+    """
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+        try:
+            socket = await within(timeout_s, _dial(session, ticket))
+        except aiohttp.ServerFingerprintMismatch:
+            raise security.stranger(ticket) from None
+        try:
+            yield socket
+        finally:
+            with contextlib.suppress(asyncio.TimeoutError):  # where nothing gets out any more
+                await within(2 * CLOSE_S, socket.close())
+
+
+async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:
+    url, claim, pin = f"{ticket.address}/control", Claim(ticket), security.pin(ticket)
+    async with session.get(url, headers={"Authorization": claim.opening}, ssl=pin, allow_redirects=False) as asked:
+        answer = claim.answer(asked.headers.get("WWW-Authenticate"))
+    return await session.ws_connect(
+        url,
+        headers={"Authorization": answer},
+        max_msg_size=MAX_MESSAGE_BYTES,
+        timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue]
+        ssl=pin,
+    )
+
+
+# --- subscription -----------------------------------------------------------------------------------------------------
+#
+# A pool's or an observer's connection to the coordinator, for a process with an event loop of its own.
+#
+# Messages come in the coordinator's order; the end of the stream means that the coordinator has closed or is gone.
+# There is no reconnecting here.
+
+
+class Subscription:
+    """Build it with `async with subscribe(ticket, hello) as subscription`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        self._socket = socket
+
+    async def receive(self) -> m.Message | None:
+        """The next message, None at the end of the stream."""
+        message = await self._socket.receive()
+        return m.decode_from_coordinator(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
+
+    async def send(self, message: m.Message) -> None:
+        """Send one message; it is dropped when the coordinator is gone, which `receive` tells.
+
+        Raises:
+            UsageError: the coordinator would refuse it.
+        """
+        try:
+            await self._socket.send_bytes(m.encode(m.sendable(message)))
+        except ConnectionError:
+            return
+
+
+@asynccontextmanager
+async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscription, None]:
+    """Connect and say `hello`.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers at the ticket's address, or somebody else.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            socket = await stack.enter_async_context(dial(ticket))
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({why})") from None
+        subscription = Subscription(socket)
+        await subscription.send(hello)
+        yield subscription
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+#
+# The run's code on a host that has nothing of it: asked of the coordinator, and unpacked once for all its runs.
+
+PATIENCE_S = 60.0
+
+
+def unpacked(ticket: Ticket, pack: str) -> Path:
+    """The folder in which that pack is.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers.
+        FarandoleError: it is damaged, or there is no room for it.
+        UsageError: the run has no such pack.
+    """
+    return provide(pack, Api(ticket, timeout_s=PATIENCE_S).code)

@@ -1,0 +1,1 @@
+"""Formats of data sets that others have made: WebDataset, tables, MosaicML streaming."""

@@ -1,0 +1,287 @@
+"""WebDataset's tar files with whatever fields they have, as a map-style dataset: any worker reaches any sample at once.
+
+The tars stay as they are. Beside them, or elsewhere, lies the index that the `wids` package defines (`index.py`), with
+each one's number of samples, length and MD5: `widsindex` makes it, and `farandole data index`
+(`data/prepare/webdataset_index.py`). A sample is one `pread` a field; a tar's table of contents is read once a
+process, 45 us an entry, and takes 24 bytes an entry beside the key.
+
+Invariant: a sample is what the index's MD5 vouches for, or an error that names the tar. (Local ones are compared by
+length alone.) Nothing is unpickled (section "fields"). A field that claims more bytes than its tar has is a bad
+sample, and so are those behind it, which nobody can find.
+Left out: compressed tars, where a sample can't be reached but by going through all before it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import math
+import os
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
+from farandole.data.index import INDEX, LEAST, UNREADABLE, entries, mapped, read_index
+from farandole.data.transforms import IMAGES, open_image
+from farandole.errors import FarandoleError
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+#
+# Fields of a sample, decoded by their names: what `x.json` holds is JSON. Nothing is ever unpickled.
+#
+# | last part of the name | what comes of it |
+# | --- | --- |
+# | txt, text, transcript | str, of UTF-8 |
+# | json, jsn | what the JSON says |
+# | cls, cls2, index, count, id, inx | int |
+# | npy | a NumPy array; one of Python objects is an error |
+# | jpg, png, webp, ... (`decoding.IMAGES`) | a PIL image in RGB |
+#
+# Everything else stays as it is, in bytes; so do pickles and torch's files, which can be made to run a program.
+#
+# Invariant: no field makes this process take more memory than it has bytes, images apart, for which Pillow's own
+# limit of pixels counts. What is not what its name says is a `ValueError`, or what Pillow raises: a bad sample.
+
+Decoder = Callable[[bytes], Any]
+_LONGEST_NUMBER = 20  # bytes; 2^63 has 19 digits
+_SHOWN = 20
+
+
+def decoder_of(field: str, own: Mapping[str, Decoder]) -> Decoder | None:
+    """What decodes `field`, as `seg.png`: what `own` has for the whole name, or its last part, or else the rule."""
+    last = field.rpartition(".")[2]
+    return own.get(field) or own.get(last) or _RULES.get(last)
+
+
+def image(data: bytes) -> Any:
+    with open_image(data) as opened:
+        return opened.convert("RGB")
+
+
+def text(data: bytes) -> str:
+    return data.decode()
+
+
+def number(data: bytes) -> int:
+    if len(data) > _LONGEST_NUMBER + 2:
+        raise ValueError(f"{data[:_SHOWN]!r}...: {len(data)} bytes are no whole number")
+    return int(data)
+
+
+def document(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"{data[:_SHOWN]!r}... is no JSON: {error}") from None
+
+
+def array(data: bytes) -> npt.NDArray[Any]:
+    """NumPy's own reader takes the memory that the head asks for before it has looked for the numbers."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"an array of NumPy's format {version}, and only 1.0 and 2.0 are read")
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which would have to be unpickled: store numbers instead")
+    begin = file.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - begin:
+        raise ValueError(f"an array of {dtype} and shape {shape} in {len(data) - begin} bytes")
+    flat = np.frombuffer(data, np.uint8, offset=begin).copy().view(dtype)  # bytes can't be written to, and a tensor can
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+_RULES: dict[str, Decoder] = {
+    **dict.fromkeys(("txt", "text", "transcript"), text),
+    **dict.fromkeys(("json", "jsn"), document),
+    **dict.fromkeys(("cls", "cls2", "index", "count", "id", "inx"), number),
+    **dict.fromkeys((name.removeprefix(".") for name in IMAGES), image),
+    "npy": array,
+}
+
+
+# --- webdataset -------------------------------------------------------------------------------------------------------
+
+KEY = "__key__"
+_BEYOND = -2  # where a field lies that the tar does not have
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Where the fields of a tar's samples lie.
+
+    `rows`: field (an index of `fields`), offset, size; shape `(entries, 3)`. `ends`: behind each sample's last row;
+    shape `(samples,)`. `keys`: one after the other, each ending at `key_ends`.
+    """
+
+    fields: tuple[str, ...]
+    rows: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    keys: bytes
+    key_ends: npt.NDArray[np.int64]
+
+    def key(self, sample: int) -> str:
+        begin = self.key_ends[sample - 1] if sample else 0
+        return self.keys[begin : self.key_ends[sample]].decode(errors="surrogateescape")
+
+    def of(self, sample: int) -> list[list[int]]:
+        begin = self.ends[sample - 1] if sample else 0
+        return self.rows[begin : self.ends[sample]].tolist()
+
+
+class WebDataset(Dataset[Any]):
+    """Samples are dicts: `__key__`, and each field by its name without the first dot, as `jpg`, `cls`, `seg.png`."""
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        fields: Collection[str] | None = None,
+        decode: bool | Mapping[str, Decoder] = True,
+        index: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] = DEFAULT_FOLDER,
+        cache_bytes: int = 50 << 30,
+    ) -> None:
+        """Reads the index, nothing else. `url`: the folder of the tars, a path or a URL that fsspec knows.
+
+        `transform` is given each sample, and what it returns is the sample. `fields`: those that are read; all, if not
+        given. `decode`: by the rules of `farandole.data.formats.webdataset`; or functions of bytes by a field's name,
+        which go before the rules; or `False`, for bytes. `index`: where it is, if it does not lie beside the tars.
+        `cache` and `cache_bytes` are as `ShardedImages` has them.
+
+        Raises:
+            UsageError: there is no such place.
+            ShardError: no index there, or not one that can be used.
+        """
+        self.url = os.fspath(url).rstrip("/")
+        self.transform = transform
+        self._wanted = None if fields is None else frozenset(fields)
+        self._decode = decode if isinstance(decode, bool) else dict(decode)
+        self._shards = read_index(f"{self.url}/{INDEX}" if index is None else os.fspath(index)).shardlist
+        self._ends = list(accumulate(shard.nsamples for shard in self._shards))
+        self._contents: dict[int, Contents] = {}
+        self._copies = Copies(cache, cache_bytes)
+        total = sum(shard.filesize for shard in self._shards)
+        if local_path(self.url) is None and total > cache_bytes:
+            warnings.warn(
+                f"{self.url} holds {total} bytes and its cache at most {cache_bytes}: in a shuffled order most samples "
+                f"will fetch a whole tar; raise cache_bytes, or use fewer of the tars",
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_contents": {}}  # each process reads those that it needs
+
+    def __getitem__(self, index: int) -> Any:
+        """Raises `IndexError` out of range, `ShardError` without the tar, and what a decoder raises of bad data."""
+        sample = self.read(index)
+        if self._decode is not False:
+            own = {} if self._decode is True else self._decode
+            for field, data in sample.items():
+                decoder = None if field == KEY else decoder_of(field, own)
+                if decoder is not None:
+                    sample[field] = _decoded(decoder, data, field, sample[KEY])
+        return sample if self.transform is None else self.transform(sample)
+
+    def read(self, index: int) -> dict[str, Any]:
+        """The sample's key, as `__key__`, and its fields in bytes.
+
+        Raises:
+            IndexError: out of range.
+            ShardError: without the tar.
+            ValueError: it lies beyond the tar's end by what the tar says, has a field twice, or lacks one of `fields`.
+        """
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"sample {index} of {length}")
+        index %= length
+        number = bisect.bisect_right(self._ends, index)
+        shard = self._shards[number]
+        url = f"{self.url}/{shard.url}"
+        descriptor = self._copies.open(url, shard.filesize, shard.md5sum)
+        contents = self._contents.get(number)
+        if contents is None:
+            contents = self._contents[number] = _contents(descriptor, url, shard.nsamples)
+        within = index - self._ends[number] + shard.nsamples
+        sample: dict[str, Any] = {KEY: contents.key(within)}
+        for field, offset, size in contents.of(within):
+            if offset == _BEYOND:
+                raise ValueError(f"{url} ends before this sample does, by the length that one of its entries claims")
+            name = contents.fields[field]
+            if self._wanted is not None and name not in self._wanted:
+                continue
+            if name in sample:
+                raise ValueError(f"{url} has the field {name} of {sample[KEY]!r} twice")
+            data = os.pread(descriptor, size, offset)
+            if len(data) != size:
+                raise torn(url, f"it ends within sample {index}")
+            sample[name] = data
+        if self._wanted is not None and (missing := self._wanted - sample.keys()):
+            has = ", ".join(contents.fields[row[0]] for row in contents.of(within))
+            raise ValueError(f"{sample[KEY]!r} of {url} lacks {', '.join(sorted(missing))}; it has {has}")
+        return sample
+
+
+def _decoded(decoder: Decoder, data: bytes, field: str, key: str) -> Any:
+    try:
+        return decoder(data)
+    except FarandoleError:
+        raise  # no fault of the sample's
+    except ValueError as error:  # the only kind that can be told what it is about
+        raise ValueError(f"field {field} of {key!r}: {error}") from error
+
+
+def _contents(descriptor: int, url: str, samples: int) -> Contents:
+    length = os.fstat(descriptor).st_size
+    if samples > length // LEAST:
+        raise torn(url, f"it has {length} bytes, too few for the {samples} samples that the index says")
+    numbers: dict[str, int] = {}
+    rows: list[tuple[int, int, int]] = []
+    ends: list[int] = []  # of all samples but the last
+    keys: list[bytes] = []
+    last: str | None = None
+    try:
+        with mapped(descriptor) as archive:
+            for key, field, offset, size in entries(archive):
+                if key != last:
+                    if last is not None:
+                        ends.append(len(rows))
+                    keys.append(key.encode(errors="surrogateescape"))
+                    last = key
+                if len(keys) > samples:
+                    break
+                number = numbers.setdefault(field, len(numbers))
+                if offset + size > length:
+                    rows.append((number, _BEYOND, 0))
+                    for _ in range(samples - len(keys)):
+                        ends.append(len(rows))
+                        rows.append((number, _BEYOND, 0))
+                        keys.append(b"?")
+                    break
+                rows.append((number, offset, size))
+    except UNREADABLE as error:
+        raise torn(url, f"it can't be read as a tar file ({error})") from None
+    if len(keys) != samples:
+        raise torn(url, f"it has {len(keys)} samples where the index says {samples}")
+    return Contents(
+        fields=tuple(numbers),
+        rows=np.array(rows, dtype=np.int64).reshape(-1, 3),
+        ends=np.array([*ends, len(rows)], dtype=np.int64),
+        keys=b"".join(keys),
+        key_ends=np.array(list(accumulate(map(len, keys))), dtype=np.int64),
+    )

@@ -1,0 +1,1 @@
+"""`farandole data`: data sets cut into shards, or indexed as they are."""

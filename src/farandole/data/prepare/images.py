@@ -1,0 +1,496 @@
+"""Images become a folder of shards: `farandole data prepare`.
+
+    1. *list*    the images of a folder (section "image folder") or of tables (section "image table"), in the source's
+    order
+    2. *cut*     the list into shards by its pieces' lengths: arithmetic, so that a second start cuts the same
+    3. *make*    each shard in a process: its tar, and then its record, which says from what it was made and what its
+                 MD5 is. A shard whose record fits and whose MD5 verifies is kept
+    4. *index*   the shards, last of all: a folder with an index is whole
+
+Several machines may share phase 3, each with the same source (`Part`): part 2 of 4 makes every fourth shard, from the
+second on. A shard's record is there before its maker looks for the others', so whoever ends last finds them all, and
+writes the index. If two end at once both may, and they write the same.
+
+Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
+not made again. Every image is looked at here, so that a bad one shows now and not in the middle of a training: its head
+and its end, which one that was cut off lacks, and what lies between where it has not the end that its format has, or
+`check` asks for it. (To decode them all takes twice the CPU.) Those that are bad are named
+together, and no index is written.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+
+import msgspec
+import numpy as np
+
+from farandole.data import index as samples
+from farandole.data.formats.table import feature_of, opened
+from farandole.data.index import INDEX, Index, SamplesFile, Shard
+from farandole.data.object_store import filesystem
+from farandole.data.prepare import shards
+from farandole.data.prepare.shards import (
+    WHOLE,
+    Part,
+    Piece,
+    Rows,
+    Tables,
+    cut,
+    digest_of,
+    make_all,
+    md5_of,
+    put,
+    tables,
+)
+from farandole.data.transforms import IMAGES, SUFFIXES, ends_as_it_should, open_image, require_pillow
+from farandole.errors import BadSample, UsageError
+
+# --- image folder -----------------------------------------------------------------------------------------------------
+#
+# A folder of images as the source of shards: `SOURCE/CLASS/.../FILE`, as torchvision's `ImageFolder` has it.
+#
+# Classes and files are sorted as it sorts them, so sample i of the shards is its sample i.
+
+
+class ImageFile(NamedTuple):
+    """One image: its path under the source folder, its class, its length in bytes, when it was changed."""
+
+    path: str
+    label: int
+    size: int
+    changed_ns: int
+
+    samples = 1
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self[:3]
+
+
+class Found(NamedTuple):
+    """One image as its source has it. `place`: for messages. `data`: its bytes, or why there are none. `suffix`: of
+    its name, as `.jpg`; where the source has no names, it is the format's.
+    """
+
+    place: str
+    label: int
+    data: bytes | Exception
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class FolderReader:
+    """Reads pieces, in any process."""
+
+    folder: str
+    how: tuple[Any, ...] = ()
+
+    def read(self, pieces: Sequence[ImageFile]) -> Iterator[Found]:
+        for piece in pieces:
+            path = Path(self.folder, piece.path)
+            try:
+                data: bytes | Exception = path.read_bytes()
+            except OSError as error:
+                data = error
+            yield Found(str(path), piece.label, data, path.suffix.lower())
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderImages:
+    """A source folder. `passed_over`: files that are no images by their names."""
+
+    reader: FolderReader
+    classes: tuple[str, ...]
+    pieces: tuple[ImageFile, ...]
+    passed_over: int
+
+
+def list_folder(folder: Path) -> FolderImages:
+    """All images of the folder.
+
+    Raises:
+        UsageError: no classes, or no images.
+    """
+    try:
+        classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; give a folder of one folder a class, or tables") from None
+    files: list[ImageFile] = []
+    passed_over = 0
+    for label, name in enumerate(classes):
+        for root, _, names in sorted(os.walk(folder / name, followlinks=True)):
+            for file in sorted(names):
+                path = Path(root, file)
+                if not file.lower().endswith(IMAGES):
+                    passed_over += 1
+                    continue
+                stat = path.stat()
+                files.append(ImageFile(str(path.relative_to(folder)), label, stat.st_size, stat.st_mtime_ns))
+    if not files:
+        raise UsageError(
+            f"{folder} holds no images as CLASS/FILE.jpg; name the folder that holds the classes, or the one whose "
+            f"files are tables (.parquet, .arrow)"
+        )
+    return FolderImages(
+        reader=FolderReader(str(folder)), classes=tuple(classes), pieces=tuple(files), passed_over=passed_over
+    )
+
+
+# --- prepare ----------------------------------------------------------------------------------------------------------
+
+_NAMED = 20  # bad images in one message
+
+
+class Reader(Protocol):
+    """Reads pieces of a source, in any process. `how`: what else than the pieces decides what is read."""
+
+    @property
+    def how(self) -> tuple[Any, ...]: ...
+
+    def read(self, pieces: Any) -> Iterator[Found]: ...
+
+
+class Images(Protocol):
+    """A source: what `listing` of either kind returns."""
+
+    @property
+    def reader(self) -> Reader: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One shard to make, as it is sent to a process. `first`: the number of its first sample. `check`: whether every
+    image is decoded.
+    """
+
+    reader: Reader
+    url: str
+    name: str
+    first: int
+    pieces: tuple[Piece, ...]
+    short_side: int
+    check: bool = False
+
+    @property
+    def made_from(self) -> str:
+        return digest_of([2, self.first, self.short_side, *self.reader.how, self.pieces])
+
+    @property
+    def holds(self) -> str:
+        contents = [piece.content for piece in self.pieces]
+        return digest_of([2, self.first, self.short_side, *self.reader.how, contents])
+
+    @property
+    def samples(self) -> int:
+        return sum(piece.samples for piece in self.pieces)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
+    without the files' times, which differ between copies on several machines. `checked`: all its images were decoded.
+    `samples`: its table (`data/index.py`).
+    """
+
+    shard: Shard
+    made_from: str
+    holds: str = ""
+    checked: bool = True
+    samples: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What became of one shard. `bad`: which are no images and why; where there are any there is no shard."""
+
+    samples: int
+    record: Record | None = None
+    kept: bool = False
+    bad: tuple[str, ...] = ()
+
+
+def prepare(
+    source: Images,
+    url: str,
+    *,
+    shard_bytes: int,
+    short_side: int,
+    processes: int,
+    begin: Callable[[int], None],
+    made: Callable[[Made], None],
+    part: Part = WHOLE,
+    check: bool = False,
+) -> Index | int:
+    """Phases 2 to 4: the shards of `source` at `url`. `short_side`: in pixels, 0 to leave the images as they are.
+    `check`: decode every image.
+
+    Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
+    shards of other parts are not there yet.
+
+    Raises:
+        BadSample: some are no images; all shards without them are made.
+        ShardError: a table can't be read.
+        FarandoleError: a process was killed.
+        UsageError: no such place, or Pillow is not installed.
+    """
+    require_pillow()
+    samples.require_xxhash()
+    url = url.rstrip("/")
+    place, path = filesystem(url)
+    place.makedirs(path, exist_ok=True)
+    if place.exists(f"{path}/{INDEX}"):
+        place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
+    jobs = [
+        Job(
+            reader=source.reader, url=url, name=f"shard-{n:06d}", first=first, pieces=pieces, short_side=short_side,
+            check=check,
+        )
+        for n, (first, pieces) in enumerate(cut(source.pieces, shard_bytes))
+    ]  # fmt: skip
+    results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
+    bad = [each for result in results for each in result.bad]
+    if bad:
+        looked_at = sum(result.samples for result in results)
+        more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise BadSample(
+            f"{len(bad)} of {looked_at} images can't be used; mend or remove them and start again, which "
+            f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
+        )
+    mine = iter(results)
+    found = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    records = [record for record in found if record is not None]
+    if len(records) < len(jobs):
+        return len(jobs) - len(records)
+    table = b"".join(record.samples for record in records)
+    put(f"{url}/{samples.NAME}", io.BytesIO(table), by=f".{part.number}")
+    index = Index(
+        classes=source.classes,
+        shardlist=tuple(record.shard for record in records),
+        samples=SamplesFile(url=samples.NAME, md5sum=md5_of(io.BytesIO(table))),
+    )
+    put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
+    return index
+
+
+def _make(job: Job) -> Made:
+    if (record := _finished(job)) is not None:
+        return Made(samples=job.samples, record=record, kept=True)
+    bad: list[str] = []
+    rows: list[list[int]] = []
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for number, found in enumerate(job.reader.read(job.pieces), start=job.first):
+                try:
+                    data, suffix = _image(found, job)
+                except Exception as error:  # noqa: BLE001  Pillow raises many kinds
+                    bad.append(f"{found.place}: {error}")
+                    continue
+                _add(archive, f"{number:09d}{suffix}", data)
+                end: int = archive.fileobj.tell()  # pyright: ignore[reportOptionalMemberAccess]
+                rows.append([end - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(data), found.label])
+                rows[-1].append(samples.checksum(data))
+                _add(archive, f"{number:09d}.cls", str(found.label).encode())
+        if bad:
+            return Made(samples=job.samples, bad=tuple(bad))
+        size = file.tell()
+        shard = Shard(url=f"{job.name}.tar", nsamples=job.samples, filesize=size, md5sum=md5_of(file))
+        put(f"{job.url}/{shard.url}", file)
+    table = samples.to_bytes(np.array(rows, dtype=np.int64))
+    record = Record(shard, job.made_from, job.holds, job.check, table)
+    put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
+    return Made(samples=job.samples, record=record)
+
+
+def _finished(job: Job) -> Record | None:
+    """Of the shard, if it was made from the same files in the same way and is as it was written."""
+    files, path = filesystem(job.url)
+    record = _record(job)
+    if record is None or record.made_from != job.made_from or (job.check and not record.checked):
+        return None
+    try:
+        with files.open(f"{path}/{record.shard.url}", "rb") as file:
+            return record if md5_of(cast(BinaryIO, file)) == record.shard.md5sum else None
+    except FileNotFoundError:
+        return None
+
+
+def _of_others(job: Job) -> Record | None:
+    """Of the shard, if it was made of such files; who made it has looked at its bytes."""
+    record = _record(job)
+    same = record is not None and record.holds == job.holds and (record.checked or not job.check)
+    return record if record is not None and same else None
+
+
+def _record(job: Job) -> Record | None:
+    files, path = filesystem(job.url)
+    try:
+        found = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
+        samples.rows_of(found.samples, found.shard.nsamples)
+        return found
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        return None
+
+
+def _image(found: Found, job: Job) -> tuple[bytes, str]:
+    """The image's bytes, once they have been looked at; those of a smaller copy where it is to be smaller. And the end
+    of its name.
+    """
+    import PIL.Image
+
+    data = found.data
+    if isinstance(data, Exception):
+        raise data
+    with open_image(data) as image:
+        suffix = found.suffix or SUFFIXES[image.format or ""]
+        smaller = bool(job.short_side) and min(image.size) > job.short_side
+        if job.check or smaller or not ends_as_it_should(data, image.format):
+            image.load()
+        if not smaller:
+            return data, suffix
+        width, height = (max(round(extent * job.short_side / min(image.size)), 1) for extent in image.size)
+        resized: Any = image.resize((width, height), PIL.Image.Resampling.LANCZOS)
+        written = io.BytesIO()
+        resized.save(written, image.format, quality=95)
+        return written.getvalue(), suffix
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Without time and owner: the same files give the same shard, and the same MD5."""
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
+
+
+# --- image table ------------------------------------------------------------------------------------------------------
+#
+# Tables of images as the source of shards: a column of encoded images, and one of labels.
+#
+# Columns: those that are named, or that Hugging Face's note in the schema calls Image and ClassLabel, or that are
+# called "image" and "label". Classes: the note's names; or the texts in the column, sorted; or, of whole numbers, all
+# from 0 to the largest. For the last two the label column is read beforehand.
+
+_MOST_CLASSES = 1_000_000
+_PIECE = 1 << 20  # bytes: a few pieces a shard, so that shards are as long as they should be
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads pieces, in any process. `text`: whether labels are names of classes."""
+
+    folder: str
+    image: str
+    label: str
+    classes: tuple[str, ...]
+    text: bool
+
+    @property
+    def how(self) -> tuple[Any, ...]:
+        return self.image, self.label, self.classes
+
+    def read(self, pieces: Sequence[Rows]) -> Iterator[Found]:
+        numbers: Mapping[Any, int] = {name if self.text else number: number for number, name in enumerate(self.classes)}
+        for piece, row, found in shards.read(self.folder, pieces, (self.image, self.label)):
+            place = f"{self.folder}{piece.path}, row {row}"
+            label = numbers.get(found[self.label])
+            if label is None:
+                wrong = ValueError(f"{self.label} is {found[self.label]!r}, none of {len(self.classes)} classes")
+                yield Found(place, 0, wrong)
+            else:
+                yield Found(place, label, _bytes(found[self.image], self.image))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableImages:
+    """A source of tables. `passed_over`: files that are no tables by their names."""
+
+    reader: TableReader
+    classes: tuple[str, ...]
+    pieces: tuple[Rows, ...]
+    passed_over: int
+
+
+def list_table(source: str, image: str, label: str, shard_bytes: int) -> TableImages:
+    """All images of the tables that `source` names. `image`, `label`: columns; found by themselves where empty.
+
+    Raises:
+        UsageError: no tables, no such columns, or labels that name no classes.
+        ShardError: a file can't be read.
+    """
+    found = tables(source, min(shard_bytes // 4, _PIECE))
+    image = image or _column(found.schema, "Image", "image")
+    label = label or _column(found.schema, "ClassLabel", "label")
+    names = feature_of(found.schema, label).get("names")
+    if isinstance(names, list):
+        classes, text = tuple(map(str, cast(list[object], names))), False
+    else:
+        classes, text = _classes(found, label)
+    reader = TableReader(found.folder, image, label, classes, text)
+    return TableImages(reader=reader, classes=classes, pieces=found.pieces, passed_over=found.passed_over)
+
+
+def _column(schema: Any, kind: str, name: str) -> str:
+    noted = [each for each in schema.names if feature_of(schema, each).get("_type") == kind]
+    if len(noted) == 1:
+        return noted[0]
+    if name in schema.names:
+        return name
+    raise UsageError(
+        f"which column has the {name}s? Name it by --{name}: there are {', '.join(map(repr, schema.names))}"
+    )
+
+
+def _classes(found: Tables, label: str) -> tuple[tuple[str, ...], bool]:
+    """Names of the classes, and whether the column has them as text."""
+    import pyarrow as pa
+
+    from farandole.data.formats.table import Table
+
+    values: set[Any] = set()
+    for path in dict.fromkeys(piece.path for piece in found.pieces):
+        file = opened(Table(found.folder + path, [label]).files[0])  # which says it, where there is no such column
+        for group in range(len(file.rows)):
+            column = file.read(group, [label]).column(0)
+            if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type) or _is_text(column.type)):
+                raise UsageError(f"column {label!r} of {path} is {column.type}: labels are whole numbers or text")
+            values.update(column.unique().to_pylist())
+    values.discard(None)  # a row without a label is named when it is read
+    if all(isinstance(value, str) for value in values):
+        return tuple(sorted(values)), True
+    if max(values) >= _MOST_CLASSES or min(values) < 0:
+        raise UsageError(
+            f"column {label!r} has numbers from {min(values)} to {max(values)}: classes are numbered from 0 on, and "
+            f"there are at most {_MOST_CLASSES}; name another column by --label"
+        )
+    return tuple(map(str, range(max(values) + 1))), False
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _bytes(value: Any, column: str) -> bytes | Exception:
+    """The encoded image, which Hugging Face keeps in a struct beside its path."""
+    if isinstance(value, Mapping):
+        its = cast(Mapping[str, Any], value)
+        if its.get("bytes") is None and its.get("path"):
+            return ValueError(
+                f"{column} lies elsewhere, at {its['path']!r}: only what is in the table is read (Hugging Face's "
+                f"`to_parquet` leaves images where they lie, `save_to_disk` and `push_to_hub` take them along)"
+            )
+        value = its.get("bytes")
+    return value if isinstance(value, bytes) else ValueError(f"{column} is {type(value).__name__}, and no bytes")

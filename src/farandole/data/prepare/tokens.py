@@ -1,0 +1,583 @@
+"""Texts become token shards: `farandole data prepare --tokens`.
+
+    1. *list*    the texts, in pieces that can be read by themselves (section "texts")
+    2. *cut*     the pieces into shards by their lengths: arithmetic, so that a second start cuts the same
+    3. *make*    each shard in a process: the ids of its documents, each followed by the end of a document, and then its
+                 record, which says from what it was made and what its MD5 is. A shard whose record fits and whose MD5
+                 verifies is kept
+    4. *index*   the shards, last of all: a folder with an index is whole. One without a document is not in it
+
+Several machines share phase 3 as with images (`images.py`), each with the same texts and tokenizer.
+
+Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
+not made again. Each id is below the vocabulary. Documents that can't be read, or have other ids, are counted, the first
+of them named with their places, and no index is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from farandole.data.cache import filesystem, local_path
+from farandole.data.cache_folder import Verified, opened
+from farandole.data.index import INDEX, Shard
+from farandole.data.prepare.shards import (
+    WHOLE,
+    Part,
+    Rows,
+    cut,
+    digest_of,
+    is_table,
+    make_all,
+    md5_of,
+    put,
+    read,
+    tables,
+)
+from farandole.data.tokens import KIND, WIDTHS, TokenIndex, dtype_for
+from farandole.errors import BadSample, UsageError
+from farandole.platform.extras import how_to_install
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+#
+# Texts, cut into pieces that can be read by themselves: files of one document, of one a line, of one a row.
+#
+#     .txt                a document, or one a line
+#     .jsonl              one a line: a field of each line's object
+#     .gz                 of either
+#     .parquet, .arrow    one a row: a column (`shards.py`)
+#
+# A file of lines is cut by bytes without being read: a piece has the lines that begin in it, wherever they end. So a
+# file of any length is shared by processes and machines. What is one document, or compressed, is one piece.
+#
+# Invariant: the pieces of a file have each of its documents once, in the file's order. Documents are UTF-8, byte for
+# byte: no newline is translated, but the one that ends a line is not part of it. Empty ones are none.
+
+_TEXT, _LINES, _PACKED = ".txt", ".jsonl", ".gz"
+
+
+class Piece(NamedTuple):
+    """Bytes [start, stop) of a file, its path being that under the source folder; when it was changed."""
+
+    path: str
+    start: int
+    stop: int
+    changed_ns: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def samples(self) -> int:
+        return 1  # it is unknown how many documents
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self[:3]
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """How files are read. `lines`: a .txt file is a document a line. `field`: of a .jsonl line's object, or of a row,
+    the text.
+    """
+
+    lines: bool = False
+    field: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A source: a folder with texts anywhere in it, or one file. `passed_over`: files that are none by their names."""
+
+    folder: str
+    files: int
+    pieces: tuple[Piece | Rows, ...]
+    passed_over: int
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
+
+
+class NoText(ValueError):
+    """A document that can't be used."""
+
+
+def listing(place: str | Path, reading: Reading, piece_bytes: int) -> Texts:
+    """The texts at `place`, in the order of their paths, in pieces of at most `piece_bytes` where they can be cut.
+
+    Raises:
+        UsageError: there are none, or tables without such a column.
+        ShardError: a table can't be read.
+    """
+    if is_table(str(place)):
+        return _of_tables(str(place), reading, piece_bytes)
+    source = Path(place)
+    try:
+        paths = [source] if source.is_file() else _walked(source)
+    except OSError as error:
+        raise UsageError(f"{source}: {error.strerror}; give a text, or a folder of texts") from None
+    folder = source.parent if source.is_file() else source
+    pieces: list[Piece] = []
+    texts = [path for path in paths if _kind(path) in (_TEXT, _LINES)]
+    for path in texts:
+        stat = path.stat()
+        cut = _by_lines(path, reading) and path.suffix != _PACKED
+        step = piece_bytes if cut else max(stat.st_size, 1)
+        name = str(path.relative_to(folder))
+        pieces += [
+            Piece(name, start, min(start + step, stat.st_size), stat.st_mtime_ns)
+            for start in range(0, stat.st_size, step)
+        ]
+    if not pieces:
+        raise UsageError(f"{source} holds no texts as FILE.txt or FILE.jsonl, which may be compressed as FILE.txt.gz")
+    return Texts(folder=str(folder), files=len(texts), pieces=tuple(pieces), passed_over=len(paths) - len(texts))
+
+
+def _of_tables(place: str, reading: Reading, piece_bytes: int) -> Texts:
+    found = tables(place, piece_bytes)
+    if reading.field not in found.schema.names:
+        there = ", ".join(map(repr, found.schema.names))
+        raise UsageError(f"{place} has no column {reading.field!r}; name the text's by --field: there are {there}")
+    files = len({piece.path for piece in found.pieces})
+    return Texts(folder=found.folder, files=files, pieces=found.pieces, passed_over=found.passed_over)
+
+
+def documents(folder: str, piece: Piece | Rows, reading: Reading) -> Iterator[tuple[int, str | NoText]]:
+    """Each document of a piece, after the byte of the (decompressed) file at which it begins, or after its row; or why
+    it is none.
+    """
+    if isinstance(piece, Rows):
+        for _, row, found in read(folder, [piece], [reading.field]):
+            text = found[reading.field]
+            none = NoText(f"{reading.field} is {type(text).__name__}, and no text")
+            yield row, text if isinstance(text, str) else none
+        return
+    path, place = Path(folder, piece.path), 0
+    try:
+        with gzip.open(path) if path.suffix == _PACKED else path.open("rb") as opened:
+            file = cast(BinaryIO, opened)
+            if not _by_lines(path, reading):
+                yield place, _decoded(file.read())
+                return
+            for place, line in _lines(file, piece, packed=path.suffix == _PACKED):
+                yield place, _field(line, reading.field) if _kind(path) == _LINES else _decoded(line)
+    except (OSError, EOFError, zlib.error) as error:
+        yield place, NoText(str(error))
+
+
+def _walked(folder: Path) -> list[Path]:
+    if not folder.exists():
+        os.scandir(folder)  # says why
+    return [Path(root, name) for root, _, names in sorted(os.walk(folder, followlinks=True)) for name in sorted(names)]
+
+
+def _kind(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix == _PACKED else path).suffix
+
+
+def _by_lines(path: Path, reading: Reading) -> bool:
+    return _kind(path) == _LINES or reading.lines
+
+
+def _lines(file: BinaryIO, piece: Piece, *, packed: bool) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in the piece, each without its end."""
+    place = 0
+    if piece.start and not packed:
+        file.seek(piece.start - 1)
+        place = piece.start - 1 + len(file.readline())  # the line before, to its end: if that is here, nothing of ours
+    while (packed or place < piece.stop) and (line := file.readline()):
+        if text := line.rstrip(b"\r\n"):
+            yield place, text
+        place += len(line)
+
+
+def _field(line: bytes, field: str) -> str | NoText:
+    try:
+        found = msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return NoText(str(error))
+    text = found.get(field)
+    if not isinstance(text, str):
+        return NoText(f"no text as {field!r}; it has {', '.join(sorted(found)[:8]) or 'nothing'}")
+    return text
+
+
+def _decoded(text: bytes) -> str | NoText:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        return NoText(f"no UTF-8 at its byte {error.start} ({error.reason})")
+
+
+# --- tokenizer --------------------------------------------------------------------------------------------------------
+#
+# Tokenizers by name: how a text becomes ids, and which ids there are.
+#
+#     bytes             the bytes of UTF-8, 256 ids and the end of a document: needs nothing
+#     tiktoken:NAME     an encoding of OpenAI's tiktoken, such as tiktoken:gpt2
+#     PATH.json         a tokenizer.json of Hugging Face's tokenizers
+#
+# A text is never read as a special token: what looks like one in it is letters, so no document ends itself. Nothing is
+# added to a text, cut or padded, whatever a tokenizer.json asks for.
+#
+# Invariant: `digest` is that of all on which ids depend, but the tokenizer package's version.
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")  # as the field calls it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """`encode`: the ids of a text. `vocabulary`: ids are below it. `end`: of a document. `digest`: SHA-256 in hex."""
+
+    name: str
+    encode: Callable[[str], Sequence[int] | npt.NDArray[Any]]
+    vocabulary: int
+    end: int
+    digest: str
+
+
+@functools.lru_cache(maxsize=1)
+def tokenizer(name: str, end: str = "") -> Tokenizer:
+    """The tokenizer of that name. `end`: the token that ends a document, where it isn't the usual one.
+
+    Raises:
+        UsageError: there is none, or its package is not installed, or no such token.
+    """
+    if name == "bytes":
+        if end:
+            raise UsageError(f"--end {end}: bytes have an id of their own for it, 256; leave it out")
+        return Tokenizer(name=name, encode=_bytes, vocabulary=257, end=256, digest=_digest(b"bytes"))
+    if name.startswith("tiktoken:"):
+        return _tiktoken(name, end)
+    if name.endswith(".json"):
+        return _tokenizer_json(name, end)
+    raise UsageError(f"--tokens {name}: bytes, tiktoken:NAME such as tiktoken:gpt2, or the path of a tokenizer.json")
+
+
+def _bytes(text: str) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _tiktoken(name: str, end: str) -> Tokenizer:
+    _require("tiktoken", name)
+    import tiktoken
+
+    try:
+        encoding: Any = tiktoken.get_encoding(name.partition(":")[2])
+    except Exception as error:
+        raise UsageError(f"--tokens {name}: {error}") from error
+    ends: dict[str, int] = encoding._special_tokens
+    digest = _digest(
+        encoding._pat_str.encode(),
+        json.dumps(sorted(ends.items())).encode(),
+        *(token for ranked in sorted(encoding._mergeable_ranks.items(), key=_rank) for token in (ranked[0], b"\n")),
+    )
+    return Tokenizer(
+        name=name,
+        encode=encoding.encode_ordinary,
+        vocabulary=encoding.n_vocab,
+        end=_end(name, end, ends),
+        digest=digest,
+    )
+
+
+def _rank(ranked: tuple[bytes, int]) -> int:
+    return ranked[1]
+
+
+def _tokenizer_json(name: str, end: str) -> Tokenizer:
+    _require("tokenizers", name)
+    import tokenizers
+
+    try:
+        content = Path(name).read_bytes()
+        found: Any = tokenizers.Tokenizer.from_str(content.decode())
+    except OSError as error:
+        raise UsageError(f"--tokens {name}: {error.strerror}") from None
+    except Exception as error:  # what the package raises is an Exception itself
+        raise UsageError(f"--tokens {name} is no tokenizer.json: {error}") from error
+    found.no_truncation()
+    found.no_padding()
+    found.encode_special_tokens = True  # their letters, that is
+
+    def encode(text: str) -> Sequence[int]:
+        return found.encode(text, add_special_tokens=False).ids
+
+    ids: dict[str, int] = found.get_vocab(with_added_tokens=True)
+    return Tokenizer(
+        name=Path(name).name,
+        encode=encode,
+        vocabulary=max(ids.values()) + 1,
+        end=_end(name, end, ids),
+        digest=_digest(content),
+    )
+
+
+def _end(name: str, asked: str, ids: dict[str, int]) -> int:
+    for token in [asked] if asked else _ENDS:
+        if token in ids:
+            return ids[token]
+    what = f"--end {asked}: no such token in {name}" if asked else f"{name} has none of {', '.join(_ENDS)}"
+    raise UsageError(f"{what}; give the token that ends a document by --end")
+
+
+def _require(package: str, name: str) -> None:
+    if find_spec(package) is None:
+        raise UsageError(f"--tokens {name} takes {package}, which is not installed: {how_to_install('tokens')}")
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+# --- prepare tokens ---------------------------------------------------------------------------------------------------
+
+_NAMED = 20  # bad documents in one message
+
+
+class Encoding(msgspec.Struct, frozen=True, kw_only=True):
+    """How documents become ids. `vocabulary`: the model's, which ids must be below; 0 for the tokenizer's own."""
+
+    tokenizer: str
+    end: str = ""
+    vocabulary: int = 0
+    reading: Reading = Reading()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One shard to make, as it is sent to a process. `digest`: of the tokenizer."""
+
+    folder: str
+    url: str
+    name: str
+    pieces: tuple[Piece | Rows, ...]
+    encoding: Encoding
+    vocabulary: int
+    digest: str
+
+    @property
+    def made_from(self) -> str:
+        return digest_of([*self._how, self.pieces])
+
+    @property
+    def holds(self) -> str:
+        return digest_of([*self._how, [piece.content for piece in self.pieces]])
+
+    @property
+    def _how(self) -> list[object]:
+        reading = self.encoding.reading
+        return [1, self.digest, self.encoding.end, self.vocabulary, reading.lines, reading.field]
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one finished shard: what the index will say of it, and digests of what it was made from; `holds` is the one
+    without the files' times, which differ between copies on several machines.
+    """
+
+    shard: Shard
+    documents: int
+    made_from: str
+    holds: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What became of one shard. `size`: bytes of text. `bad`: the first of `bads` documents that can't be used, and
+    why; where there are any there is no shard.
+    """
+
+    size: int
+    record: Record | None = None
+    kept: bool = False
+    bads: int = 0
+    bad: tuple[str, ...] = ()
+
+
+def prepare(
+    source: Texts,
+    url: str,
+    encoding: Encoding,
+    *,
+    shard_bytes: int,
+    processes: int,
+    begin: Callable[[int], None],
+    made: Callable[[Made], None],
+    part: Part = WHOLE,
+) -> TokenIndex | int:
+    """Phases 2 to 4: the shards of `source` at `url`, each of about `shard_bytes` of text.
+
+    Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
+    shards of other parts are not there yet.
+
+    Raises:
+        BadSample: documents that can't be used; all shards without them are made.
+        FarandoleError: a process was killed.
+        UsageError: no such place or tokenizer, or there is nothing in the texts.
+    """
+    how = tokenizer(encoding.tokenizer, encoding.end)
+    vocabulary = _vocabulary(how, encoding.vocabulary)
+    url = url.rstrip("/")
+    place, path = filesystem(url)
+    place.makedirs(path, exist_ok=True)
+    if place.exists(f"{path}/{INDEX}"):
+        place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
+    jobs = [
+        Job(
+            folder=source.folder, url=url, name=f"shard-{n:06d}", pieces=pieces, encoding=encoding,
+            vocabulary=vocabulary, digest=how.digest,
+        )
+        for n, (_, pieces) in enumerate(cut(source.pieces, shard_bytes))
+    ]  # fmt: skip
+    results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
+    if bads := sum(result.bads for result in results):
+        named = [each for result in results for each in result.bad][:_NAMED]
+        more = f"\n  and {bads - len(named)} more" if bads > len(named) else ""
+        raise BadSample(
+            f"{bads} documents can't be used; mend or remove them and start again, which keeps the shards without "
+            f"any:\n  " + "\n  ".join(named) + more
+        )
+    mine = iter(results)
+    found = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    records = [record for record in found if record is not None]
+    if len(records) < len(jobs):
+        return len(jobs) - len(records)
+    index = _index(records, how, vocabulary, source)
+    put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
+    return index
+
+
+def _vocabulary(how: Tokenizer, asked: int) -> int:
+    vocabulary = asked or how.vocabulary
+    if not how.end < vocabulary <= 1 << 32:
+        raise UsageError(
+            f"--vocabulary {vocabulary}: the end of a document is {how.end} in {how.name}, which has ids below "
+            f"{how.vocabulary}; give a number from {how.end + 1} to 2^32"
+        )
+    return vocabulary
+
+
+def _index(records: list[Record], how: Tokenizer, vocabulary: int, source: Texts) -> TokenIndex:
+    shards = tuple(record.shard for record in records if record.shard.nsamples)
+    if not shards:
+        raise UsageError(f"the texts in {source.folder} hold no document that is not empty")
+    return TokenIndex(
+        kind=KIND, dtype=dtype_for(vocabulary), vocabulary=vocabulary, end_of_document=how.end, tokenizer=how.name,
+        tokenizer_hash=how.digest, documents=sum(record.documents for record in records), shardlist=shards,
+    )  # fmt: skip
+
+
+# --- one shard ---------------------------------------------------------------------------------------------------
+
+
+def _make(job: Job) -> Made:
+    if (record := _finished(job)) is not None:
+        return Made(size=job.size, record=record, kept=True)
+    how = tokenizer(job.encoding.tokenizer, job.encoding.end)
+    if how.digest != job.digest:
+        raise UsageError(f"{job.encoding.tokenizer} has changed meanwhile; start again")
+    dtype = dtype_for(job.vocabulary)
+    count, bads, bad = 0, 0, list[str]()
+    with tempfile.TemporaryFile() as file:
+        for piece in job.pieces:
+            for place, text in documents(job.folder, piece, job.encoding.reading):
+                try:
+                    ids = _ids(how, text, job.vocabulary)
+                except NoText as error:
+                    bads += 1
+                    if len(bad) < _NAMED:
+                        at = f"row {place}" if isinstance(piece, Rows) else f"the document at byte {place}"
+                        bad.append(f"{os.path.join(job.folder, piece.path)}, {at}: {error}")
+                    continue
+                if ids.size:
+                    file.write(np.append(ids, how.end).astype(f"<u{WIDTHS[dtype]}").tobytes())
+                    count += 1
+        if bads:
+            return Made(size=job.size, bads=bads, bad=tuple(bad))
+        size = file.tell()
+        shard = Shard(url=f"{job.name}.bin", nsamples=size // WIDTHS[dtype], filesize=size, md5sum=md5_of(file))
+        put(f"{job.url}/{shard.url}", file)
+    _note(job, shard)
+    record = Record(shard=shard, documents=count, made_from=job.made_from, holds=job.holds)
+    put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
+    return Made(size=job.size, record=record)
+
+
+def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.int64]:
+    if isinstance(text, NoText):
+        raise text
+    try:
+        ids = np.asarray(how.encode(text), np.int64)
+    except Exception as error:  # whatever a tokenizer's package raises
+        raise NoText(f"{how.name} can't encode it: {error}") from error
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
+        at = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
+        raise NoText(f"its token {at} is {ids[at]}, and ids are below the vocabulary, {vocabulary}")
+    return ids
+
+
+def _finished(job: Job) -> Record | None:
+    """The record, if the shard was made from the same texts in the same way and is as it was written."""
+    record = _record(job)
+    if record is None or record.made_from != job.made_from:
+        return None
+    files, path = filesystem(job.url)
+    try:
+        with files.open(f"{path}/{record.shard.url}", "rb") as file:
+            if md5_of(cast(BinaryIO, file)) != record.shard.md5sum:
+                return None
+    except FileNotFoundError:
+        return None
+    return record
+
+
+def _of_others(job: Job) -> Record | None:
+    """The record, if the shard was made of such texts; who made it has looked at its bytes."""
+    record = _record(job)
+    return record if record is not None and record.holds == job.holds else None
+
+
+def _record(job: Job) -> Record | None:
+    files, path = filesystem(job.url)
+    try:
+        return msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _note(job: Job, shard: Shard) -> None:
+    """Whoever reads it here need not compare it: its MD5 is of what was written."""
+    local = local_path(job.url)
+    if local is None:
+        return
+    path = Path(local, shard.url)
+    descriptor = opened(path)
+    try:
+        Verified().note(path, descriptor, shard.md5sum)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,412 @@
+"""Metrics as lanes: what one micro-batch adds to an evaluation's sums, and what the sums say at the end.
+
+Invariant: what a micro-batch puts into the lanes depends on nothing but the micro-batch. Lanes are float64 and added in
+the order of the tree, so the result has the same bits whoever computed which micro-batch, and however often.
+
+- A function is one lane, the sum of its values; its result is their mean over all samples.
+- A `torchmetrics` metric has lanes for its states (`evaluation/metrics.py`).
+- A mapping of names to metrics is one after the other, from one pass.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+import torch
+
+from farandole.errors import UsageError
+
+# --- metric lists -----------------------------------------------------------------------------------------------------
+#
+# States of metrics that grow with the samples, such as all scores for an exact AUROC, all boxes for a mean precision.
+#
+# How many lanes they need is known only when every micro-batch was seen, so they take two rounds. The first sums how
+# many numbers each micro-batch has to say, with a lane for each micro-batch, and its worker keeps them. The second
+# has as many lanes as there are numbers: each micro-batch fills its own, to which all others add zero. Who is lost in
+# between loses what it kept: whoever inherits such a micro-batch computes it again.
+#
+# A list is told as float64: the number of its tensors, and of each its type, its shape, its values. Whole numbers are
+# exact up to 2**53. What is not a tensor is refused.
+
+LANES = 1 << 24  # 128 MB for one partial sum
+EXACT = 1 << 53  # float64 holds every whole number up to here
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+class Lists:
+    """The list states of one metric over one evaluation. `names` are for errors."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.states: list[list[torch.Tensor]] = [[] for _ in names]  # over all samples, once `fill` was called
+        self._names = names
+        self._device = device
+        self._kept: dict[int, torch.Tensor] = {}
+        self._ends: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Numbers over all micro-batches, once `measure` was called."""
+        return self._ends[-1]
+
+    def keep(self, states: Sequence[Any], shard: int) -> int:
+        """What one micro-batch left in the states; how many numbers that is."""
+        told = [number for name, state in zip(self._names, states, strict=True) for number in _told(name, state)]
+        self._kept[shard] = torch.cat(told)
+        return len(self._kept[shard])
+
+    def measure(self, lengths: torch.Tensor) -> None:
+        """The first round's sums: the numbers of each micro-batch, shape (shards,)."""
+        self._ends = list(accumulate(int(length) for length in lengths))
+
+    def has(self, shard: int) -> bool:
+        return shard in self._kept
+
+    def put(self, shard: int, lanes: torch.Tensor) -> None:
+        """Into zeroed lanes, what was kept of one micro-batch."""
+        if (kept := self._kept.get(shard)) is not None:  # else all its samples were bad
+            stop = self._ends[shard]
+            lanes[stop - len(kept) : stop] = kept
+
+    def fill(self, sums: torch.Tensor) -> None:
+        """The second round's sums."""
+        at = 0
+        while at < len(sums):  # a micro-batch each
+            for state in self.states:
+                count, at = int(sums[at]), at + 1
+                for _ in range(count):
+                    tensor, at = self._read(sums, at)
+                    state.append(tensor)
+
+    def _read(self, sums: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
+        dtype, dimensions = _DTYPES[int(sums[at])], int(sums[at + 1])
+        start = at + 2 + dimensions
+        shape = [int(size) for size in sums[at + 2 : start]]
+        stop = start + torch.Size(shape).numel()
+        return sums[start:stop].reshape(shape).to(self._device, dtype), stop
+
+
+class Contents:
+    """The second round: the numbers themselves. Raises `UsageError` if they are too many."""
+
+    def __init__(self, lists: Sequence[Lists], kind: str) -> None:
+        self._lists = lists
+        self._sizes = [one.length for one in lists]
+        self.lanes = sum(self._sizes)
+        if self.lanes > LANES:
+            raise UsageError(
+                f"run.evaluate: the list states of {kind} have come to {self.lanes:,} numbers, at most {LANES:,} "
+                f"can be gathered; use a metric of a fixed size, such as AUROC(thresholds=200)"
+            )
+
+    def has(self, shard: int) -> bool:
+        return all(one.has(shard) for one in self._lists)
+
+    def put(self, shard: int, lanes: torch.Tensor) -> None:
+        for one, place in zip(self._lists, lanes.split(self._sizes), strict=True):
+            one.put(shard, place)
+
+    def fill(self, sums: torch.Tensor) -> None:
+        for one, place in zip(self._lists, sums[: self.lanes].split(self._sizes), strict=True):
+            one.fill(place)
+
+
+def _told(name: str, state: Any) -> Iterator[torch.Tensor]:
+    tensors = [state] if isinstance(state, torch.Tensor) else state
+    yield torch.tensor([len(tensors)], dtype=torch.float64)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _DTYPES:
+            found = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise UsageError(
+                f"run.evaluate: {name} holds a {found}, which can't be gathered; lists of real tensors can, or use a "
+                f"function with a value a sample"
+            )
+        values = tensor.detach().to("cpu")
+        most = max(int(values.max()), -int(values.min())) if values.dtype == torch.int64 and values.numel() else 0
+        if most > EXACT:
+            raise UsageError(
+                f"run.evaluate: {name} holds {most}, and whole numbers are exact up to 2**53 = {EXACT}; "
+                f"keep it in a floating-point type"
+            )
+        head = [_DTYPES.index(values.dtype), values.dim(), *values.shape]
+        yield torch.tensor(head, dtype=torch.float64)
+        yield values.reshape(-1).double()
+
+
+# --- torchmetric ------------------------------------------------------------------------------------------------------
+#
+# A metric of torchmetrics as lanes: its states, and what they come to.
+#
+# It is updated from its initial state by each micro-batch, as if each were a process of a distributed job. States
+# that are summed over processes are lanes as they are; counts stay exact up to 2**53. Of other states (max, min,
+# mean, or none, as Pearson's) each micro-batch has lanes of its own, to which all others add zero, and the metric's
+# own reduction follows at the end. Lists of tensors take a second round (`evaluation/metrics.py`). What guesses
+# from a batch's values whether they are logits guesses for each micro-batch: give it probabilities.
+#
+# torchmetrics is never imported here: if a metric is one of its, it has been.
+
+
+def is_torchmetric(metric: Any) -> bool:
+    library = sys.modules.get("torchmetrics")
+    return library is not None and isinstance(metric, (library.Metric, library.MetricCollection))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """One state of one metric: `owner` is its place among the metrics that a metric is made of."""
+
+    owner: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    summed: bool
+    reduction: Callable[[torch.Tensor], torch.Tensor] | None
+    numel: int
+
+
+class States:
+    """A metric of torchmetrics, or a collection. The user's object stays as it is; copies of it do the work."""
+
+    def __init__(self, metric: Any, shards: int, device: torch.device) -> None:
+        self._shards = shards
+        self._device = device
+        self._fresh = metric.clone().to(device)
+        self._fresh.reset()
+        owners = _owners(self._fresh)
+        self._states = [state for place, owner in enumerate(owners) for state in _states(place, owner)]
+        self._sizes = [state.numel * (1 if state.summed else shards) for state in self._states]
+        self._listed = [  # the same of states that are lists
+            (place, name)
+            for place, owner in enumerate(owners)
+            for name, value in owner.metric_state.items()
+            if isinstance(value, list)
+        ]
+        names = [f"{type(owners[place]).__name__}'s state {name!r}" for place, name in self._listed]
+        self._lists = Lists(names, device)
+        if self._listed:
+            self._sizes.append(shards)  # how long each micro-batch's are
+        self.lanes = sum(self._sizes)
+
+    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+        del samples
+        working = self._fresh.clone()  # `reset` is not enough: what else an update leaves must not reach the next one
+        collection = isinstance(working, sys.modules["torchmetrics"].MetricCollection)
+        for each in working.values(copy_state=False) if collection else (working,):
+            each.update(*given)  # one by one: a collection shares states that are nearly equal after one micro-batch
+        owners = _owners(working)
+        places = lanes.split(self._sizes)
+        if self._listed:
+            places[-1][shard] = self._lists.keep([getattr(owners[at], name) for at, name in self._listed], shard)
+        for state, place in zip(self._states, places, strict=False):
+            value = getattr(owners[state.owner], state.name)
+            if value.numel() != state.numel:
+                raise UsageError(
+                    f"run.evaluate: an update changed the shape of {type(owners[state.owner]).__name__}'s state "
+                    f"{state.name!r} from {state.shape} to {tuple(value.shape)}, so it can't be summed; "
+                    f"tell the metric its number of outputs or classes"
+                )
+            (place if state.summed else place.view(self._shards, -1)[shard]).copy_(value.detach().reshape(-1))
+
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        if not self._listed:
+            return []
+        self._lists.measure(sums[-self._shards :])
+        return [self._lists]
+
+    def result(self, sums: torch.Tensor, samples: int) -> Any:
+        del samples
+        final = self._fresh.clone()
+        owners = _owners(final)
+        for (at, name), found in zip(self._listed, self._lists.states, strict=True):
+            setattr(owners[at], name, found)
+        for state, place in zip(self._states, sums.split(self._sizes), strict=False):
+            value = self._typed(state, place, type(owners[state.owner]).__name__)
+            if state.summed or self._shards == 1:
+                value = value.reshape(state.shape)
+            else:
+                value = value.reshape(self._shards, *state.shape)
+                value = state.reduction(value) if state.reduction else value
+            setattr(owners[state.owner], state.name, value)
+        for owner in owners:
+            owner._update_count = self._shards  # else it warns that it was never updated
+        return final.compute()
+
+    def _typed(self, state: _State, place: torch.Tensor, kind: str) -> torch.Tensor:
+        """In the state's own type; of whole numbers, sums that have become fractions stay such."""
+        if state.dtype.is_floating_point:
+            return place.to(self._device, state.dtype)
+        if not torch.equal(place, place.round()) or place.isinf().any():
+            return place.to(self._device, torch.get_default_dtype())
+        if place.abs().max() > EXACT:
+            raise UsageError(
+                f"run.evaluate: {kind}'s state {state.name!r} has come to {place.abs().max():.0f}, and whole numbers "
+                f"are exact up to 2**53 = {EXACT}; keep it in a floating-point type"
+            )
+        return place.to(self._device, state.dtype)
+
+
+def _states(place: int, owner: Any) -> Iterator[_State]:
+    total = sys.modules["torchmetrics"].utilities.dim_zero_sum
+    for name, value in owner.metric_state.items():
+        if isinstance(value, list):
+            continue
+        if not isinstance(value, torch.Tensor) or value.is_complex():
+            raise UsageError(
+                f"run.evaluate: {type(owner).__name__} can't be summed over workers: its state {name!r} is complex; "
+                f"use a function with a value a sample"
+            )
+        reduction = owner._reductions[name]
+        yield _State(
+            owner=place, name=name, shape=tuple(value.shape), dtype=value.dtype, summed=reduction is total,
+            reduction=reduction, numel=value.numel(),
+        )  # fmt: skip
+
+
+def _owners(metric: Any) -> list[Any]:
+    """The metrics that hold the states: the metric itself, a collection's members, what wrappers wrap."""
+    kind = sys.modules["torchmetrics"].Metric
+    owners = (module for module in metric.modules() if isinstance(module, kind))
+    return list(
+        {id(owner._defaults): owner for owner in owners}.values()
+    )  # some wrappers show the wrapped one's states
+
+
+# --- metric -----------------------------------------------------------------------------------------------------------
+
+
+class Tally(Protocol):
+    """A metric over one evaluation. `lanes`: how many it needs, equal on all workers; `lists`: what needs more, once it
+    is known how many."""
+
+    lanes: int
+
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        """The list states, told by the lanes' sums how long they are; `result` is for after they were filled."""
+        ...
+
+    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+        """Into zeroed lanes, what one micro-batch of `samples` says; `given` are the metric's arguments."""
+        ...
+
+    def result(self, sums: torch.Tensor, samples: int) -> Any:
+        """The metric over all `samples`, from the lanes' sums over all micro-batches. See the function."""
+        ...
+
+
+def tally(metric: Any, shards: int, device: torch.device) -> Tally:
+    """The tally of `metric` for an evaluation of `shards` micro-batches on `device`.
+
+    Raises:
+        UsageError: no metric, or one whose states can't be summed, or too large ones.
+    """
+    if is_torchmetric(metric):
+        made = States(metric, shards, device)
+    elif isinstance(metric, Mapping) and metric:
+        named = cast("Mapping[str, Any]", metric)
+        made = _Several({name: tally(one, shards, device) for name, one in named.items()})
+    elif callable(metric):
+        made = _Mean(metric)
+    else:
+        raise UsageError(
+            f"run.evaluate(metric={metric!r}): give a function of (outputs, targets), a torchmetrics.Metric or "
+            f"MetricCollection, or a mapping of names to such"
+        )
+    if made.lanes > LANES:
+        raise UsageError(
+            f"run.evaluate: {type(metric).__name__} has {made.lanes:,} numbers to sum over {shards} micro-batches, at "
+            f"most {LANES:,} can be; use a larger micro=, or a coarser metric"
+        )
+    return made
+
+
+def contents(tally: Tally, sums: torch.Tensor, metric: Any) -> Contents | None:
+    """What a second round has to sum, if anything.
+
+    Raises:
+        UsageError: it is too much.
+    """
+    lists = tally.lists(sums)
+    return Contents(lists, type(metric).__name__) if lists else None
+
+
+def result(tally: Tally, sums: torch.Tensor, samples: int) -> Any:
+    """The metric over all `samples`: single numbers as Python's own, tensors on the CPU."""
+    return _plain(tally.result(sums, samples))
+
+
+def number(name: str, value: Any) -> bool | int | float | str:
+    """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
+    value = _plain(value)
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
+
+
+class _Mean:
+    """The mean of a function's values over all samples."""
+
+    lanes = 1
+
+    def __init__(self, metric: Callable[..., Any]) -> None:
+        self._metric = metric
+
+    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+        del shard
+        values: Any = self._metric(*given)
+        if not isinstance(values, torch.Tensor) or values.numel() not in (1, samples):
+            found = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
+            raise UsageError(
+                f"run.evaluate: the metric gave {found} for {samples} samples; "
+                f"it must give one value a sample, or their mean as one number, in a tensor"
+            )
+        lanes[0] = values.detach().to("cpu").double().sum() * (samples / values.numel())
+
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        del sums
+        return []
+
+    def result(self, sums: torch.Tensor, samples: int) -> float:
+        return sums.item() / samples if samples else math.nan
+
+
+class _Several:
+    """Metrics by name, each with lanes of its own."""
+
+    def __init__(self, tallies: dict[str, Tally]) -> None:
+        self._tallies = tallies
+        self._sizes = [one.lanes for one in tallies.values()]
+        self.lanes = sum(self._sizes)
+
+    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+        for one, place in zip(self._tallies.values(), lanes.split(self._sizes), strict=True):
+            one.put(given, shard, samples, place)
+
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        places = zip(self._tallies.values(), sums.split(self._sizes), strict=True)
+        return [each for one, place in places for each in one.lists(place)]
+
+    def result(self, sums: torch.Tensor, samples: int) -> dict[str, Any]:
+        places = zip(self._tallies.items(), sums.split(self._sizes), strict=True)
+        return {name: one.result(place, samples) for (name, one), place in places}
+
+
+def _plain(value: Any) -> Any:
+    """Single numbers of torch and NumPy as Python's own, also within a mapping; tensors on the CPU."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in cast("Mapping[str, Any]", value).items()}
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value.cpu() if isinstance(value, torch.Tensor) else value

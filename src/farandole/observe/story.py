@@ -1,0 +1,696 @@
+"""A run as its lines tell it: what the dashboard and the report draw.
+
+`take` the whole lines of metrics.jsonl, oldest first, whenever there are some: it is the same for a run that is on,
+over, killed, resumed or rehearsed. Steps that are taken again, after `resumed` or a lost state, replace those before. A
+line that is damaged, or of a kind that this version does not know, is passed over and counted. A clock that jumps
+shifts what is drawn by time, and no order: that is the lines'.
+
+Left out: what the coordinator knows and does not write down (speeds, who is stalled), which `Status` has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+import time
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from farandole.control.status import RATE_STEPS, Status, left_s, samples_per_s
+from farandole.observe import export_common
+from farandole.observe.live import QUIET
+from farandole.observe.summary import Lines, Pause
+from farandole.observe.text import describe, not_promised
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import HOUR_S, Account
+from farandole.protocol.metrics import Line, LogLine, StepLine
+from farandole.protocol.numeric_facts import DECODER, DEVICE, NUMPY, OPERATION, SETTING, TORCH
+from farandole.protocol.values import CLASSES, MEANING
+
+# --- series -----------------------------------------------------------------------------------------------------------
+#
+# One number of a run by step, as a picture needs it: of a million steps `POINTS` at most, and no spike is lost.
+#
+# The values are cut into buckets of `width` neighbours. Of each bucket its least and its greatest value are shown, each
+# at its own step; when there are more than `BUCKETS`, two become one and `width` doubles. So what is drawn has the
+# envelope of all values, whatever their number (min-max decimation). What is not a number is passed over; a bucket of
+# nothing else is a gap.
+#
+# A picture that is drawn already is brought up to date by a `Patch`: from which point on it changes, and what follows.
+# That is what is new and the bucket it falls into. Only when the width doubles, each time the run has become twice as
+# long, or when steps are taken again from long ago, it is more.
+
+BUCKETS = 600
+POINTS = 2 * BUCKETS
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """Points from number `at` on are these, and there are no others. `y` is None at a gap."""
+
+    at: int
+    x: list[int]
+    y: list[float | None]
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """How far somebody's picture is: it has `count` values in buckets of `width`, and knows of `cuts`."""
+
+    count: int = 0
+    width: int = 1
+    cuts: int = 0
+
+
+class Series:
+    """`put` values in the order of their steps: one of a step that has been is taken again, and so are all after it."""
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._values = array("d")
+        self._width = 1
+        self._least = array("q")  # by bucket, where in the values
+        self._greatest = array("q")
+        self._cuts: list[int] = []  # how many values were left
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def last(self) -> float | None:
+        """The newest value, None where there is none or it is not a number."""
+        return self._shown(len(self) - 1) if self._values else None
+
+    def put(self, step: int, value: float) -> None:
+        if self._steps and step <= self._steps[-1]:
+            self.cut(step)
+        self._steps.append(step)
+        self._values.append(value)
+        self._count(len(self) - 1)
+        if len(self._least) > BUCKETS:
+            self._double()
+
+    def cut(self, step: int) -> None:
+        """Values of `step` and of later ones do not count any more."""
+        left = bisect_left(self._steps, step)
+        if left == len(self):
+            return
+        del self._steps[left:], self._values[left:]
+        whole = left // self._width
+        del self._least[whole:], self._greatest[whole:]
+        for index in range(whole * self._width, left):
+            self._count(index)
+        self._cuts.append(left)
+
+    def patch(self, seen: Seen) -> Patch | None:
+        """What a picture lacks that is as far as `seen` says, None: nothing. Then `seen` says how far it is."""
+        known = min([seen.count, *self._cuts[seen.cuts :]])
+        if known == len(self) == seen.count and seen.width == self._width:
+            seen.cuts = len(self._cuts)
+            return None
+        bucket = known // self._width if seen.width == self._width else 0
+        seen.count, seen.width, seen.cuts = len(self), self._width, len(self._cuts)
+        x: list[int] = []
+        y: list[float | None] = []
+        for least, greatest in zip(self._least[bucket:], self._greatest[bucket:], strict=True):
+            for index in sorted((least, greatest)):
+                x.append(self._steps[index])
+                y.append(self._shown(index))
+        return Patch(at=2 * bucket, x=x, y=y)
+
+    def _shown(self, index: int) -> float | None:
+        value = self._values[index]
+        return value if math.isfinite(value) else None
+
+    def _count(self, index: int) -> None:
+        """The value at `index`, the newest, in its bucket."""
+        if index % self._width == 0:
+            self._least.append(index)
+            self._greatest.append(index)
+            return
+        self._least[-1] = self._extreme(self._least[-1], index, least=True)
+        self._greatest[-1] = self._extreme(self._greatest[-1], index, least=False)
+
+    def _extreme(self, one: int, other: int, *, least: bool) -> int:
+        """Which of two values, by where they are; of equal ones the first."""
+        a, b = self._values[one], self._values[other]
+        if not math.isfinite(b):
+            return one
+        if not math.isfinite(a):
+            return other
+        return other if (b < a if least else b > a) else one
+
+    def _double(self) -> None:
+        self._width *= 2
+        for extremes, least in ((self._least, True), (self._greatest, False)):
+            pairs = range(0, len(extremes), 2)
+            merged = [
+                self._extreme(extremes[i], extremes[i + 1], least=least) if i + 1 < len(extremes) else extremes[i]
+                for i in pairs
+            ]
+            del extremes[:]
+            extremes.extend(merged)
+
+
+# --- stays ------------------------------------------------------------------------------------------------------------
+#
+# Who was there, from when to when, and why each came and went: from events alone.
+#
+# A stay is one worker process: it starts, it is in the views from one moment on, it is gone. What ends it counts in
+# the order in which it is said: that it is lost comes before what its process died of. A worker of which nothing says
+# that it went, since everything was killed, ends with the last line before the run was on again.
+
+How = Literal["", "left", "lost", "failed", "end"]
+
+
+class Stay(msgspec.Struct, kw_only=True):
+    """Unix times in seconds. `entered`: in a view since then, None: never. `gone` None: it is there.
+
+    `how` it went: it left gracefully, was lost without notice, could not start or was not let in, or the run ended.
+    `notice`: it knows since then that it has to go.
+    """
+
+    worker: str
+    host: str
+    came: float
+    entered: float | None = None
+    cause: str = ""
+    notice: float | None = None
+    gone: float | None = None
+    how: How = ""
+    why: str = ""
+
+
+class Stays:
+    """`take` every event, oldest first.
+
+    Attributes:
+        all: in the order in which they came.
+        changes: numbers of those that have changed, oldest first; it only grows.
+        members: the workers of the view in force.
+        last_gone: who left or was lost last.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Stay] = []
+        self.changes: list[int] = []
+        self.members: tuple[str, ...] = ()
+        self.last_gone: Stay | None = None
+        self._there: dict[str, int] = {}
+        self._last = 0.0
+        self._known = False  # the lines say who was there when this start of the run began
+
+    def take(self, event: Line) -> None:
+        time = getattr(event, "time", 0.0)
+        match event:
+            case events.Starting(worker=worker, host=host):
+                self._came(worker, host, time)
+            case events.Ready(worker=worker, host=host) if worker not in self._there:
+                self._came(worker, host, time)
+            case events.View(members=members):
+                self._view(members, event.cause, time)
+            case events.Notice(worker=worker, reason=reason) if worker in self._there:
+                stay = self._changed(worker)
+                stay.notice, stay.why = time, reason
+            case events.Left(worker=worker, reason=reason):
+                self._gone(worker, "left", self._notice(worker) or reason, time)
+            case events.Lost(worker=worker, reason=reason):
+                self._gone(worker, "lost", reason, time)
+            case events.Exited(worker=worker, reason=reason) | events.StartFailed(worker=worker, reason=reason):
+                self._gone(worker, "failed", reason, time)
+            case events.Refused(worker=worker, reason=reason):
+                self._gone(worker, "failed", reason, time)
+            case events.StateLost():
+                self.members, self._known = (), True
+            case events.RunStarted():
+                self._cut_off(tuple(self._there))
+                self._known = True
+            case events.Resumed() if not self._known:  # lines of a version that wrote no `run started`
+                self._cut_off(tuple(name for name, at in self._there.items() if self.all[at].entered is not None))
+            case events.Over():
+                self._known = True
+                for worker in tuple(self._there):
+                    self._gone(worker, "end", describe(event), time)
+                self.members = ()
+            case _:
+                pass
+        if not isinstance(event, events.Starting):  # which may be the first word of a start that comes later
+            self.at(time)
+
+    def at(self, time: float) -> None:
+        """The run was on then."""
+        self._last = time
+
+    def _cut_off(self, workers: tuple[str, ...]) -> None:
+        """The run is on again: they are gone, although nothing has said so."""
+        for worker in workers:
+            self._gone(worker, "lost", "nothing says what became of it: the run was cut off", self._last)
+        self.members = ()
+
+    def _came(self, worker: str, host: str, time: float) -> None:
+        if worker in self._there:  # of an earlier session
+            self._gone(worker, "lost", "another one of its name has come", self._last)
+        self._there[worker] = len(self.all)
+        self.all.append(Stay(worker=worker, host=host, came=time))
+        self.changes.append(len(self.all) - 1)
+
+    def _view(self, members: tuple[str, ...], cause: str, time: float) -> None:
+        for worker in members:
+            if worker not in self._there:
+                self._came(worker, "", time)
+            if self.all[self._there[worker]].entered is None:
+                stay = self._changed(worker)
+                stay.entered, stay.cause = time, cause
+        self.members = members
+
+    def _notice(self, worker: str) -> str:
+        return self.all[self._there[worker]].why if worker in self._there else ""
+
+    def _changed(self, worker: str) -> Stay:
+        self.changes.append(self._there[worker])
+        return self.all[self._there[worker]]
+
+    def _gone(self, worker: str, how: How, why: str, time: float) -> None:
+        if worker in self._there:
+            stay = self._changed(worker)
+            stay.gone, stay.how, stay.why = time, how, why
+            if how in ("left", "lost"):
+                self.last_gone = stay
+            del self._there[worker]
+
+
+# --- story ------------------------------------------------------------------------------------------------------------
+
+DRAWN = (
+    export_common.LOSS,
+    export_common.SPEED,
+    export_common.LEARNING_RATE,
+    export_common.FACTOR,
+    export_common.SAMPLES,
+    export_common.SECONDS,
+    export_common.WORKERS,
+)
+LOGGED = 24  # names of `run.log` that have a picture, the first ones
+EVENTS = 5_000  # kept, the newest
+
+
+class Happened:
+    """An event in words. `number` counts all of them."""
+
+    def __init__(self, number: int, event: events.Event) -> None:
+        self.number, self.time, self.kind = number, event.time, events.name_of(event)
+        self.words = describe(event)
+
+
+class Story(Lines):
+    """Attributes, beside those of `Lines`:
+    series: by name, those of `observe/export_common.py` and what the script has logged.
+    stays: who was there. sizes: (Unix time, workers) for each view.
+    happened: the newest events. count: of all.
+    unfinite: (step, loss in words) of losses that were none.
+    last: the newest step's line. recent: those of which the throughput and the time left are made.
+    over, finished, numerics: the newest events of these names, None: there is none that counts.
+    checkpoint: the newest one, Unix time, step and path. unpromised: since when bits are not.
+    texts: what the script has logged that are no numbers, the newest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.series: dict[str, Series] = {name: Series() for name in DRAWN}
+        self.stays = Stays()
+        self.sizes: list[tuple[float, int]] = []
+        self.happened: deque[Happened] = deque(maxlen=EVENTS)
+        self.count = 0
+        self.unfinite: list[tuple[int, str]] = []
+        self.last: StepLine | None = None
+        self.over: events.Over | None = None
+        self.finished: events.Finished | None = None
+        self.numerics: events.Numerics | None = None
+        self.checkpoint: tuple[float, int, str] | None = None
+        self.unpromised: events.BitsNotPromised | None = None
+        self.recent: deque[StepLine] = deque(maxlen=RATE_STEPS)
+        self.texts: dict[str, str] = {}
+
+    def _on_again(self, ended: float) -> None:
+        self.over = self.finished = None
+        self.recent.clear()
+        self.sizes.append((ended, 0))
+
+    def _step(self, line: StepLine) -> None:
+        self.last = line
+        self.stays.at(line.time)
+        self.over = None
+        self.recent.append(line)
+        numbers = export_common.of_step(line)
+        for name in DRAWN:
+            if name in numbers:
+                self.series[name].put(line.step, numbers[name])
+
+    def _logged(self, line: LogLine) -> None:
+        numbers, texts = export_common.of_log(line)
+        self.texts.update(texts)
+        for name, value in numbers.items():
+            if name not in self.series and len(self.series) - len(DRAWN) < LOGGED:
+                self.series[name] = Series()
+            if name in self.series:
+                self.series[name].put(line.step, value)
+
+    def _event(self, event: events.Event) -> None:
+        self.stays.take(event)
+        if not isinstance(event, QUIET):
+            self.count += 1
+            self.happened.append(Happened(self.count, event))
+        match event:
+            case events.View(members=members):
+                self.sizes.append((event.time, len(members)))
+            case events.Resumed(step=step):
+                self.over = self.finished = None
+                self._again(max(step, 0))
+            case events.StateLost():  # where it goes on, the steps that come next say
+                self.recent.clear()
+                self.sizes.append((event.time, 0))
+            case events.NotFinite(step=step, loss=loss):
+                self.unfinite.append((step, loss))
+            case events.Numerics():
+                self.numerics = event
+            case events.BitsNotPromised():
+                self.unpromised = self.unpromised or event
+            case events.Checkpoint():
+                self.checkpoint = (event.time, event.step, event.path)
+            case events.Saved():
+                self.checkpoint = (event.time, self.last.step + 1 if self.last else 0, event.path)
+            case events.Finished():
+                self.finished = event
+            case events.Over():
+                self.over = event
+                self.sizes.append((event.time, 0))
+            case _:
+                pass
+
+    def _again(self, step: int) -> None:
+        """From now on the state is that of `step`."""
+        for series in self.series.values():
+            series.cut(step)
+        self.recent.clear()
+        self.unfinite = [each for each in self.unfinite if each[0] < step]
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+#
+# What stands above the pictures: the run in words and numbers, and what it has cost. Pure.
+#
+# What is not known is None, or not there; never 0.
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True):
+    """Who went last, when (Unix time), how and why."""
+
+    worker: str
+    host: str
+    time: float
+    how: str
+    why: str
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """`state` is Status's, or finished, stopped, failed and cut off of one that is over; `word`: why.
+
+    `samples_per_s` and `left_s` (seconds to the end) are those of the newest `RATE_STEPS` steps. `size` workers are in
+    the view, of `wanted`.
+    """
+
+    run: str
+    live: bool
+    state: str
+    word: str
+    size: int
+    wanted: int | None
+    step: int | None
+    total: int | None
+    epoch: int | None
+    left_s: float | None
+    loss: float | None
+    samples_per_s: float | None
+    learning_rate: float | None
+    factor: float | None
+    batch: int | None
+    began: float | None
+    ended: float | None
+    last_gone: Gone | None
+    bits: str
+    fingerprint: str
+    checkpoint: str
+    texts: dict[str, str]
+    damaged: int
+
+
+class Class(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    meaning: str
+    seconds: float
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """The account. `static`: what would be paid for if as many workers as there ever were, `most`, had been there all
+    the time that the run was on, at the price that it paid for a worker's hour.
+    """
+
+    classes: list[Class]
+    goodput: float | None
+    worker_hours: float | None
+    dollars: float | None
+    at_least: float | None
+    date: str
+    most: int
+    static_hours: float | None
+    static_dollars: float | None
+    waiting: dict[str, float]  # by worker, the part of its time that it waited for data
+
+
+def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
+    """`status`: what the coordinator says just now, None where it says nothing. `live`: the run is on."""
+    last = story.last
+    gone = story.stays.last_gone
+    learning = {} if last is None else {"learning_rate": last.learning_rate, "factor": last.factor}
+    return Head(
+        run=run, live=live, **_state(story, status, live=live),
+        size=status.view.size if status else len(story.stays.members),
+        wanted=status.wanted if status and live else None,
+        step=None if last is None else last.step + 1, total=None if last is None else last.total,
+        epoch=None if last is None else last.epoch,
+        left_s=left_s(last.total, story.recent) if live and last is not None else None,
+        loss=None if last is None else last.loss,
+        samples_per_s=status.samples_per_s if status else samples_per_s(story.recent),
+        learning_rate=learning.get("learning_rate"), factor=learning.get("factor"),
+        batch=None if last is None else last.samples, began=story.began, ended=story.ended,
+        last_gone=None if gone is None or gone.gone is None else Gone(
+            worker=gone.worker, host=gone.host, time=gone.gone, how=gone.how, why=gone.why),
+        bits="" if story.unpromised is None else not_promised(story.unpromised.step),
+        fingerprint=story.finished.fingerprint if story.finished and story.finished.equal else "",
+        checkpoint=story.checkpoint[2] if story.checkpoint else "", texts=dict(story.texts), damaged=story.damaged,
+    )  # fmt: skip
+
+
+def bill(account: Account, story: Story) -> Bill:
+    most = max((size for _, size in story.sizes), default=0)
+    wall_s = None if story.began is None or story.ended is None else story.ended - story.began - story.away_s
+    static = None if wall_s is None or not most or wall_s <= 0 else most * wall_s / HOUR_S
+    priced = account.dollars is not None and static is not None and account.worker_hours
+    seconds = account.seconds or {}
+    return Bill(
+        classes=[Class(name=n, meaning=MEANING[n], seconds=seconds[n]) for n in CLASSES if seconds.get(n)],
+        goodput=account.goodput, worker_hours=account.worker_hours, dollars=account.dollars,
+        at_least=account.cost.at_least or None, date=account.cost.date, most=most, static_hours=static,
+        static_dollars=(account.dollars or 0) / (account.worker_hours or 1) * (static or 0) if priced else None,
+        waiting={
+            each.worker: round(each.seconds.get("data", 0.0) / each.total_s, 4)
+            for each in account.workers if each.total_s and not each.ended
+        },
+    )  # fmt: skip
+
+
+def _state(story: Story, status: Status | None, *, live: bool) -> dict[str, str]:
+    if status is not None and live and status.state != "over":
+        if status.stalled is not None:
+            who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
+            return {"state": "stalled", "word": f"for {status.stalled.seconds:.0f} s{who}"}
+        return {"state": status.state, "word": status.reason}
+    if story.over is not None:
+        failed = "failed" if story.over.code == 1 else "finished" if story.finished else "stopped"
+        return {"state": failed, "word": f"{story.over.reason} (exit code {story.over.code})"}
+    if live:
+        return {"state": "no answer", "word": "a run trains on without its coordinator"}
+    return {"state": "cut off", "word": "nothing records its end: its processes were killed"}
+
+
+# --- about ------------------------------------------------------------------------------------------------------------
+#
+# What a run ran on and as what, in pairs of words: its settings, versions, numerics, hosts. Pure.
+#
+# Of another version's settings those are told that this one knows. What is not known is left out.
+
+About = list[tuple[str, str]]
+HOSTS = 12  # named
+
+
+def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
+    """`settings`: what settings.json holds, or nothing; `version`: of farandole, that tells."""
+    facts = story.numerics.facts if story.numerics else {}
+    found: dict[str, Any] = {
+        "command": shlex.join(map(str, settings.get("command") or ())),
+        "in": settings.get("directory"),
+        "commit": settings.get("commit"),
+        "code": ", ".join(f"{name} {digest}" for name, digest in settings.get("code") or ()),
+        "seed": settings.get("seed"),
+        "threads": settings.get("threads"),
+        "bits": _bits(settings, story),
+        "fingerprint": story.finished.fingerprint if story.finished else None,
+        "numeric fingerprint": _fingerprint(facts),
+        "hardware": facts.get(DEVICE),
+        "torch": facts.get(TORCH),
+        "NumPy": facts.get(NUMPY),
+        "decoders": ", ".join(f"{n.removeprefix(DECODER)} {v}" for n, v in facts.items() if n.startswith(DECODER)),
+        "torch's settings": ", ".join(
+            f"{n.removeprefix(SETTING)}: {v}" for n, v in facts.items() if n.startswith(SETTING)
+        ),
+        "hosts": _hosts(story),
+        "checkpoint": story.checkpoint[2] if story.checkpoint else None,
+        "began": _at(story.began),
+        "last line": _at(story.ended),
+        "lines passed over": story.damaged or None,
+        "told by": f"farandole {version}",
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+
+
+def _bits(settings: Mapping[str, Any], story: Story) -> str:
+    asked = str(settings.get("bits", ""))
+    return f"{asked}; {not_promised(story.unpromised.step)}" if story.unpromised else asked
+
+
+def _fingerprint(facts: Mapping[str, str]) -> str:
+    """Of all operations at once: equal where each is."""
+    operations = sorted((name, value) for name, value in facts.items() if name.startswith(OPERATION))
+    if not operations:
+        return ""
+    return f"{hashlib.sha256(repr(operations).encode()).hexdigest()[:16]}, of {len(operations)} operations"
+
+
+def _hosts(story: Story) -> str:
+    names = sorted({stay.host for stay in story.stays.all if stay.host})
+    shown = ", ".join(names[:HOSTS]) + (", ..." if len(names) > HOSTS else "")
+    return f"{len(names)}: {shown}" if len(names) > 1 else shown
+
+
+def _at(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+#
+# A run to a page, piece by piece: the first `Tick` has everything, each one after it what is new. Pure.
+#
+# One `Telling` stands for one page that is open. It remembers how far that is, so that nothing is said twice; what has
+# not changed is None, or empty.
+
+EVENTS_AT_ONCE = 500  # at once
+Event = tuple[int, float, str, str]  # number, Unix time, kind, words
+Row = tuple[str, str, float | None, int, int]  # state, host, speed of the fastest's, shards, of how many
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """`now`: Unix time. `stays` by their numbers; `sizes`: (Unix time, workers), more of them. `workers`: rows of those
+    there that have changed, None: it is gone.
+    """
+
+    now: float
+    head: Head | None
+    series: dict[str, Patch]
+    stays: dict[str, Stay]
+    sizes: list[tuple[float, int]]
+    events: list[Event]
+    pauses: list[Pause] | None
+    unfinite: list[tuple[int, str]] | None
+    workers: dict[str, Row | None]
+    bill: Bill | None
+
+
+class Telling:
+    """Of `story`, the run named `run`, to one page."""
+
+    def __init__(self, run: str, story: Story, events: int = EVENTS_AT_ONCE) -> None:
+        self._run, self._story, self._most = run, story, events
+        self._seen: dict[str, Seen] = {}
+        self._stays = self._sizes = self._events = 0
+        self._head: Head | None = None
+        self._unfinite: list[tuple[int, str]] = []
+        self._workers: dict[str, Row] = {}
+
+    def tick(self, now: float, status: Status | None = None, paid: Bill | None = None, *, live: bool) -> Tick:
+        """`paid`: the bill, where it is another one than before."""
+        story = self._story
+        changed = sorted(set(story.stays.changes[self._stays :]))
+        self._stays = len(story.stays.changes)
+        sizes, self._sizes = story.sizes[self._sizes :], len(story.sizes)
+        return Tick(
+            now=now,
+            head=self._new_head(head(self._run, story, status, live=live)),
+            series=self._patches(),
+            stays={str(number): story.stays.all[number] for number in changed},
+            sizes=sizes,
+            events=(events := self._new_events()),
+            pauses=story.pauses.found() if events else None,
+            unfinite=self._new_unfinite(),
+            workers=self._rows(status, live=live),
+            bill=paid,
+        )
+
+    def _patches(self) -> dict[str, Patch]:
+        found: dict[str, Patch] = {}
+        for name, series in self._story.series.items():
+            if (patch := series.patch(self._seen.setdefault(name, Seen()))) is not None:
+                found[name] = patch
+        return found
+
+    def _new_head(self, now: Head) -> Head | None:
+        if now == self._head:
+            return None
+        self._head = now
+        return now
+
+    def _new_events(self) -> list[Event]:
+        new: list[Happened] = []
+        for each in reversed(self._story.happened):
+            if each.number <= self._events or len(new) == self._most:
+                break
+            new.append(each)
+        self._events = self._story.count
+        return [(each.number, each.time, each.kind, each.words) for each in reversed(new)]
+
+    def _new_unfinite(self) -> list[tuple[int, str]] | None:
+        if self._story.unfinite == self._unfinite:
+            return None
+        self._unfinite = list(self._story.unfinite)
+        return self._unfinite
+
+    def _rows(self, status: Status | None, *, live: bool) -> dict[str, Row | None]:
+        """Without the coordinator's word they stay as they were, while the run is on."""
+        if status is None and live:
+            return {}
+        rows: dict[str, Row] = {
+            w.id: (w.state, w.host, None if w.speed is None else round(w.speed, 2), w.shards, w.of)
+            for w in (status.workers if status else ())
+        }
+        changed: dict[str, Row | None] = {id: row for id, row in rows.items() if self._workers.get(id) != row}
+        changed |= dict.fromkeys(self._workers.keys() - rows.keys())
+        self._workers = rows
+        return changed
+
+
+def first(run: str, story: Story, now: float, *, account: Bill, live: bool) -> Tick:
+    """Everything at once, for a page that will hear no more."""
+    return Telling(run, story, events=len(story.happened)).tick(now, paid=account, live=live)

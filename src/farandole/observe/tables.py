@@ -1,0 +1,173 @@
+"""The tables of `farandole status` and `farandole numerics`. Pure: values in, something that rich prints out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from farandole.control.status import Status
+from farandole.observe import text
+from farandole.observe.past import Past
+from farandole.observe.text import not_promised, number
+from farandole.platform.output import one_line
+from farandole.pool.ssh_check import Facts, Found, problems
+from farandole.protocol import numeric_facts
+from farandole.protocol.coordinator.failures import FATAL, TRIAL
+from farandole.protocol.coordinator.state import stragglers
+
+# --- table ------------------------------------------------------------------------------------------------------------
+
+
+def status_table(status: Status) -> Group:
+    """Two parts: the run in a few lines, then its workers in rank order, those without a rank last."""
+    return Group(_head(status), Text(), workers_table(status)) if status.workers else Group(_head(status))
+
+
+def past_table(past: Past) -> Text:
+    """A run that is over, in a few lines."""
+    code = "" if past.code is None else f", exit code {past.code}"
+    total = "" if past.total is None else f" of {past.total}"
+    checkpoint = past.checkpoint if past.finite else f"{past.checkpoint} (a state that is NOT FINITE)"
+    rows = [
+        ("run", past.run),
+        ("state", f"over: {past.outcome} ({past.reason}{code})"),
+        ("steps", f"{past.steps}{total}, epoch {past.epoch}"),
+        ("loss", "" if past.loss is None else number(past.loss)),
+        ("bits", past.bits),
+        ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
+        ("checkpoint", "; ".join(filter(None, (checkpoint or "none", past.incomplete)))),
+        ("damaged", f"{past.damaged} lines of metrics.jsonl are passed over" if past.damaged else ""),
+    ]
+    return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
+
+
+def numerics_table(here: Mapping[str, str], there: Mapping[str, str]) -> Table:
+    """Facts of numerics, those that differ from the other side's with both."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("", "here", *(("there",) if there else ())):
+        table.add_column(title)
+    for name in dict.fromkeys((*here, *there)):
+        ours, theirs = here.get(name, "-"), there.get(name, "-")
+        table.add_row(_text(name), _text(ours), *((_text("" if ours == theirs else theirs),) if there else ()))
+    return table
+
+
+def _head(status: Status) -> Table:
+    bounds = f"min {status.minimum}, max {'none' if status.maximum is None else status.maximum}"
+    state = f"{status.state} ({status.reason})" if status.reason else status.state
+    step = str(status.step) if status.total is None else f"{status.step} of {status.total}"
+    rows = [
+        ("run", status.run),
+        ("state", state),
+        ("view", f"{status.view.number}, size {status.view.size}; wanted {status.wanted}, {bounds}"),
+        ("step", f"{step}, epoch {status.epoch}"),
+        ("bits", status.bits if status.unpromised is None else f"{status.bits}: {not_promised(status.unpromised)}"),
+    ]
+    if status.stalled is not None:
+        who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
+        rows.append(("stalled", f"step {status.step} has stood for {status.stalled.seconds:.0f} s{who}"))
+    if status.loss is not None:
+        rows.append(("loss", number(status.loss)))
+    if status.samples_per_s is not None:
+        rows.append(("samples/s", text.rate_words(status.samples_per_s)))
+    if status.joiners_lost:
+        end = f"`farandole scale` or one that stays in for {TRIAL} steps ends the row"
+        row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} none is started; {end}"
+        none = f"{status.joiners_lost} in a row were refused or died: none is started until `farandole scale`"
+        rows.append(("joiners", row if status.replaced else none))
+    if paid := text.cost(status.account):
+        rows.append(("account", paid))
+    speeds = {w.id: w.speed for w in status.workers if w.speed is not None}
+    workers = {w.id: w for w in status.workers}
+    for name, speed in stragglers(speeds).items():
+        slow = workers[name]
+        rows.append(
+            (
+                "straggler",
+                f"{name} on {slow.host}: {speed:.2f} of the fastest's speed, {slow.shards} of {slow.of} shards",
+            )
+        )
+    rows.append(("coordinator", f"{status.coordinator.address}, pid {status.coordinator.pid}"))
+    head = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        head.add_row(Text(name, style="bold"), _text(value))
+    return head
+
+
+def workers_table(status: Status) -> Table:
+    """In rank order, those without a rank last."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("worker", "rank", "state", "host", "pid", "pool", "speed", "shards"):
+        table.add_column(title)
+    order = sorted(status.workers, key=lambda w: (w.rank is None, w.rank or 0))
+    for w in order:
+        rank, speed = "" if w.rank is None else str(w.rank), "" if w.speed is None else f"{w.speed:.2f}"
+        cells = (w.id, rank, w.state, w.host, str(w.pid), w.pool, speed, f"{w.shards} of {w.of}" if w.of else "")
+        table.add_row(*map(_text, cells))
+    return table
+
+
+def _text(value: str) -> Text:
+    """Shown as it is, whoever has said it: no markup, and nothing that a terminal would act on."""
+    return Text(one_line(value))
+
+
+# --- hosts table ------------------------------------------------------------------------------------------------------
+#
+# The tables of `farandole hosts check`. Pure: values in, something that rich prints out.
+
+RUN = "this machine"
+
+
+def hosts_table(found: Sequence[Found], here: Facts) -> Table:
+    """What each host is; `here` is the last line."""
+    table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
+    for each in found:
+        name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, here) else "yes"
+        if each.facts is None:
+            table.add_row(*map(_cell_text, (name, slots, can)))
+            continue
+        clock = f"{each.clock_s:+.2f} s"
+        table.add_row(*map(_cell_text, (name, slots, can, *_facts(each.facts, _bits(each.facts, here), clock))))
+    table.add_row(*map(_cell_text, (RUN, "", "", *_facts(here, "", ""))))
+    return table
+
+
+def ports_table(found: Sequence[Found]) -> Table:
+    """Whose data ports each host reaches; the columns are numbered as the rows are."""
+    asked = [each for each in found if each.facts is not None]
+    table = _table("", "reaches", *(str(n) for n, _ in enumerate(asked, 1)), RUN)
+    for row, each in enumerate(asked, 1):
+        cells = ["" if other is each else _mark(each.ports.get(other.line.name)) for other in asked]
+        table.add_row(*map(_cell_text, (str(row), each.line.name, *cells, _mark(each.ports.get("")))))
+    return table
+
+
+def _facts(facts: Facts, bits: str, clock: str) -> tuple[str, ...]:
+    torch = facts.numerics.get(numeric_facts.TORCH, "none")
+    free = f"{facts.free_bytes / 1e9:.0f} GB"
+    return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
+
+
+def _bits(facts: Facts, here: Facts) -> str:
+    if not facts.numerics or not here.numerics:
+        return "unknown"
+    return "others" if numeric_facts.numeric_differences(here.numerics.items(), facts.numerics.items()).bits else "same"
+
+
+def _mark(error: str | None) -> str:
+    return "?" if error is None else "no" if error else "yes"
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+def _cell_text(value: str) -> Text:
+    return Text(one_line(value))

@@ -1,0 +1,110 @@
+"""A run as Weights & Biases shows it: one history row a step, of the same names as TensorBoard's (`values.py`), and
+what happened meanwhile as a text, `events`.
+
+A row goes out when the next step's line is there, for until then the script may log more of it. Of steps that come
+faster, one in `LEAST_S` has its numbers there (`export_common.py`), and each for which the script logs something has
+that: a row costs W&B's own process a millisecond. W&B's history goes on only: a step that a resumed run takes again is
+passed over, so the first time counts there. The *mark* says which row is in hand (`export_common.py`) and under which
+id W&B knows the run: a run that is resumed goes on as the same one.
+
+Where it goes is W&B's own affair, by its own variables: WANDB_MODE=offline writes to FOLDER/wandb, for `wandb sync`.
+Its system metrics are off, for they would be those of this process's machine alone, and cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farandole import __version__
+from farandole.control.run_folder import WANDB, Observer
+from farandole.errors import UsageError
+from farandole.observe.export_common import Mark, Spacing, load, of_log, of_step
+from farandole.observe.text import describe
+from farandole.platform import files
+from farandole.platform.extras import how_to_install
+from farandole.protocol.metrics import Line, LogLine, StepLine
+
+MARK = "farandole.json"
+EVENTS = "events"
+LEAST_S = 1.0  # between two steps whose numbers are written
+LONGEST = 10_000  # characters of a row's events
+
+
+def require_wandb() -> None:
+    """Raises `UsageError` where wandb is not installed."""
+    if find_spec("wandb") is None:
+        raise UsageError(f"--wandb: it takes the package wandb, which is not installed: {how_to_install('wandb')}")
+
+
+class WeightsAndBiases(Observer):
+    """Of the run whose lines are in the file `metrics`, in a project."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, project: str, metrics: Path) -> None:
+        self._project, self._metrics = project, metrics
+        self._place = metrics.parent / WANDB  # which is W&B's own name for it
+        self._run: Any = None
+        self._mark = Mark()
+        self._row: dict[str, Any] = {}
+        self._happened: list[str] = []
+        self._again = False  # the step in hand is one that W&B has
+        self._spacing = Spacing(LEAST_S)
+
+    def begin(self) -> int:
+        """Raises what W&B raises."""
+        wandb = import_module("wandb")
+        files.make(self._place)
+        found = load(self._place / MARK, self._metrics)
+        self._mark = msgspec.structs.replace(found, id=found.id or secrets.token_hex(4))
+        self._row, self._happened, self._again = {}, [], False
+        self._spacing = Spacing(LEAST_S)
+        if self._run is None:
+            folder = self._metrics.parent
+            self._run = wandb.init(
+                project=self._project, id=self._mark.id, name=folder.name, dir=str(folder), resume="allow",
+                config={"farandole": __version__},
+                settings=wandb.Settings(console="off", silent=True, save_code=False, x_disable_stats=True),
+            )  # fmt: skip
+            self._mark.save(self._place / MARK)  # under that id it is known from now on
+        return self._mark.at
+
+    def take(self, line: Line, at: int = 0) -> None:
+        match line:
+            case StepLine():
+                self._again = line.step < self._mark.step
+                if not self._again:
+                    self._send()
+                    self._mark = msgspec.structs.replace(self._mark, at=at, step=line.step)
+                    self._row = dict(of_step(line)) if self._spacing.admits(line) else {}
+            case LogLine():
+                if not self._again:
+                    numbers, texts = of_log(line)
+                    self._row |= numbers | texts
+            case _:
+                self._happened.append(describe(line))
+
+    def flush(self) -> None:
+        self._mark.save(self._place / MARK)
+
+    def close(self) -> None:
+        if self._run is None:
+            return
+        self._send()
+        msgspec.structs.replace(self._mark, step=self._mark.step + 1).save(self._place / MARK)
+        self._run.finish()
+        self._run = None
+
+    def _send(self) -> None:
+        """The row in hand."""
+        if self._happened:
+            self._row[EVENTS] = "\n".join(self._happened)[:LONGEST]
+        if self._row:
+            self._run.log(self._row, step=self._mark.step)
+        self._row, self._happened = {}, []

@@ -1,0 +1,1479 @@
+"""A pool of EC2 instances: asks AWS for what `fleet` says, and lets their agents start the workers.
+
+An instance joins by itself (section "instance"), with the ticket that this pool keeps as a secret of AWS's while the
+run lasts. Invariant: when `close` has returned without a warning, AWS has said of every instance that bears the run's
+and the pool's tags that it is ended, but for failed ones that are to be kept a while; whoever comes later finds no
+ticket, and ends itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import csv
+import functools
+import hashlib
+import importlib
+import logging
+import math
+import os
+import random
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farandole.control.ticket import Ticket
+from farandole.errors import FarandoleError, UsageError
+from farandole.platform.bounds import MAX_WORKERS
+from farandole.platform.extras import how_to_install
+from farandole.platform.process import up_to
+from farandole.pool import clouds
+from farandole.pool.agent import UNFIT
+from farandole.pool.base import Event, Events, Host, NoCapacity, Notice, Priced, Seen, StartFailed
+from farandole.pool.remote import Link
+from farandole.protocol.messages import Job
+
+# --- market -----------------------------------------------------------------------------------------------------------
+#
+# Where the next instance is asked for; pure, times are the caller's, in seconds.
+#
+# A request names one zone and one market, and all instance types that are not cooling there: AWS takes one of them.
+#
+# - One zone, unless several are named: traffic between zones is paid for. While instances are there, it is theirs; when
+#   none is, the first that has not cooled down. Of several that are named, those that have instances come first.
+# - A type without capacity in a zone is left alone there, and so is one of which a zone has taken an instance back:
+#   twice as long each time, until one has come. On that market alone: what spot has not, on-demand may have.
+
+FIRST_COOLING_S, LONGEST_COOLING_S = 30.0, 600.0
+SPOT, ON_DEMAND = "spot", "on-demand"
+MARKETS = {"spot": (SPOT,), "on-demand": (ON_DEMAND,), "spot+on-demand": (SPOT, ON_DEMAND)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zone:
+    """`subnet`: of it; both are "" where the launch template says it."""
+
+    name: str = ""
+    subnet: str = ""
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What may be asked for."""
+
+    market: str
+    zone: Zone
+    types: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class _Cooling:
+    count: int = 0
+    until: float = 0.0
+
+
+class Market:
+    """`several`: the zones were named by who pays, so that all may be used at once."""
+
+    def __init__(self, zones: Sequence[Zone], markets: Sequence[str], *, several: bool = False) -> None:
+        self._zones, self._markets, self._several = tuple(zones), tuple(markets), several
+        self._cooling: dict[tuple[str, str, str], _Cooling] = {}  # market, zone, type
+
+    def offer(self, used: Sequence[str], now: float) -> Offer | None:
+        """The best one; None: all that may be asked for is cooling. `used`: the zones of the instances there are."""
+        homes = [zone for zone in self._zones if zone.name in used]
+        homes.sort(key=lambda zone: -used.count(zone.name))
+        others = [zone for zone in self._zones if zone not in homes]
+        for market in self._markets:
+            for zone in (*homes, *(others if self._several or not homes else ())):
+                types = tuple(t for t in zone.types if self._of(market, zone.name, t).until <= now)
+                if types:
+                    return Offer(market=market, zone=zone, types=types)
+        return None
+
+    def short(self, market: str, zone: str, types: Sequence[str], now: float) -> None:
+        """There was no capacity, or some was taken back."""
+        for each in types:
+            cooling = self._of(market, zone, each)
+            cooling.until = now + min(FIRST_COOLING_S * 2.0**cooling.count, LONGEST_COOLING_S)
+            cooling.count += 1
+
+    def came(self, market: str, zone: str, kind: str) -> None:
+        """An instance has joined."""
+        self._cooling.pop((market, zone, kind), None)
+
+    def _of(self, market: str, zone: str, kind: str) -> _Cooling:
+        return self._cooling.setdefault((market, zone, kind), _Cooling())
+
+
+# --- instances --------------------------------------------------------------------------------------------------------
+#
+# What is known of an instance and of a request for such, and what is due: values, without any rule.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An instance as AWS lists it. `tagged`: it bears the run's tag. `state` is AWS's, `shown` the tag that we set."""
+
+    id: str
+    state: str
+    type: str = ""
+    zone: str = ""
+    market: str = ON_DEMAND
+    tagged: bool = True
+    run: str = ""
+    request: str = ""
+    group: str = ""
+    shown: str = ""
+    reason: str = ""
+    launched: float = 0.0  # Unix time
+
+
+@dataclass(kw_only=True)
+class Instance:
+    """`since`: it was launched, or began anew. `heard`: AWS has listed it. `state`: queued, preparing, joined, failed,
+    leaving, gone.
+    """
+
+    id: str
+    since: float
+    heard: float
+    state: str = "queued"
+    reason: str = ""
+    row: Row | None = None
+    type: str = ""
+    zone: str = ""
+    market: str = ""
+    request: str = ""
+    connected: bool = False
+    workers: int = 0
+    idle: float = math.inf  # since when
+    ended: float = -math.inf  # when AWS was last asked to end it
+    ending: bool = False
+
+    @property
+    def coming(self) -> bool:
+        return self.state in ("queued", "preparing") and not self.ending
+
+
+@dataclass(kw_only=True)
+class Request:
+    """`open`: instances of it that have not shown yet."""
+
+    token: str
+    number: int
+    offer: Offer
+    asked: float
+    open: int
+    doubt: float = math.inf  # until when
+
+
+@dataclass(kw_only=True)
+class Due:
+    """What is to be done; it is taken to be. `shown`: tags that are to say another state."""
+
+    asks: list[Request] = field(default_factory=list[Request])
+    ends: list[str] = field(default_factory=list[str])
+    lets_go: list[str] = field(default_factory=list[str])  # agents that are to end
+    starts: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    shown: dict[str, str] = field(default_factory=dict[str, str])
+    forget: list[str] = field(default_factory=list[str])  # hosts that are gone, for certain
+    events: list[Event] = field(default_factory=list[Event])
+
+
+# --- prices -----------------------------------------------------------------------------------------------------------
+#
+# What an hour of an instance costs, as a file says. Pure but for `read`.
+#
+#     # 2026-11-01
+#     type,zone,market,dollars
+#     g4dn.xlarge,us-east-1a,spot,0.2158
+#     g4dn.xlarge,,on-demand,0.526           a zone left out: all of them
+#
+# What is not there is unknown, and never 0.
+
+COLUMNS = ["type", "zone", "market", "dollars"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """By type, zone and market, in dollars an hour, as of `day`, None where there is no file."""
+
+    day: date | None = None
+    dollars: Mapping[tuple[str, str, str], float] = field(default_factory=dict[tuple[str, str, str], float])
+
+    def of(self, kind: str, zone: str, market: str) -> float | None:
+        return self.dollars.get((kind, zone, market), self.dollars.get((kind, "", market)))
+
+
+def read(path: Path) -> Prices:
+    """Raises UsageError: it is not there, or not as above."""
+    try:
+        first, *lines = path.read_text().splitlines()
+        day = date.fromisoformat(first.lstrip("# ").strip())
+    except OSError as error:
+        raise UsageError(f"prices {path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"prices {path}: its first line is the day that they are of, as # 2026-11-01") from None
+    rows = csv.reader(lines)
+    if next(rows, None) != COLUMNS:
+        raise UsageError(f"prices {path}: its second line is {','.join(COLUMNS)}")
+    found: dict[tuple[str, str, str], float] = {}
+    for number, row in enumerate(rows, 3):
+        kind, zone, market, text = (*row, "", "", "", "")[:4]
+        try:
+            dollars = float(text)
+        except ValueError:
+            dollars = math.nan
+        if not 0 < dollars <= 1e6 or len(row) != len(COLUMNS):
+            raise UsageError(f"prices {path}, line {number}: {','.join(COLUMNS)}, with a price above 0")
+        found[kind, zone, market] = dollars
+    return Prices(day=day, dollars=found)
+
+
+@dataclass
+class Bill:
+    """Of all instances that a pool has seen: hours and price of each. Times are Unix time."""
+
+    prices: Prices
+    _seen: dict[str, tuple[float, float, float | None]] = field(
+        default_factory=dict[str, tuple[float, float, float | None]]
+    )
+
+    def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
+        """It was there just now. For the first time: what it costs."""
+        price, new = self.prices.of(kind, zone, market), instance not in self._seen
+        self._seen[instance] = (launched, now, price)
+        day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
+        return (Priced(instance, price, launched, day),) if new else ()
+
+    def dollars(self) -> float:
+        """So far, of those with a known price."""
+        return sum((last - first) / 3600 * price for first, last, price in self._seen.values() if price is not None)
+
+    def unknown(self) -> int:
+        """Instances whose price is not known."""
+        return sum(price is None for _, _, price in self._seen.values())
+
+
+# --- template ---------------------------------------------------------------------------------------------------------
+#
+# What a launch template must have so that its instances join a run and never outlive it; and the user data for it.
+#
+# The same template serves all runs, a person at the console and auto scaling groups: which run an instance belongs to
+# is said by its tags, which the instance reads from its metadata. The ticket is no part of it: the instance's own
+# role reads that from a secret. The user data ends the instance whatever becomes of the rest: `shutdown`, for which
+# the template says `terminate`.
+
+MARK = "# farandole: "
+RUN, POOL, STATE, REQUEST = "farandole:run", "farandole:pool", "farandole:state", "farandole:request"
+KEEP, UNTIL = "farandole:keep-failed", "farandole:until"
+SCRIPT = """#!/bin/sh
+{mark}an instance of this launch template joins the run that its tags name, and ends with it.
+umask 022
+AGAIN=/var/lib/cloud/scripts/per-boot/farandole
+if [ -d /var/lib/cloud/scripts ] && [ "$0" != "$AGAIN" ]; then  # an instance that is started again joins again
+    mkdir -p /var/lib/cloud/scripts/per-boot && cp "$0" "$AGAIN" && chmod 755 "$AGAIN"
+fi
+trap 'shutdown -h now' EXIT
+{python} -m farandole instance
+"""
+
+
+def user_data(python: str) -> str:
+    """A script; `python` is the interpreter of the image that has farandole, with the extra `aws`."""
+    return SCRIPT.format(mark=MARK, python=shlex.quote(python))
+
+
+def secret_name(run: str, pool: str) -> str:
+    """Of the parameter that holds the run's ticket."""
+    return f"/farandole/{run}/{re.sub(r'[^A-Za-z0-9_.-]', '-', pool)}"
+
+
+def check(name: str, data: Mapping[str, Any]) -> None:
+    """`data`: of the launch template's version, as AWS gives it.
+
+    Raises:
+        UsageError: instances of it would not join, would outlive their run, or would let others read its ticket.
+    """
+    wrong = list(_wrong(data))
+    if wrong:
+        raise UsageError(f"launch template {name}: " + "; ".join(wrong))
+
+
+def _wrong(data: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        script = base64.b64decode(data.get("UserData", ""), validate=True).decode(errors="replace")
+    except binascii.Error:
+        script = ""
+    metadata = data.get("MetadataOptions", {})
+    if MARK not in script:
+        yield "its user data does not join a run; give it what `farandole pool user-data` prints"
+    if data.get("InstanceInitiatedShutdownBehavior") != "terminate":
+        yield 'an instance that shuts down would only be stopped; set "InstanceInitiatedShutdownBehavior": "terminate"'
+    if metadata.get("InstanceMetadataTags") != "enabled":
+        yield 'its instances can\'t read their tags; set "MetadataOptions": {"InstanceMetadataTags": "enabled"}'
+    if metadata.get("HttpTokens") != "required":
+        yield (
+            'its instances\' metadata can be read without a token; set "MetadataOptions": {"HttpTokens": "required"}'
+        )
+    if not data.get("IamInstanceProfile"):
+        yield "it has no role, and its instances could not read the run's ticket; set IamInstanceProfile"
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+#
+# What an error of AWS's means to us, and what to do about it. Pure.
+
+CAPACITY, THROTTLED, DOUBT, WRONG = "no capacity", "throttled", "in doubt", "wrong"
+NO_CAPACITY = {
+    "InsufficientInstanceCapacity",
+    "InsufficientHostCapacity",
+    "InsufficientReservedInstanceCapacity",
+    "InsufficientCapacity",
+    "InsufficientFreeAddressesInSubnet",
+    "UnfulfillableCapacity",
+    "MaxSpotInstanceCountExceeded",
+    "SpotMaxPriceTooLow",
+    "VcpuLimitExceeded",
+    "InstanceLimitExceeded",
+    "Unsupported",  # that type is not in that zone
+}
+TOO_MANY = {
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "ThrottledException",
+    "TooManyRequestsException",
+    "EC2ThrottledException",
+    "SlowDown",
+}
+ONCE_MORE = {
+    "InternalError",
+    "InternalFailure",
+    "ServiceUnavailable",
+    "Unavailable",
+    "RequestTimeout",
+    "InternalServerError",
+}
+REMEDIES = {
+    "AuthFailure": "the credentials are not good; see `aws sts get-caller-identity`",
+    "InvalidClientTokenId": "the credentials are not good; see `aws sts get-caller-identity`",
+    "UnrecognizedClientException": "the credentials are not good; see `aws sts get-caller-identity`",
+    "SignatureDoesNotMatch": "the secret key is not that of the access key",
+    "ExpiredToken": "the credentials have expired; get new ones",
+    "RequestExpired": "the credentials have expired, or this machine's clock is wrong",
+    "UnauthorizedOperation": "this user may not do that; docs/ec2.md has the policy",
+    "AccessDenied": "this user may not do that; docs/ec2.md has the policy",
+    "AccessDeniedException": "this user may not do that; docs/ec2.md has the policy",
+    "InvalidLaunchTemplateName.NotFoundException": "make it, as docs/ec2.md says, or name another region",
+    "InvalidLaunchTemplateId.NotFound": "make it, as docs/ec2.md says, or name another region",
+    "InvalidInstanceType": "see `aws ec2 describe-instance-type-offerings`",
+    "IdempotentParameterMismatch": "this is a bug of farandole's",
+}
+
+
+def meaning(code: str, status: int) -> str:
+    """One of the four. `status`: of HTTP. What is in doubt may have been done."""
+    if code in NO_CAPACITY:
+        return CAPACITY
+    if code in TOO_MANY or status == 429:
+        return THROTTLED
+    if code in ONCE_MORE or status >= 500:
+        return DOUBT
+    return WRONG
+
+
+def words(code: str, message: str) -> str:
+    """What people are told."""
+    remedy = REMEDIES.get(code, "")
+    return f"{code}: {message}" + (f"; {remedy}" if remedy else "")
+
+
+# --- api --------------------------------------------------------------------------------------------------------------
+#
+# AWS, as words: each call bounded, in a thread, throttling waited out with jitter, errors named.
+#
+# Which account, region and address (`AWS_ENDPOINT_URL`) is boto3's business, as everywhere. boto3's own retries are
+# off: what may be asked again, and under which token, is said here. The methods without `async` block.
+
+CONNECT_S, READ_S = 5.0, 20.0
+TRIES = 6
+AGAIN_S, LONGEST_S = 0.5, 10.0  # between two tries, at most; the real pause is by chance
+AT_ONCE = 100  # instances in one call
+_RANDOM = random.SystemRandom()  # Python's own generator is the script's
+
+
+class AwsError(FarandoleError):
+    """AWS has said no, or nothing. `kind`: as `errors.meaning` says."""
+
+    def __init__(self, text: str, kind: str, code: str = "") -> None:
+        super().__init__(text)
+        self.kind, self.code = kind, code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """To a request for instances: their ids and types, and why there are not more."""
+
+    ids: tuple[tuple[str, str], ...]
+    why: str = ""
+
+
+def boto3() -> Any:
+    """Raises UsageError: it is not installed."""
+    try:
+        return importlib.import_module("boto3")
+    except ImportError:
+        raise UsageError(f"EC2 takes boto3, which is not installed: {how_to_install('aws')}") from None
+
+
+class Aws:
+    """`again_s`: the longest first pause between two tries of a call.
+
+    Raises:
+        UsageError: boto3, credentials or a region are missing.
+    """
+
+    def __init__(self, region: str = "", again_s: float = AGAIN_S) -> None:
+        module = boto3()
+        botocore = importlib.import_module("botocore.exceptions")
+        config = importlib.import_module("botocore.config").Config(
+            connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": 1}
+        )
+        self._refused, self._broken = botocore.ClientError, (botocore.HTTPClientError, botocore.EndpointConnectionError)
+        self._again_s = again_s
+        try:
+            session = module.Session(region_name=region or None)
+            if session.get_credentials() is None:
+                raise UsageError("no AWS credentials: run `aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID")
+            self.region: str = session.region_name
+            self._ec2 = session.client("ec2", config=config)
+            self._ssm = session.client("ssm", config=config)
+            self._groups = session.client("autoscaling", config=config)
+        except botocore.BotoCoreError as error:
+            raise UsageError(f"AWS: {error}; set AWS_REGION and AWS_PROFILE, or run `aws configure`") from None
+
+    @property
+    def here(self) -> bool:
+        """It is no AWS, but a server on this machine that speaks for it; and so are its instances."""
+        return (urlsplit(self._ec2.meta.endpoint_url).hostname or "") in ("127.0.0.1", "localhost", "::1")
+
+    # --- before a run ----------------------------------------------------------------------------------------
+
+    def template(self, name: str) -> Mapping[str, Any]:
+        """The data of its default version."""
+        version = {"LaunchTemplateId" if name.startswith("lt-") else "LaunchTemplateName": name}
+        answer = self._call(self._ec2.describe_launch_template_versions, Versions=["$Default"], **version)
+        return answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+
+    def slots(self, types: Sequence[str]) -> dict[str, int]:
+        """GPUs of each type, 1 where it has none."""
+        answer = self._call(self._ec2.describe_instance_types, InstanceTypes=list(types))
+        return {
+            each["InstanceType"]: max(sum(gpu["Count"] for gpu in each.get("GpuInfo", {}).get("Gpus", ())), 1)
+            for each in answer["InstanceTypes"]
+        }
+
+    def zones(self, types: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Which of the types each zone of the region has."""
+        found: dict[str, tuple[str, ...]] = {}
+        filters = [{"Name": "instance-type", "Values": list(types)}]
+        pages = self._ec2.get_paginator("describe_instance_type_offerings")
+        for each in self._pages(pages, "InstanceTypeOfferings", LocationType="availability-zone", Filters=filters):
+            zone = each["Location"]
+            found[zone] = tuple(t for t in types if t == each["InstanceType"] or t in found.get(zone, ()))
+        return dict(sorted(found.items()))
+
+    def subnets(self, filters: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Zones of subnets."""
+        words_ = [{"Name": name, "Values": list(values)} for name, values in filters.items()]
+        answer = self._call(self._ec2.describe_subnets, Filters=words_)
+        return {each["SubnetId"]: each["AvailabilityZone"] for each in answer["Subnets"]}
+
+    # --- instances -------------------------------------------------------------------------------------------
+
+    async def create(self, name: str, request: Request, tags: Mapping[str, str]) -> Answer:
+        """Raises AwsError."""
+        return await asyncio.to_thread(self._create, name, request, tags)
+
+    def _create(self, name: str, request: Request, tags: Mapping[str, str]) -> Answer:
+        offer = request.offer
+        key = "LaunchTemplateId" if name.startswith("lt-") else "LaunchTemplateName"
+        subnet = {"SubnetId": offer.zone.subnet} if offer.zone.subnet else {}
+        labels = [{"Key": key, "Value": value} for key, value in tags.items()]
+        answer = self._call(
+            self._ec2.create_fleet,
+            Type="instant",
+            ClientToken=request.token,
+            LaunchTemplateConfigs=[
+                {
+                    "LaunchTemplateSpecification": {key: name, "Version": "$Default"},
+                    "Overrides": [
+                        {"InstanceType": kind, "Priority": float(n), **subnet} for n, kind in enumerate(offer.types)
+                    ],
+                }
+            ],
+            TargetCapacitySpecification={
+                "TotalTargetCapacity": request.number,
+                "DefaultTargetCapacityType": offer.market,
+            },
+            **_options(offer.market),
+            TagSpecifications=[{"ResourceType": "instance", "Tags": labels}],
+        )
+        return _answer(answer)
+
+    async def list(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[Row]:
+        """Those that the filters find, and these. Raises AwsError."""
+        return await asyncio.to_thread(self.instances, filters, ids, run)
+
+    def instances(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[Row]:
+        pages = self._ec2.get_paginator("describe_instances")
+        by_tag = [{"Name": name, "Values": list(values)} for name, values in filters.items()]
+        found = {row.id: row for row in _rows(self._pages(pages, "Reservations", Filters=by_tag), run)}
+        missing = [each for each in ids if each not in found]
+        for n in range(0, len(missing), AT_ONCE):  # by a filter: an id that AWS does not know is no error then
+            some = [{"Name": "instance-id", "Values": missing[n : n + AT_ONCE]}]
+            found.update((row.id, row) for row in _rows(self._pages(pages, "Reservations", Filters=some), run))
+        return list(found.values())
+
+    async def end(self, ids: Sequence[str]) -> None:
+        """Who is not there is no error. Raises AwsError."""
+        for n in range(0, len(ids), AT_ONCE):
+            await asyncio.to_thread(self._end, list(ids[n : n + AT_ONCE]))
+
+    def _end(self, ids: list[str]) -> None:
+        try:
+            self._call(self._ec2.terminate_instances, InstanceIds=ids)
+        except AwsError as error:
+            if error.code != "InvalidInstanceID.NotFound":
+                raise
+            for each in ids if len(ids) > 1 else ():  # one that is unknown keeps AWS from ending the others
+                self._end([each])
+
+    async def empty(self, group: str) -> None:
+        """An auto scaling group launches no more, and ends what it has. Raises AwsError."""
+        await asyncio.to_thread(
+            self._call, self._groups.update_auto_scaling_group, AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0
+        )
+
+    async def tag(self, shown: Mapping[str, Sequence[str]]) -> None:
+        """Instances by the state that they are to show. Raises AwsError."""
+        for state, ids in shown.items():
+            tags = [{"Key": STATE, "Value": state}]
+            await asyncio.to_thread(self._call, self._ec2.create_tags, Resources=list(ids), Tags=tags)
+
+    # --- the ticket's secret ---------------------------------------------------------------------------------
+
+    def put_secret(self, name: str, value: str) -> None:
+        self._call(self._ssm.put_parameter, Name=name, Value=value, Type="SecureString", Overwrite=True)
+
+    def secret(self, name: str) -> str:
+        return self._call(self._ssm.get_parameter, Name=name, WithDecryption=True)["Parameter"]["Value"]
+
+    def delete_secret(self, name: str) -> None:
+        self._call(self._ssm.delete_parameters, Names=[name])
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    def _pages(self, pages: Any, of: str, **words_: Any) -> Iterator[Any]:
+        token = ""
+        while True:
+            more = {"PaginationConfig": {"StartingToken": token}} if token else {}
+            page = self._call(functools.partial(_first, pages), **words_, **more)
+            yield from page[of]
+            token = page.get("NextToken", "")
+            if not token:
+                return
+
+    def _call(self, call: Callable[..., Any], **words_: Any) -> Any:
+        """Asked again where AWS is too busy, or has not answered: all of our calls do no harm twice. Once one was not
+        answered, whether it was done is in doubt, whatever is said to the next.
+        """
+        doubt = False
+        for tried in range(TRIES):
+            try:
+                return call(**words_)
+            except self._refused as error:
+                told = error.response["Error"]
+                code, status = told.get("Code", ""), error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+                failure = AwsError(f"AWS: {words(code, told.get('Message', ''))}", meaning(code, status), code)
+            except self._broken as error:
+                failure = AwsError(f"AWS does not answer: {error}", DOUBT)
+            doubt = doubt or failure.kind == DOUBT
+            if failure.kind not in (THROTTLED, DOUBT) or tried == TRIES - 1:
+                raise AwsError(str(failure), DOUBT if doubt else failure.kind, failure.code)
+            time.sleep(_RANDOM.uniform(0, min(self._again_s * 2.0**tried, LONGEST_S)))
+        raise AssertionError
+
+
+def _first(pages: Any, **words_: Any) -> Any:
+    return next(iter(pages.paginate(**words_)))
+
+
+def _options(market: str) -> dict[str, Any]:
+    """Without a price cap: one makes interruptions likelier, and the spot price is below that of on-demand anyway."""
+    if market == SPOT:
+        return {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized"}}
+    reserved = {"UsageStrategy": "use-capacity-reservations-first"}
+    return {"OnDemandOptions": {"AllocationStrategy": "prioritized", "CapacityReservationOptions": reserved}}
+
+
+def _answer(answer: Mapping[str, Any]) -> Answer:
+    """Raises AwsError: none came, and not for want of capacity."""
+    ids = tuple((each, group["InstanceType"]) for group in answer.get("Instances", ()) for each in group["InstanceIds"])
+    errors = {each["ErrorCode"]: each.get("ErrorMessage", "") for each in answer.get("Errors", ())}
+    why = "; ".join(words(code, message) for code, message in errors.items())
+    if not ids and errors and not NO_CAPACITY.intersection(errors):
+        code = next(iter(errors))
+        kind = meaning(code, 0)
+        raise AwsError(f"AWS: {why}", WRONG if kind == CAPACITY else kind, code)
+    return Answer(ids=ids, why=why)
+
+
+def _rows(reservations: Iterator[Any], run: str) -> Iterator[Row]:
+    for reservation in reservations:
+        for each in reservation["Instances"]:
+            tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", ())}
+            yield Row(
+                id=each["InstanceId"],
+                state=each["State"]["Name"],
+                type=each.get("InstanceType", ""),
+                zone=each.get("Placement", {}).get("AvailabilityZone", ""),
+                market=SPOT if each.get("InstanceLifecycle") == "spot" else ON_DEMAND,
+                tagged=tags.get(RUN, "") == run if run else RUN in tags,
+                run=tags.get(RUN, ""),
+                request=tags.get(REQUEST, ""),
+                group=tags.get("aws:autoscaling:groupName", ""),
+                shown=tags.get(STATE, ""),
+                reason=each.get("StateReason", {}).get("Message", ""),
+                launched=each["LaunchTime"].timestamp(),
+            )
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+#
+# In which zones and subnets a pool may ask for instances. Blocks, as `api` does.
+
+
+def places(aws: Aws, data: Mapping[str, Any], types: Sequence[str], named: Sequence[str]) -> tuple[Zone, ...]:
+    """The zones that a pool may use: those `named` (or subnets), else the template's own, else all that have a type.
+
+    Raises:
+        UsageError: there is none, or one has none of the types.
+    """
+    offered = aws.zones(types)
+    for kind in types:
+        if not any(kind in there for there in offered.values()):
+            raise UsageError(f"region {aws.region} has no {kind}: name other types=..., or another region=...")
+    default = {zone: subnet for subnet, zone in aws.subnets({"default-for-az": ["true"]}).items()}
+    if named:
+        return tuple(_named(aws, word, offered, default, types) for word in named)
+    if subnet := _subnet(data):
+        zone = aws.subnets({"subnet-id": [subnet]}).get(subnet, "")
+        return (Zone(name=zone, types=offered.get(zone, tuple(types))),)
+    found = tuple(Zone(name=zone, subnet=default[zone], types=offered[zone]) for zone in offered if zone in default)
+    if not found:
+        raise UsageError(f"region {aws.region} has no default subnet: name one, as zones=subnet-...")
+    return found
+
+
+def _named(
+    aws: Aws, word: str, offered: Mapping[str, Sequence[str]], default: Mapping[str, str], types: Sequence[str]
+) -> Zone:
+    if word.startswith("subnet-"):
+        subnet, zone = word, aws.subnets({"subnet-id": [word]}).get(word, "")
+    else:
+        subnet, zone = default.get(word, ""), word
+    if not zone or not subnet:
+        raise UsageError(
+            f"zones={word}: that is no subnet, and no zone with a default subnet, in {aws.region}; name zones of "
+            f"{', '.join(default)}, or subnets"
+        )
+    if not offered.get(zone):
+        raise UsageError(f"zones={word}: {zone} has no {' or '.join(types)}; there is in {', '.join(offered)}")
+    return Zone(name=zone, subnet=subnet, types=tuple(offered[zone]))
+
+
+def _subnet(data: Mapping[str, Any]) -> str:
+    """What the launch template says, "" for nothing."""
+    return data.get("SubnetId") or next((each.get("SubnetId", "") for each in data.get("NetworkInterfaces", ())), "")
+
+
+# --- asked ------------------------------------------------------------------------------------------------------------
+#
+# What `--pool ec2,...` asks for, checked against the account: before a run is made. Blocks.
+
+OPTIONS = ("template", "types", "zones", "market", "slots", "region", "prices")
+BETWEEN = (
+    "traffic between zones costs about 0.01 dollars a gigabyte each way, and each worker sends and gets about twice "
+    "its gradients' bytes a step"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the account has of it. `slots`: of each type."""
+
+    template: str
+    zones: tuple[Zone, ...]
+    markets: tuple[str, ...]
+    slots: Mapping[str, int]
+    several: bool
+    prices: Prices
+
+    def unpriced(self) -> list[str]:
+        """What may be asked for without a known price."""
+        return [
+            f"{kind} {market} in {zone.name}"
+            for zone in self.zones
+            for kind in zone.types
+            for market in self.markets
+            if self.prices.of(kind, zone.name, market) is None
+        ]
+
+    @property
+    def said(self) -> str:
+        """What is to be said before it is used, "" for nothing."""
+        return f"zones {', '.join(zone.name for zone in self.zones)}: {BETWEEN}" if self.several else ""
+
+
+def run_tag(run: str, host: str, folder: str) -> str:
+    """Of one run among all of an account: its name, and a digest of where it is."""
+    digest = hashlib.sha256("\0".join((host, folder)).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:100]}-{digest}"
+
+
+def settle(options: Mapping[str, str]) -> tuple[Aws, Asked]:
+    """Raises UsageError: something is not there, or can't be meant. Asks AWS once for the same options."""
+    return _settle(*(options.get(name, "") for name in OPTIONS))
+
+
+def ask_again() -> None:
+    """Forget what AWS has said."""
+    _settle.cache_clear()
+
+
+@functools.cache
+def _settle(
+    name: str, types: str, zones: str, market: str, slots: str, region: str, price_file: str
+) -> tuple[Aws, Asked]:
+    markets = MARKETS.get(market or "spot")
+    if markets is None:
+        raise UsageError(f"--pool ec2: no such market as {market!r}; there are {', '.join(MARKETS)}")
+    if slots and (not slots.isdecimal() or len(slots) > 9 or not 1 <= int(slots) <= MAX_WORKERS):
+        raise UsageError(
+            f"--pool ec2: slots={slots}: a whole number from 1 to {MAX_WORKERS}, the workers of an instance"
+        )
+    known = read(Path(price_file)) if price_file else Prices()
+    aws = Aws(region)
+    try:
+        data = aws.template(name)
+        check(name, data)
+        kinds = tuple(filter(None, types.split("+"))) or tuple(filter(None, [data.get("InstanceType", "")]))
+        if not kinds:
+            raise UsageError(
+                f"launch template {name} names no instance type: name some, as types=g4dn.xlarge+g5.xlarge"
+            )
+        room = aws.slots(kinds)
+        named = tuple(filter(None, zones.split("+")))
+        found = places(aws, data, kinds, named)
+    except AwsError as error:
+        raise UsageError(f"--pool ec2: {error}") from None
+    return aws, Asked(
+        template=name,
+        zones=found,
+        markets=markets,
+        slots={kind: int(slots) if slots else room.get(kind, 1) for kind in kinds},
+        several=len(named) > 1,
+        prices=known,
+    )
+
+
+def tokens() -> Iterator[str]:
+    """For requests: never the same twice, whoever asks."""
+    session = secrets.token_hex(8)
+    number = 0
+    while True:
+        number += 1
+        yield f"farandole-{session}-{number}"
+
+
+# --- fleet ------------------------------------------------------------------------------------------------------------
+#
+# What becomes of instances, requests for such, and starts that wait for one: pure; times are the caller's, in s.
+#
+# Invariant: an instance is known by its id, once, whoever tells of it first: the answer to a request, the list of all
+# that bear the run's tag, or its agent. One that is living is a host, on its way to be one, or being ended; and AWS is
+# told to end it until it says that it has.
+#
+# - The answer to a request may be lost. It is asked again with the same token, for which AWS launches nothing twice;
+#   and its instances bear the token as a tag. Until that is settled, what it asked for counts as coming.
+# - AWS may not list an instance yet, or not any more: it has gone only when it was missing for `MISSING_S`. One that
+#   was once listed as terminated stays so.
+# - A start waits for a slot of any instance that is coming, before another one is asked for. Where nothing is coming
+#   any more for a start, it has failed, or there was no capacity.
+# - What nobody waits for and nobody works on is in excess, and ended after `IDLE_S`, if this pool has launched it. What
+#   somebody else has launched (an auto scaling group, a person) is a host like any other, until the run is over.
+# - An instance without the run's tag is released: its workers leave, then its agent ends, and it with that.
+
+ANOTHER = "another instance"  # the host that stands for one which is not there yet
+JOIN_S = 480.0  # from its launch to its agent
+MISSING_S = 120.0
+IDLE_S = 60.0
+END_AGAIN_S = 20.0  # between two tries to end one
+DOUBT_S = 120.0  # for instances to show of a request whose answer was lost
+LEAVE_S = 3600.0
+UNTAGGED = "the run's tag was taken from it"
+
+
+class Fleet:
+    """`slots`: of each type. `keep_failed_s`: for so long nobody ends one that has failed. `token`: gives new ones."""
+
+    def __init__(
+        self, market: Market, slots: Mapping[str, int], token: Iterator[str], keep_failed_s: float = 0.0
+    ) -> None:
+        self.instances: dict[str, Instance] = {}
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[str] = []
+        self._market, self._slots, self._token = market, slots, token
+        self._keep_failed_s = keep_failed_s
+        self._dead: set[str] = set()
+        self._covered: set[str] = set()  # starts for which something was asked
+        self._due = Due()
+
+    # --- what is asked of the pool ---------------------------------------------------------------------------
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Those that are ready, then one that may be asked for."""
+        there = [i for i in self.instances.values() if i.state in ("joined", "leaving") and i.connected]
+        ready = (Host(name=i.id, slots=self.slots(i.type)) for i in there if not i.ending)
+        return (*ready, Host(name=ANOTHER))
+
+    def slots(self, kind: str) -> int:
+        return self._slots.get(kind, 1)
+
+    def start(self, worker: str) -> None:
+        """On another instance than there are."""
+        self.waiting.append(worker)
+
+    def remember(self, host: str, now: float) -> None:
+        """An earlier process of this pool had it."""
+        self._meet(host, now, "", None, "")
+
+    def stop(self, worker: str) -> bool:
+        """Whether it was waiting, and is called off."""
+        if worker not in self.waiting:
+            return False
+        self._give_up(worker, StartFailed(worker, "called off before there was an instance for it"))
+        return True
+
+    # --- what AWS says ---------------------------------------------------------------------------------------
+
+    def answered(self, token: str, ids: Sequence[tuple[str, str]], now: float, why: str = "") -> None:
+        """These instances, with their types, and no others, come of it. `why` there are not more."""
+        request = self.requests.pop(token, None)
+        for each, kind in ids:
+            self._meet(each, now, kind, request, token)
+        if request is None:
+            return
+        if len(ids) < request.number:
+            self._market.short(request.offer.market, request.offer.zone.name, request.offer.types, now)
+            self._fail(why or "AWS has no capacity", capacity=True)
+
+    def refused(self, token: str, reason: str) -> None:
+        """Nothing comes of it, and that is not for want of capacity."""
+        if self.requests.pop(token, None):
+            self._fail(reason)
+
+    def doubtful(self, token: str, now: float) -> None:
+        """Whether anything comes of it, nobody knows."""
+        if request := self.requests.get(token):
+            request.doubt = min(request.doubt, now + DOUBT_S)
+
+    def listed(self, rows: Sequence[Row], now: float) -> None:
+        """All that there are, as far as AWS knows."""
+        for row in rows:
+            if row.id not in self._dead:
+                self._listed(row, now)
+        there = {row.id for row in rows}
+        for instance in list(self.instances.values()):
+            if instance.id not in there and not instance.connected and now - instance.heard > MISSING_S:
+                self._gone(instance, "AWS knows nothing of it any more", now)
+
+    def _listed(self, row: Row, now: float) -> None:
+        if row.id not in self.instances and row.state == "terminated":
+            self._dead.add(row.id)
+            self._due.forget.append(row.id)  # an earlier process of this pool may have had workers there
+            return
+        known = self._meet(row.id, now, row.type, self.requests.get(row.request), row.request)
+        before, known.row, known.heard = known.row, row, now
+        known.type, known.zone, known.market = row.type or known.type, row.zone, row.market
+        known.request = known.request or row.request
+        if row.state == "terminated" or (row.state == "shutting-down" and not known.connected):
+            self._dead.add(row.id)
+            self._gone(known, row.reason or "it was terminated", now)
+        elif row.state == "shutting-down":
+            known.ending = True  # it is no host any more, but what runs there has not ended yet
+        elif row.state in ("stopping", "stopped"):
+            if known.state != "gone" and not known.connected:
+                self._lost(known, "it was stopped", now)
+        elif known.state == "gone" and row.state in ("pending", "running"):
+            known.state, known.since = "queued", now  # it was started again
+        elif not row.tagged and (before is None or before.tagged):
+            self._release(known)
+
+    def _meet(self, each: str, now: float, kind: str, request: Request | None, token: str) -> Instance:
+        if known := self.instances.get(each):
+            return known
+        known = self.instances[each] = Instance(id=each, since=now, heard=now, type=kind, request=token)
+        if request:
+            known.zone, known.market = request.offer.zone.name, request.offer.market
+            request.open -= 1
+            if request.open <= 0:
+                self.requests.pop(request.token, None)
+        return known
+
+    def _release(self, instance: Instance) -> None:
+        instance.state = "leaving"
+        self._see(instance, "leaving", UNTAGGED)
+        self._due.events.append(Notice(instance.id, LEAVE_S, UNTAGGED))
+
+    # --- what its agent says ---------------------------------------------------------------------------------
+
+    def agent(self, host: str, *, connected: bool, state: str, reason: str, workers: int, now: float) -> None:
+        """It is `preparing`, `ready` or `failed`; `workers` are there or asked for."""
+        if host in self._dead:
+            self._due.forget.append(host)  # what it says was on its way when it ended
+            return
+        instance = self.instances.get(host)
+        if instance is None:
+            if not connected:
+                return
+            instance = self._meet(host, now, "", None, "")
+        instance.connected, instance.workers = connected, workers
+        if not connected or instance.ending or instance.state == "leaving":
+            return
+        if state == "ready" and instance.state != "joined":
+            instance.state = "joined"
+            self._market.came(instance.market, instance.zone, instance.type)
+            self._see(instance, "joined", "")
+        elif state == "preparing" and instance.state in ("queued", "gone"):
+            instance.state = "preparing"
+            self._see(instance, "preparing", "")
+        elif state == "failed" and instance.state != "failed":
+            self._failed(instance, reason)
+
+    def leaves(self, host: str) -> None:
+        """It has notice."""
+        if (instance := self.instances.get(host)) and instance.state == "joined":
+            instance.state = "leaving"
+
+    # --- what follows ----------------------------------------------------------------------------------------
+
+    def _see(self, instance: Instance, state: str, reason: str) -> None:
+        self._due.events.append(Seen(instance.id, state, reason))
+
+    def _failed(self, instance: Instance, reason: str) -> None:
+        instance.state, instance.reason = "failed", reason
+        self._see(instance, "failed", reason)
+        self._fail(f"{instance.id}: {reason}")
+
+    def _lost(self, instance: Instance, reason: str, now: float) -> None:
+        """Nothing runs there any more."""
+        coming, instance.state = instance.coming, "gone"
+        instance.connected, instance.workers, instance.idle = False, 0, math.inf
+        self._due.forget.append(instance.id)
+        if not instance.ending:
+            self._see(instance, "gone", reason)
+            if instance.market == SPOT:  # it was taken back
+                self._market.short(instance.market, instance.zone, (instance.type,), now)
+        if coming:
+            self._fail(f"{instance.id}: {reason}")
+
+    def _gone(self, instance: Instance, reason: str, now: float) -> None:
+        del self.instances[instance.id]
+        self._lost(instance, reason, now)
+
+    def _supply(self) -> int:
+        """Slots that are coming."""
+        asked = sum(r.open * min(map(self.slots, r.offer.types)) for r in self.requests.values())
+        return asked + sum(self.slots(i.type) for i in self.instances.values() if i.coming)
+
+    def _fail(self, reason: str, *, capacity: bool = False) -> None:
+        """Something does not come: the starts that have nothing to wait for any more end so."""
+        covered = [worker for worker in self.waiting if worker in self._covered]
+        for worker in covered[self._supply() :]:
+            self._give_up(worker, NoCapacity(worker, reason) if capacity else StartFailed(worker, reason))
+
+    def _give_up(self, worker: str, event: Event) -> None:
+        self.waiting.remove(worker)
+        self._covered.discard(worker)
+        self._due.events.append(event)
+
+    # --- what is due -----------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> Due:
+        for request in list(self.requests.values()):
+            if now > request.doubt:
+                self.refused(request.token, "AWS has not answered, and no instance has come")
+        for instance in self.instances.values():
+            if instance.state == "queued" and not instance.ending and now - instance.since > JOIN_S:
+                self._failed(instance, f"no agent of it has come within {JOIN_S:g} s; see its system log")
+        self._place()
+        self._ask(now)
+        self._end(now)
+        for instance in self.instances.values():
+            if instance.row and instance.row.tagged and instance.row.shown != instance.state:
+                self._due.shown[instance.id] = instance.state
+        due, self._due = self._due, Due()
+        return due
+
+    def _place(self) -> None:
+        for instance in self.instances.values():
+            if instance.state != "joined" or not instance.connected or instance.ending:
+                continue
+            while self.waiting and instance.workers < self.slots(instance.type):
+                worker = self.waiting.pop(0)
+                self._covered.discard(worker)
+                instance.workers += 1
+                self._due.starts.append((worker, instance.id))
+
+    def _ask(self, now: float) -> None:
+        missing = len(self.waiting) - self._supply()
+        if missing > 0:
+            used = [i.zone for i in self.instances.values() if i.state not in ("gone", "failed") and not i.ending]
+            used += [r.offer.zone.name for r in self.requests.values()]
+            offer = self._market.offer(used, now)
+            self._covered.update(self.waiting)
+            if offer is None:
+                self._fail("no zone and type that may be asked for had capacity a moment ago", capacity=True)
+                return
+            number = -(-missing // min(map(self.slots, offer.types)))
+            token = next(self._token)
+            request = Request(token=token, number=number, offer=offer, asked=now, open=number)
+            self.requests[token] = request
+            self._due.asks.append(request)
+        self._covered.update(self.waiting)
+
+    def _end(self, now: float) -> None:
+        """Who is in excess, has failed, was released; and whom AWS was told to end, once more."""
+        left = len(self.waiting)
+        for instance in self.instances.values():
+            if instance.coming:
+                needed, left = left > 0, left - self.slots(instance.type)
+            else:
+                needed = instance.workers > 0
+            instance.idle = math.inf if needed else min(instance.idle, now)
+            idle_s = now - instance.idle
+            if instance.state == "leaving" and not needed and instance.connected:
+                self._due.lets_go.append(instance.id)
+            if instance.state == "failed":
+                over = idle_s >= self._keep_failed_s
+            elif instance.state == "leaving":
+                over = idle_s >= END_AGAIN_S
+            else:
+                over = idle_s >= IDLE_S
+            ours = bool(instance.request) or instance.state == "failed"
+            if instance.ending or (over and not needed and ours and instance.state != "gone"):
+                instance.ending = True
+                if now - instance.ended >= END_AGAIN_S:
+                    instance.ended = now
+                    self._due.ends.append(instance.id)
+
+
+# --- pool -------------------------------------------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
+END_S = 10.0  # for agents to end
+AFTER_S = 600.0  # from the run's own limit until instances end themselves: its end is saved meanwhile
+CLOSE_S = 120.0  # for AWS to say that all have ended
+
+
+class Ec2Pool:
+    """Needs a running event loop. `close` it in any case. `run`: its tag. `keep_failed_s`: for so long a failed
+    instance is kept; `until`: Unix time at which the run ends; soon after, instances end themselves. `look_s`: how
+    often AWS is asked what there is.
+    """
+
+    def __init__(
+        self, aws: Aws, asked: Asked, *, run: str, ticket: Ticket, job: Job, logs: Path, name: str = "ec2",
+        keep_failed_s: float = 0.0, until: float = math.inf, look_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.bill = Bill(asked.prices)
+        self._aws, self._asked, self._run, self._look_s = aws, asked, run, look_s
+        self._keep_failed_s, self._until = keep_failed_s, until
+        self._events = Events()
+        self._link = Link(ticket, name, job, logs, self._events, self._heard)
+        market = Market(asked.zones, asked.markets, several=asked.several)
+        self.fleet = Fleet(market, asked.slots, tokens(), keep_failed_s)
+        self._secret = secret_name(run, name)
+        self._ticket = msgspec.json.encode(ticket).decode()
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._doing: set[asyncio.Task[None]] = set()
+        self._troubled = ""
+        self._closing: asyncio.Task[None] | None = None
+        self._tasks = [asyncio.create_task(what) for what in (self._link.serve(), self._tend(), self._look())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        self._do(self._put_ticket())
+
+    # --- the seam ------------------------------------------------------------------------------------------
+
+    def list(self) -> Sequence[Host]:
+        return self.fleet.hosts()
+
+    def start(self, worker: str, host: str) -> None:
+        if host == ANOTHER:
+            self.fleet.start(worker)
+        elif host in self._link.far.hosts:
+            self._link.start(worker, host)
+            self._heard(host)
+        else:
+            self._events.put(StartFailed(worker, f"{host} is gone"))
+        self._changed.set()
+
+    def stop(self, worker: str) -> None:
+        if not self.fleet.stop(worker):
+            self._link.stop(worker)
+        self._changed.set()
+
+    async def events(self) -> Sequence[Event]:
+        """Raises what has broken this pool: a bug of ours, which is to end the run and not to be passed over."""
+        found = await self._events.take()
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+        return found
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._events.put(Seen("", "broken", str(task.exception())))
+
+    def remember(self, worker: str, host: str) -> None:
+        """It was there, for an earlier process of this pool."""
+        self.fleet.remember(host, self._loop.time())
+        self._link.remember(worker, host)
+
+    def over(self) -> None:
+        """The run is."""
+        self._link.over()
+
+    # --- the loop ------------------------------------------------------------------------------------------
+
+    def _heard(self, name: str) -> None:
+        """Something has changed at its agent."""
+        if far := self._link.far.hosts.get(name):
+            self.fleet.agent(
+                name, connected=far.connected, state=far.state, reason=far.reason, workers=len(far.workers),
+                now=self._loop.time(),
+            )  # fmt: skip
+            if far.told:
+                self.fleet.leaves(name)
+        self._changed.set()
+
+    async def _tend(self) -> None:
+        while True:
+            self._carry_out(self.fleet.due(self._loop.time()))
+            self._changed.clear()
+            await up_to(min(1.0, self._look_s), self._changed)
+
+    async def _put_ticket(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._aws.put_secret, self._secret, self._ticket)
+                return
+            except AwsError as error:
+                self._trouble(str(error))
+                await asyncio.sleep(self._look_s)
+
+    def _carry_out(self, due: Due) -> None:
+        for event in due.events:
+            self._events.put(event)
+        for host in due.forget:
+            for event in self._link.far.forget(host):
+                self._events.put(event)
+        for host in due.lets_go:
+            self._link.end(host)
+        for worker, host in due.starts:
+            self._link.start(worker, host)
+        for request in due.asks:
+            self._do(self._ask(request))
+        if due.ends:
+            self._do(self._end(due.ends))
+        if due.shown and not any(task.get_name() == "tags" for task in self._doing):
+            self._do(self._show(due.shown), "tags")
+
+    def _do(self, what: Coroutine[None, None, None], name: str = "") -> None:
+        task = asyncio.create_task(what, name=name)
+        self._doing.add(task)
+        task.add_done_callback(self._doing.discard)
+
+    def _trouble(self, text: str) -> None:
+        """Told once, as long as it is the same."""
+        if text != self._troubled:
+            self._events.put(Seen("", "AWS", text))
+        self._troubled = text
+
+    # --- what is asked of AWS --------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            with contextlib.suppress(AwsError):
+                await self._look_once()
+            self._changed.set()
+            await asyncio.sleep(self._look_s)
+
+    async def _look_once(self) -> None:
+        """Raises AwsError."""
+        tags = {f"tag:{RUN}": [self._run], f"tag:{POOL}": [self.name]}
+        try:
+            rows = await self._aws.list(tags, tuple(self.fleet.instances), self._run)
+        except AwsError as error:
+            self._trouble(str(error))
+            raise
+        self._troubled = ""
+        self.fleet.listed(rows, self._loop.time())
+        for row in rows:
+            if row.id in self.fleet.instances and row.state in ("pending", "running"):
+                for priced in self.bill.saw(row.id, row.type, row.zone, row.market, row.launched, time.time()):
+                    self._events.put(priced)
+
+    async def _ask(self, request: Request) -> None:
+        """Until there is an answer; or nobody asks any more."""
+        while request.token in self.fleet.requests:
+            try:
+                answer = await self._aws.create(self._asked.template, request, self._tags(request))
+                self.fleet.answered(request.token, answer.ids, self._loop.time(), answer.why)
+            except AwsError as error:
+                now = self._loop.time()
+                if error.kind == CAPACITY:
+                    self.fleet.answered(request.token, (), now, str(error))
+                elif error.kind != DOUBT:
+                    self.fleet.refused(request.token, str(error))
+                elif self._closing:
+                    return
+                else:
+                    self.fleet.doubtful(request.token, now)
+                    await asyncio.sleep(self._look_s)
+            self._changed.set()
+
+    def _tags(self, request: Request) -> dict[str, str]:
+        return {
+            "Name": f"farandole {self._run}",
+            RUN: self._run,
+            POOL: self.name,
+            REQUEST: request.token,
+            STATE: "queued",
+            **({KEEP: f"{self._keep_failed_s / 60:g}"} if self._keep_failed_s else {}),
+            **({UNTIL: f"{self._until + AFTER_S:.0f}"} if self._until < math.inf else {}),
+        }
+
+    async def _end(self, ids: Sequence[str]) -> None:
+        try:
+            await self._aws.end(ids)
+        except AwsError as error:  # the fleet asks again
+            self._trouble(str(error))
+
+    async def _show(self, shown: dict[str, str]) -> None:
+        by_state = {state: [each for each in shown if shown[each] == state] for state in shown.values()}
+        with contextlib.suppress(AwsError):  # what they show is told again, once AWS has listed them
+            await self._aws.tag(by_state)
+            for each, state in shown.items():
+                if (known := self.fleet.instances.get(each)) and known.row:
+                    known.row = replace(known.row, shown=state)
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """The run is over, or is given up: agents end, then instances. The same once more does nothing."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for task in self._tasks[1:]:
+            task.cancel()
+        for host in tuple(self._link.far.hosts):
+            self._link.end(host)
+        until = self._loop.time() + END_S
+        while self._loop.time() < until and any(far.connected for far in self._link.far.hosts.values()):
+            await asyncio.sleep(0.05)
+        self._tasks[0].cancel()
+        left = await self._end_all(self._loop.time() + CLOSE_S)
+        for task in self._doing:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._doing, return_exceptions=True)
+        if left:
+            _log.warning(
+                "AWS has not said of %s that they have ended; see `farandole pool list`, and end them with `aws ec2 "
+                "terminate-instances --instance-ids %s`", ", ".join(left), " ".join(left),
+            )  # fmt: skip
+
+    async def _end_all(self, until: float) -> tuple[str, ...]:
+        """Until AWS lists nobody twice in a row, and owes no answer. Returns who may be left."""
+        clean, left = 0, ("an instance that was asked for",)
+        secret, emptied = True, set[str]()
+        while self._loop.time() < until:
+            with contextlib.suppress(AwsError):
+                if secret:
+                    await asyncio.to_thread(self._aws.delete_secret, self._secret)
+                    secret = False
+                await self._look_once()
+                for group in self._groups() - emptied:
+                    await self._empty(group)
+                    emptied.add(group)
+                left = tuple(each.id for each in self.fleet.instances.values() if not self._stays(each))
+                await self._aws.end(left)
+                clean = 0 if left or self._doing else clean + 1
+                if clean == 2:
+                    return ()
+            await asyncio.sleep(min(self._look_s, 1.0))
+        return left
+
+    def _groups(self) -> set[str]:
+        """Auto scaling groups whose instances bear the run's tag: they would launch others in place of the ended."""
+        return {i.row.group for i in self.fleet.instances.values() if i.row and i.row.group}
+
+    async def _empty(self, group: str) -> None:
+        try:
+            await self._aws.empty(group)
+        except AwsError as error:
+            _log.warning("auto scaling group %s goes on launching: set its desired capacity to 0 (%s)", group, error)
+
+    def _stays(self, instance: Instance) -> bool:
+        """It has failed, and is kept for a look; it ends itself."""
+        return instance.state == "failed" and not instance.ending and self._keep_failed_s > 0
+
+
+# --- instance ---------------------------------------------------------------------------------------------------------
+#
+# On an EC2 instance: learn from its metadata which run it belongs to, join that, and return when it is over.
+#
+# Whoever has called this shuts the instance down then, however it ended (section "template"), so it bounds everything:
+# an instance that can't reach a run, or whose run is out of reach, returns after the orphan limit; one that has failed
+# is kept for as long as its tag says; and none outlives the run's end that its tag names.
+
+ORPHAN_S = 600.0  # without a run
+JOIN_AGAIN_S, JOIN_LONGEST_S = 1.0, 15.0
+METADATA, TOKEN_S = "http://169.254.169.254", 600
+METADATA_TRIES = 5
+
+
+class Metadata:
+    """Of this instance, by a token (IMDSv2). boto3's own variable names another address."""
+
+    def __init__(self) -> None:
+        self.address = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA).rstrip("/")
+
+    def read(self, what: str) -> str | None:
+        """None: there is no such thing. Raises FarandoleError: nobody answers."""
+        failure: OSError = TimeoutError()
+        for tried in range(METADATA_TRIES):
+            try:
+                token = self._ask("api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}, "PUT")
+                return self._ask(f"meta-data/{what}", {"X-aws-ec2-metadata-token": token}, "GET")
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    return None
+                failure = error
+            except OSError as error:
+                failure = error
+            time.sleep(0.2 * 2.0**tried)
+        raise FarandoleError(f"the metadata of this instance, {self.address}: {failure}") from None
+
+    def _ask(self, path: str, headers: dict[str, str], method: str) -> str:
+        request = urllib.request.Request(f"{self.address}/latest/{path}", headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            return answer.read().decode()
+
+    def tag(self, name: str) -> str:
+        """ "" for none."""
+        return self.read(f"tags/instance/{name}") or ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """`until`: Unix time, infinite for none."""
+
+    keep_s: float = 0.0
+    until: float = float("inf")
+
+
+def _number(text: str, default: float) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return default
+
+
+def serve(orphan_s: float = ORPHAN_S) -> None:
+    """Join the run that the tags name, until it is over or can't be reached for so long."""
+    metadata = Metadata()
+    me = metadata.read("instance-id") or ""
+    limits = Limits(
+        keep_s=60 * _number(metadata.tag(KEEP), 0.0),
+        until=_number(metadata.tag(UNTIL), float("inf")),
+    )
+    reason, reached, unfit = "", time.monotonic(), False
+    pause_s = JOIN_AGAIN_S
+    while time.time() < limits.until and time.monotonic() - reached < orphan_s and not unfit:
+        begun = time.monotonic()
+        try:
+            reason, unfit = _join(metadata, me, limits.until)
+        except FarandoleError as error:
+            reason = str(error)
+        if not reason:
+            return
+        if time.monotonic() - begun > orphan_s:  # it has served meanwhile
+            reached = time.monotonic()
+        _log.warning("%s", reason)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, JOIN_LONGEST_S)
+    kept = min(limits.keep_s, limits.until - time.time())
+    if kept > 0:
+        _log.warning("kept for a look for %.0f min: %s", kept / 60, reason)
+        time.sleep(kept)
+
+
+def _join(metadata: Metadata, me: str, until: float) -> tuple[str, bool]:
+    """Have its agent serve to its end. Returns "" where the run has let it go, else what went wrong; and whether this
+    instance is no use to the run.
+    """
+    run, pool = metadata.tag(RUN), metadata.tag(POOL) or "ec2"
+    if not run:
+        return f"{me} has no tag {RUN}, or may not read its tags: it belongs to no run", False
+    region = metadata.read("placement/region") or ""
+    ticket = Aws(region).secret(secret_name(run, pool))
+    words = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", me, "--wait"]
+    words += ["--notices", clouds.EC2]
+    environ = {**os.environ, "FARANDOLE_METADATA": metadata.address}
+    left = until - time.time()
+    try:
+        done = subprocess.run(
+            words, input=ticket.encode(), stderr=subprocess.PIPE, env=environ, check=False,
+            timeout=None if left > 1e9 else left,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "the run's time is over", False
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    why = said[-1] if said else f"the agent ended with code {done.returncode}"
+    return (why if done.returncode else ""), done.returncode == UNFIT

@@ -1,0 +1,1 @@
+"""The coordinator's side of the protocol. Pure: see the package above."""

@@ -1,0 +1,215 @@
+"""What the coordinator keeps of its workers' time, and writes down: so that a worker's account outlives it.
+
+Who knows what when:
+
+1. A worker says in each heartbeat what its time has gone to since its process began, by its own monotonic clock. These
+   are sums, so a heartbeat that is lost loses nothing, and a coordinator that is killed neither: the next one hears
+   them again, whole.
+2. The coordinator writes down what was said (`TimeSpent`) every `PERIOD_S`, with many workers more rarely, so that the
+   lines grow by no more than they do with a hundred. A run whose processes are all killed is known up to that.
+3. Of who is gone (killed, evicted, let go) the coordinator adds the time since its last word, by its own monotonic
+   clock, and writes down the sum, once: to `end` where it left in order, else to `lost`. So the classes of a worker add
+   up to its time from the beginning of its process until the run let go of it. When the run is over that goes for all.
+4. What is said is bounded by what can be. A class never shrinks. All of them together grow no faster than the
+   coordinator's own clock, but for what may be late. What was there before the first word is a day at most. A word that
+   breaks this is passed over, and the one before it stands: what a liar gains is to be `lost`. A coordinator that is
+   back has not seen the first words; whoever reads the lines has (`protocol/coordinator/account.py`).
+
+Nothing else goes by these figures. No time of the wall is in them: a clock that jumps moves lines, never durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from farandole.errors import ProtocolError, UsageError
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import Books, Told, Tracing, Worker
+from farandole.protocol.events import WorkerTime
+from farandole.protocol.messages import MOST_SPANS, Heartbeat, Traced
+from farandole.protocol.values import SAID, TimeClass
+
+# --- accounting -------------------------------------------------------------------------------------------------------
+
+PERIOD_S, EACH_S = 10.0, 0.1  # between two lines; at least so long for each worker
+EARLY_S = 86400.0  # that a process may have lasted before its first word
+MICRO = 1_000_000
+
+
+def heard(books: Books, worker: Worker, beat: Heartbeat, now: float) -> None:
+    """A heartbeat of `worker`."""
+    said, known = beat.time_us, books.told_times.get(worker.id)
+    if len(said) != len(SAID) or books.over:
+        return
+    if known is not None and known.session != worker.session:  # another process of that name
+        _write(books, (), ended=(worker.id,), now=now)
+        known = None
+    if known is None:
+        if worker.attempt > 1 or sum(said) <= EARLY_S * MICRO:
+            books.told_times[worker.id] = Told(
+                session=worker.session, host=worker.host, pool=worker.pool, first_us=sum(said), first_at=now, said=said,
+                heard_at=now, step=beat.step if beat.view else -1,
+            )  # fmt: skip
+    elif _plausible(known, said, now, late_s=books.settings.heartbeat_timeout_s):
+        known.said, known.heard_at, known.step = said, now, beat.step if beat.view else known.step
+
+
+def _plausible(known: Told, said: tuple[int, ...], now: float, *, late_s: float) -> bool:
+    grown_us = sum(said) - known.first_us
+    shrinks = any(new < old for new, old in zip(said, known.said, strict=True))
+    return not shrinks and grown_us <= (now - known.first_at + late_s) * MICRO
+
+
+def tick(books: Books, now: float) -> None:
+    """Call a few times a second."""
+    gone = tuple(worker for worker in books.told_times if worker not in books.workers)
+    due = now >= books.times_due
+    if due:
+        books.times_due = now + max(PERIOD_S, EACH_S * len(books.told_times))
+    if due or gone:
+        _write(books, books.told_times if due else (), ended=gone, now=now)
+
+
+def close(books: Books) -> None:
+    """The run is over: nobody's time is the run's any more."""
+    _write(books, (), ended=tuple(books.told_times), now=books.clock)
+
+
+def _write(books: Books, workers: Iterable[str], *, ended: tuple[str, ...], now: float) -> None:
+    told = books.told_times
+    new = [worker for worker in workers if worker not in ended and sum(told[worker].said) > told[worker].written]
+    if not new and not ended:
+        return
+    lines = {worker: _time(told[worker]) for worker in new}
+    for worker in ended:
+        known = told.pop(worker)
+        rest: TimeClass = "end" if _in_order(books, worker) else "lost"
+        lines[worker] = _time(known, rest, max(now - known.heard_at, 0.0))
+    for worker in new:
+        told[worker].written = sum(told[worker].said)
+    books.record(events.TimeSpent(workers=lines, ended=ended))
+
+
+def _in_order(books: Books, worker: str) -> bool:
+    """Whether it is gone as it should."""
+    departed = books.departed.get(worker)
+    return departed.code == 0 if departed else worker in books.workers and books.over is not None
+
+
+def _time(known: Told, rest: TimeClass = "lost", rest_s: float = 0.0) -> WorkerTime:
+    return worker_time(known.said, host=known.host, pool=known.pool, step=known.step, rest=rest, rest_s=rest_s)
+
+
+def worker_time(
+    said: Sequence[int], *, host: str, pool: str, step: int, rest: TimeClass = "lost", rest_s: float = 0.0
+) -> WorkerTime:
+    """What a worker has said of its time, in microseconds, and `rest_s` more."""
+    seconds: dict[TimeClass, float] = {name: us / MICRO for name, us in zip(SAID, said, strict=True) if us}
+    if rest_s:
+        seconds[rest] = round(seconds.get(rest, 0.0) + rest_s, 6)
+    return WorkerTime(host=host, pool=pool, step=step, seconds=seconds)
+
+
+# --- tracing ----------------------------------------------------------------------------------------------------------
+#
+# A trace at the coordinator: who was asked for its next steps, and what has come. It decides nothing about the run.
+#
+# 1. One trace at a time. It is on while a worker owes its part and somebody still looks at it: whoever has asked
+#    looks again and again, and `LEASE_S` after the last look another one may begin. The newest trace's answers are
+#    kept until then, in memory, and in no books: a coordinator that is back knows of none, and an answer to another
+#    number is passed over.
+# 2. Asked are the members of the view in force. Who joins later is not in the trace, and who leaves or dies owes
+#    nothing any more: it is `gone`. A worker that is back on another connection is asked again, and says the same
+#    again.
+# 3. What is kept is bounded: `TOTAL` spans and waits of all workers together, an even part of that of each, though
+#    never less than `LEAST`. Who says more, or another's numbers, breaks the protocol. Kept as bytes, a tenth of the
+#    objects.
+
+LEASE_S = 10.0
+LOOKS_S = 0.5  # at least so often who waits for a trace looks
+TOTAL, LEAST = 500_000, 500
+
+
+def ask(books: Books, steps: int, number: int, now: float) -> None:
+    """Have every member tell of its next `steps` steps. `number`: one that no other trace has had.
+
+    Raises:
+        UsageError: it can't be done now.
+    """
+    if books.over or books.ending:
+        raise UsageError("the run is ending: there are no steps to come")
+    on = books.tracing
+    if on is not None and (owed := look(books).owed) and now - on.looked_at < LEASE_S:
+        raise UsageError(
+            f"another trace is on, and waits for {', '.join(owed)}: one at a time, so ask again when it is done; one "
+            f"that nobody looks at any more is dropped after {LEASE_S:g} s"
+        )
+    members = [worker for worker in books.members() if books.workers[worker].state != "finished"]
+    if not members:
+        raise UsageError("nobody trains: there are no steps to trace; `farandole status` says what the run waits for")
+    most = max(LEAST, min(MOST_SPANS, TOTAL // (2 * len(members))))
+    books.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, asked=tuple(members))
+    for worker in members:
+        remind(books, worker)
+
+
+def remind(books: Books, worker: str) -> None:
+    """It may not have heard of a trace to which it owes its part."""
+    on = books.tracing
+    if on is not None and worker in look(books).owed:
+        books.send(worker, m.Trace(number=on.number, steps=on.steps, most=on.most))
+
+
+def end(books: Books) -> None:
+    """Whoever owes its part is to tell what it has so far: nobody waits for more, or the run ends."""
+    on = books.tracing
+    if on is not None and on.steps:
+        on.steps = 0
+        for worker in on.asked:
+            remind(books, worker)
+
+
+def on_spans(books: Books, worker: Worker, spans: m.Spans) -> None:
+    """Its part. Raises ProtocolError where it says more than it may."""
+    on = books.tracing
+    if on is None or spans.number != on.number or worker.id not in on.asked:
+        return
+    if max(len(spans.spans), len(spans.waits)) > on.most:
+        raise ProtocolError(f"{worker.id} tells of more than {on.most} spans")
+    on.answers[worker.id] = msgspec.msgpack.encode(spans)
+
+
+def look(books: Books, now: float | None = None) -> Traced:
+    """How far it is. `now`: for somebody who waits for it."""
+    on = books.tracing
+    if on is None:
+        return Traced()
+    on.looked_at = on.looked_at if now is None else now
+    there = [worker for worker in on.asked if worker in books.workers]  # nobody gets a name that another has had
+    return Traced(
+        number=on.number,
+        steps=on.steps,
+        asked=on.asked,
+        answered=tuple(on.answers),
+        gone=tuple(w for w in on.asked if w not in on.answers and w not in there),
+        owed=tuple(w for w in there if w not in on.answers),
+    )
+
+
+def awaited(books: Books, now: float) -> bool:
+    """Somebody waits for it just now, and should get what is there before a run that is over is out of reach."""
+    return books.tracing is not None and now - books.tracing.looked_at < LOOKS_S
+
+
+def answer(books: Books, worker: str) -> bytes:
+    """What that worker has said, as it is on the wire.
+
+    Raises:
+        UsageError: nothing.
+    """
+    if books.tracing is None or worker not in books.tracing.answers:
+        raise UsageError(f"{worker!r} has said nothing in the newest trace")
+    return books.tracing.answers[worker]

@@ -1,0 +1,454 @@
+"""Losses that repeat themselves: a run that dies for ever at the same place, joiners that die as soon as they are in.
+
+A worker that dies is replaced, and where all have died the next ones begin with the newest checkpoint. That is right
+for accidents, and goes round in circles where the script, the data or the host is the cause. What tells them apart:
+
+1. Accidents don't wait for a step. So a loss counts if nobody has got beyond the step of the last one that counted;
+   whoever gets beyond sets the count to nothing. `FATAL` in a row without a new furthest step end the run.
+2. What counts is everyone's loss, whatever brought it about, and that of one member while others live if its process
+   ended by its own doing. SIGKILL is not that: it may be a person, a spot market or the kernel. If memory is what the
+   step lacks, the survivors inherit it and die as well, until it is everyone's loss. Who had notice or was evicted was
+   asked to go.
+3. One cause may strike many within moments. So losses within `TOGETHER_S` of the one that counted are the same loss,
+   if who is lost was there then: one that takes everybody is counted once, not once a worker, and so with joiners. Who
+   has come since was not struck by it, however soon it dies: a replacement may take less than that to start and die.
+4. The furthest step is known from heartbeats, Switched and Stopped, so it may be a heartbeat old where nobody was left
+   to report. Where steps are much shorter than that it may seem to grow although the run dies in the same place; but
+   that place does not move, so it can't seem so for ever.
+5. A joiner that dies in the first `TRIAL` steps after it has entered costs the others a recovery and no more: they
+   have progress in between, and the first rule never speaks. `FATAL` of those in a row, none surviving among them, and
+   no more are started: what kills them is where they come from. `farandole scale` begins to count anew.
+6. A joiner that is refused costs the others the same recovery, and the script that made it unlike the run makes its
+   replacement so. So a refusal counts in the row of rule 5. Two things are different. An accident may take several at
+   once, but it refuses nobody: refusals are counted one by one. A proof fails in the first step, a digest perhaps 300
+   steps later: a refusal counts however long the joiner was in. Before there is a view the row ends the run, which
+   could never begin. Numerics that differ when a worker asks in are its host's: the pool leaves that host alone, and
+   other hosts may well have what the run needs; they count as any end before the first step does.
+7. The rows of 5 and 6 are about replacements, so they count workers of pools. Nobody replaces a guest: its end counts
+   in neither, and a guest that survives says nothing of what the pools start.
+
+8. A worker that dies before it is let in gets to no step, so none of this counts it. As many in a row of one pool as
+   the settings say, none of that pool's joining in between, and that pool starts no more: a broken image of one pool
+   says nothing of the others. The run's own pool is the one that a run can't begin without, so it ends a run that has
+   no view. Another pool ends it only where fewer than the minimum would be wanted of all of them. `farandole scale`
+   begins to count anew.
+
+All of it is in the journal, but for when the last loss that counted was, and who was there: to a coordinator that
+comes back, the next one is a new one. Who goes because its host can't get it the data is in none of these rows
+(`feeding`, 7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import disputes, scaling, shutdown
+from farandole.protocol.coordinator.state import EVICTED, UNFED, Books, Ending, Losses, Strike, Worker
+from farandole.protocol.failure_detector import SHORT, SLOW
+from farandole.protocol.messages import MICRO_BATCH, UPDATES, Stopped
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+FATAL = 5  # losses without progress, or joiners, in a row
+TOGETHER_S = 2.0
+TRIAL = 10  # steps
+# by what was found to differ; each names what a script does to be unlike the run
+LIKELY = {
+    MICRO_BATCH: "a generator of the data set's own, or data that was drawn before farandole.join()",
+    UPDATES: "a scheduler, or another object that changes the optimizer, that was not replicated",
+}
+ANY = (
+    "a data set's own generator, a scheduler or a training mode that was not replicated, or data that was drawn before "
+    "farandole.join()"
+)
+NOT_ITS_OWN = (
+    "killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}", f"exited with code {UNFED}"
+)  # fmt: skip
+
+
+def reached(books: Books, worker: str, step: int) -> None:
+    """A member is in `step`, as it says. Where there are three or more, another has to be about as far."""
+    books.steps[worker] = max(step, books.steps.get(worker, -1))
+    members = books.members()
+    said = sorted(books.steps.get(member, -1) for member in members)
+    if len(members) >= disputes.MANY:
+        step = min(step, said[-2] + 1)
+    books.reached = max(books.reached, step)
+    if books.losses.count and step > books.losses.step:
+        books.losses = msgspec.structs.replace(books.losses, count=0)
+
+
+def ended(books: Books, worker: str, reason: str, *, entered: int) -> None:
+    """The process of `worker`, who had been let in, and was not asked to go, has ended. `entered`: the step in which it
+    did, as a joiner of a pool; -1 for one of the first, and for guests.
+    """
+    if books.ending or books.over:
+        return
+    books.losses = msgspec.structs.replace(books.losses, reason=reason)
+    if reason not in NOT_ITS_OWN:
+        _count(books, [worker], reason)
+    if entered >= 0:
+        _joiner_ended(books, worker, reason, entered)
+
+
+def found_out(books: Books, worker: str, reason: str, *, entered: int) -> None:
+    """... and the others had gone on without it before anybody knew of what it died."""
+    if reason not in NOT_ITS_OWN:
+        books.record(events.Died(worker=worker, reason=reason))
+    ended(books, worker, reason, entered=entered)
+
+
+def everyone(books: Books, cause: str) -> None:
+    """Nobody is left of the view who holds the state: the next ones begin behind the step in hand."""
+    assert books.view is not None
+    if not books.ending:
+        _count(books, books.view.members, books.losses.reason or cause)
+    books.reached, books.steps = -1, {}
+
+
+def startup_failed(books: Books, worker: str, pool: str) -> None:
+    """`worker` has died before it was let in, as the next one may: its pool must not try for ever. See 8."""
+    if books.ending or books.over:
+        return
+    mark = scaling.pool_mark(books, pool)
+    count = books.startup_failures[mark] = books.startup_failures.get(mark, 0) + 1
+    if count < books.settings.startup_failures:
+        return
+    reason = f"{count} workers in a row died before they could join; see their log files"
+    if mark:
+        _no_more_of(books, worker, pool, reason)
+    elif books.view is None:
+        books.ending = Ending(code=1, reason=reason, failed=True)
+        shutdown.end(books)
+    else:
+        _no_replacements(books, reason)
+
+
+def joined(books: Books, workers: Collection[str]) -> None:
+    """`workers` are in the view, with its state: their pools' next start that fails is the first of a row."""
+    for worker in workers:
+        if (known := books.workers.get(worker)) and known.pool:
+            books.startup_failures.pop(scaling.pool_mark(books, known.pool), None)
+
+
+def refused(books: Books, worker: Worker, reason: str) -> None:
+    """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
+    if not worker.pool or books.ending or books.over:
+        return
+    _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1, refused=1)
+    if books.losses.joiners < FATAL:
+        return
+    likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
+    sentence = f"{_row(books.losses)} ({reason}); the likely cause is {likely}"
+    if books.view is None:
+        books.ending = Ending(code=1, reason=sentence, failed=True)
+        shutdown.end(books)
+    else:
+        _no_replacements(books, sentence)
+
+
+def _strike(books: Books, workers: Collection[str]) -> Strike:
+    """That of now, which took `workers`."""
+    return Strike(at=books.clock, there=frozenset([*workers, *books.workers, *books.departed]))
+
+
+def _together(books: Books, strike: Strike, workers: Collection[str]) -> bool:
+    """Whether `workers`, who are lost now, may be lost to what has struck then."""
+    return books.clock - strike.at < TOGETHER_S and not strike.there.isdisjoint(workers)
+
+
+def _count(books: Books, workers: Collection[str], reason: str) -> None:
+    known, step = books.losses, max(books.losses.step, books.reached)
+    count = known.count if known.count and _together(books, books.strike, workers) else known.count + 1
+    if count != known.count:
+        books.strike = _strike(books, workers)
+    books.losses = msgspec.structs.replace(known, count=count, step=step)
+    if count >= FATAL:
+        why = reason.removeprefix("killed by ")
+        sentence = f"died {count} times at step {step} ({why}), and never got further; see the workers' log files"
+        books.ending = Ending(code=1, reason=sentence, failed=True)
+
+
+def _joiner_ended(books: Books, worker: str, reason: str, entered: int) -> None:
+    if books.reached - entered > TRIAL:
+        books.losses = msgspec.structs.replace(books.losses, joiners=0)
+        return
+    together = _together(books, books.joiner_strike, [worker])
+    if not together:
+        books.joiner_strike = _strike(books, [worker])
+    _in_a_row(books, entered, 0 if together else 1)
+    if books.losses.joiners >= FATAL:
+        why = reason.removeprefix("killed by ")
+        _no_replacements(books, f"{_row(books.losses)} ({why})")
+
+
+def _row(losses: Losses) -> str:
+    """The row of joiners as a sentence."""
+    died = f"died within {TRIAL} steps of entering"
+    if not losses.refusals:
+        return f"{losses.joiners} joiners in a row {died}"
+    if losses.refusals == losses.joiners:
+        return f"{losses.joiners} joiners in a row were refused"
+    return f"{losses.joiners} joiners in a row {died}, or were refused ({losses.refusals} of them)"
+
+
+def _in_a_row(books: Books, entered: int, more: int, *, refused: int = 0) -> None:
+    """Count `more` joiners into the row; a pool's worker that has survived since it began ends the row before."""
+    known = books.losses
+    joined = [books.workers[w].entered for w in books.participants() if books.workers[w].pool]
+    survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
+    joiners = 1 if survived or not known.joiners else known.joiners + more
+    anew = survived or not known.joiners
+    books.losses = msgspec.structs.replace(
+        known,
+        joiners=joiners,
+        refusals=refused if anew else known.refusals + refused,
+        since=entered if joiners == 1 else known.since,
+    )
+
+
+def _no_more_of(books: Books, worker: str, pool: str, reason: str) -> None:
+    """`pool`, whose `worker` has just died, keeps those who are there. The run goes on if enough are wanted."""
+    mark, before = scaling.pool_mark(books, pool), books.wanted
+    wanted = scaling.targets(books).get(mark, 0)
+    there = sum(1 for w in books.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
+    left = min(there, wanted)
+    scaling.fix(books, mark, left, left)  # of what pools share, the others are asked for the rest
+    reason = f"{reason}; pool {pool} starts no more"
+    begun = any(map(books.let_in, books.workers))
+    if before >= books.settings.minimum > books.wanted and not begun:
+        few = f"{books.wanted} of at least {books.settings.minimum} workers can come"
+        books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        if books.view is None:
+            shutdown.end(books)
+    else:
+        books.record(events.NoReplacements(wanted=books.wanted, reason=reason))
+
+
+def _no_replacements(books: Books, reason: str) -> None:
+    """The run goes on with those who are there, if they are enough."""
+    assert books.view is not None
+    members = [books.workers[w] for w in books.view.members if w in books.workers]
+    if len(members) < books.settings.minimum:
+        few = f"{len(members)} of at least {books.settings.minimum} workers are left"
+        books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        return
+    books.wants = dict.fromkeys((scaling.pool_mark(books, pool.name) for pool in books.settings.pools), 0)
+    books.wants |= Counter(scaling.pool_mark(books, worker.pool) for worker in members if worker.pool)
+    books.shared = 0
+    books.record(events.NoReplacements(wanted=books.wanted, reason=reason))
+
+
+# --- feeding ----------------------------------------------------------------------------------------------------------
+#
+# Workers whose host can't get them the data: a full disk, a store out of reach, a damaged copy. Who goes, and when.
+#
+# Such a fault is the host's, and not the run's: on another host, or a while later, the same data is there. So a worker
+# that says `Unfed` goes as if it had died, but for the last one that holds the state. Who knows what when:
+#
+# 1. Who says so computes nothing any more. Its process stays until it is let go: its memory stands still, it answers
+#    stops, and it can save. It says so before its answer to any later stop, on one ordered connection, and again on
+#    each new one (`session`). So of those who have answered a stop it is known who can't be fed, also to a
+#    coordinator that has come back in between.
+# 2. Its view is stopped, and it goes with the decision, not before: only the answers tell who holds the state. Its
+#    own counts for the fence (`reconnection`, 3), for it gives no word any more. What the others need of it is what
+#    they need of the dead, nothing (`recovery`); so they redo its shards, and the bits are the same.
+# 3. It stays where no *heir* is left: another member of the newest view that holds the state, has answered, and has
+#    not said the same. Who is out of reach then, and given up, is none; nor is a leaver, which may be rounds behind.
+#    The run ends there, as by a script that fails on all, and the best of those who hold the state saves it. So no
+#    state is ever given up for a disk.
+# 4. Where those who can't be fed are handing the state to joiners, as in a first view, the heirs are about to be
+#    there: the view is not stopped before one of them is, or somebody is lost. Taking the state over needs no shard
+#    of anybody. But who has not entered the joiners' view when it says so never does: then there is nothing to wait
+#    for.
+# 5. Where the run ends anyway it is like any other: it may be the one that saves. Once others have finished, what they
+#    hold is the run's final state, and it is not waited for.
+# 6. Who has no part yet costs nobody but itself. Before there is a view nothing is lost, but perhaps nobody can be fed,
+#    wherever: the run ends when as many in a row have said so as are wanted, and nobody else is there.
+# 7. None of this counts in a row of losses. Those bound what would go on for ever, and this has a bound of its own: the
+#    pool leaves such a host alone, twice as long each time up to 10 min (`pool/placing`). So each bad host costs the
+#    others a recovery in that time, at most; and it is used again once it is well.
+#
+#     due      whether the view is to be stopped for somebody
+#     leave    the answers are here: whoever can't be fed goes, or the run ends
+#     let_go   one who is not needed for anything goes
+#     hopeless nobody is there who could begin the run
+
+LOST = "its host can't get it the data"
+REMEDY = (
+    "this host can't get the run's data, and the others go on without this worker; see to what the error above names "
+    "(room for the cache, the way to the store) before another one joins from here"
+)
+
+
+def due(books: Books) -> str:
+    """Why the view is to be stopped now, "" if it is not."""
+    if books.stopping or books.savers:
+        return ""
+    unfed = [worker for worker in books.participants() if books.workers[worker].unfed]
+    if not unfed:
+        return ""
+    fed = [worker for worker in books.members() if not books.workers[worker].unfed]
+    handed_on = books.unsynced.intersection(fed)
+    if handed_on and handed_on.issuperset(fed) and books.unswitched.isdisjoint(unfed):  # see 4
+        return ""
+    return f"{unfed[0]}: {LOST}"
+
+
+def leave(books: Books, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
+    """Of those who have answered a stop, whoever can't be fed goes: they are out of the books, and are returned.
+
+    Nobody is where the run ends anyway, or does so now for want of an heir. `failed`: joiners that are refused.
+    """
+    unfed = [worker for worker in reports if books.workers[worker].unfed]
+    views = {worker: report.view for worker, report in reports.items() if report.synced and report.view}
+    emptied = any(not view.members for view in views.values())
+    if not unfed or (books.ending and (books.ending.failed or emptied)):
+        return []
+    newest = max(views.values(), key=lambda view: view.number, default=None)
+    heirs = {*views}.intersection(newest.members if newest else ()).difference(unfed, failed)
+    if views and not heirs:
+        _end(books, [worker for worker in unfed if worker in views])
+        return []
+    for worker in unfed:
+        let_go(books, worker)
+    return unfed
+
+
+def _end(books: Books, unfed: list[str]) -> None:
+    """A stop that was asked for keeps its exit code."""
+    reason = f"no worker is left that can get the run's data: {_said(books, unfed)}"
+    if books.ending is None:
+        books.ending = Ending(code=1, reason=reason, failed=True)
+    else:
+        books.ending.reason, books.ending.failed = f"{books.ending.reason}; {reason}", True
+
+
+def let_go(books: Books, worker: str) -> None:
+    """It is told to exit, with a code of its own."""
+    started = books.let_in(worker)
+    gone = books.workers.pop(worker)
+    books.unsynced.discard(worker)
+    event = events.Lost if started else events.Left
+    books.record(event(worker=worker, host=gone.host, reason=LOST))
+    books.depart(gone, REMEDY, UNFED, started=started)
+
+
+def hopeless(books: Books, newest: str) -> str:
+    """Why the run can't begin, "" if it may. `newest` has just said that it can't be fed, and is in the books."""
+    others = any(not worker.unfed for worker in books.workers.values())
+    enough = min(max(books.wanted, 1), books.settings.startup_failures)
+    if books.view or books.proposed or others or books.unfed < enough:
+        return ""
+    before = f" ({books.unfed} workers in a row)" if books.unfed > 1 else ""
+    return f"no worker can get the run's data{before}: {_said(books, [newest])}"
+
+
+def _said(books: Books, workers: list[str]) -> str:
+    return "; ".join(f"{w} on {books.workers[w].host}: {books.workers[w].unfed}" for w in workers)
+
+
+# --- standstill -------------------------------------------------------------------------------------------------------
+#
+# Standing still: heartbeats come, and the training does not move.
+#
+# Whoever keeps its peers waiting is reported by them. But the last or only member has no peers, and where the script
+# hangs in all of them nobody waits for anybody. So the coordinator looks as well:
+#
+# 1. Anything counts as moving that a heartbeat tells: a round, a step, a shard computed, of anybody in the view. So
+#    evaluations and steps of many shards move, and a compilation, a validation in the loop body or a hang do not.
+# 2. Nothing has moved for `standstill_s`, or for `SLOW` median steps if that is longer: that is an event, and again
+#    after twice as long, and so on. It names the members that do not say of themselves that they wait for others.
+#    Nobody is evicted for it: it may be honest work, and without that member there may be no state left.
+# 3. They are asked for the stacks of their threads. The connection's thread writes them, whatever the others do.
+# 4. A planned stop needs the step in hand to end (R2), which it does not if somebody hangs in it. So where nothing has
+#    moved for `stop_s` since it was asked for, or for `SHORT` median steps, it becomes an unplanned one: the view is
+#    stopped, which the connections' threads answer, and whoever holds the state of a whole step saves it, those first
+#    who do not hang. What makes that safe on a worker that does is argued in `worker/hung.py`.
+# 5. The last checkpoint is watched alike: who has been at it for long is named, and asked for its stacks.
+# 6. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing
+#    could go on from it. It may be a validation that ends: so that takes `PATIENCE` times as long.
+
+PATIENCE = 10
+
+
+def watch(books: Books, now: float) -> None:
+    """The clock's part."""
+    still, settings = books.movement, books.settings
+    busy = books.stopping or books.savers or books.over
+    if books.ending and not books.ending.failed and not busy and (books.view or books.proposed):
+        _cut_short(books, books.ending, now)
+    if books.savers and books.ending and books.ending.saver:
+        _watch_saver(books, books.ending.saver, now)
+        return
+    if busy or books.view is None or not books.view.members:
+        still.moved(None)
+        return
+    if still.since is None:
+        still.moved(now)
+        still.forget(books.view.members)
+    if still.due(now, settings.standstill_s):
+        told = f"step {books.reached} has stood for {still.stands(now):.0f} s"
+        _stalled(books, hung(books), told, now)
+        ask_for_stacks(books, told)
+
+
+def _watch_saver(books: Books, saver: str, now: float) -> None:
+    """The run's end waits for the last checkpoint, which a store that hangs may never take."""
+    still = books.movement
+    if still.saver != saver:
+        still.saver = saver
+        still.moved(now)
+    if still.due(now, books.settings.standstill_s):
+        told = f"{saver} has been at the last checkpoint for {still.stands(now):.0f} s"
+        _stalled(books, (saver,), told, now)
+        books.send(saver, m.Stacks(reason=told))
+
+
+def _stalled(books: Books, workers: tuple[str, ...], reason: str, now: float) -> None:
+    seconds = round(books.movement.stands(now), 1)
+    books.record(events.Stalled(step=books.reached, seconds=seconds, workers=workers, reason=reason))
+
+
+def hung(books: Books) -> tuple[str, ...]:
+    """The members that do not say of themselves that they wait for others."""
+    known = [books.workers[w] for w in (books.view.members if books.view else ()) if w in books.workers]
+    return tuple(w.id for w in known if not w.beat.waits and w.state != "finished")
+
+
+def stalled_s(books: Books, now: float) -> float | None:
+    """For how long the training has stood still, if that is longer than it should."""
+    still = books.movement
+    stands = still.stands(now)
+    return stands if stands > still.limit(books.settings.standstill_s, SLOW) else None
+
+
+def ask_for_stacks(books: Books, reason: str) -> None:
+    for worker in hung(books):
+        books.send(worker, m.Stacks(reason=reason))
+
+
+def _cut_short(books: Books, asked: Ending, now: float) -> None:
+    still = books.movement
+    stands = now - books.ending_at
+    limit = still.limit(books.settings.stop_s, SHORT)
+    if books.view is not None:
+        stands = min(stands, still.stands(now))
+        whole = any(books.workers[w].beat.whole for w in books.view.members if w in books.workers)
+        limit *= 1 if whole else PATIENCE
+    if stands <= limit:
+        return
+    names = hung(books)
+    told = f"step {books.reached} has not ended for {math.floor(stands)} s"
+    books.record(events.CutShort(step=books.reached, workers=names, reason=told))
+    ask_for_stacks(books, told)
+    who = f"{', '.join(names)} hung in step {books.reached}" if names else told
+    where = ", ".join(f"logs/{name}.log" for name in names)
+    stacks = f" (its stacks: {where})" if names else ""
+    books.ending = Ending(code=asked.code, reason=f"{asked.reason}; {who}{stacks}", failed=True)

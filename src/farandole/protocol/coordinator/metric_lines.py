@@ -1,0 +1,157 @@
+"""Which lines of metrics are the run's: those of rank 0, of steps that another worker says it has reached too.
+
+Lines go to metrics.jsonl as they come, in order, each once; so one of a step far ahead would silence all that follow.
+Who knows what when:
+
+1. Every worker keeps the lines of the steps that it has taken part in, and sends them while it is rank 0 of the view
+   that it is in (`kept_lines`). That view is in force, or on its way in or out: it is among
+   `books.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
+   that view's rank 0 is in the new view, it is rank 0 there as well, for recoveries keep the order. If it is not,
+   another one is, who has the same lines and sends them. So lines of anybody but the rank 0 of those views can be left
+   out, and none is lost. A rank 0 that leaves, and that of the last view, sends what it has before it tells of the
+   switch (`session`, 6), while its view still counts. Should it die in between, whoever saves the final state has the
+   same lines, and sends them before it says that it has saved: so it is heard too, and the run is not over before.
+2. An honest line is of a step that its sender is in, or has left behind: its heartbeat says so, and all that follow.
+3. Who has ended a step had the words of every member (R1), who are therefore in that step or beyond, and whose next
+   heartbeat, Switched, Stopped or Finished says so; who entered later has said that it did at a later step. So a line
+   waits until any other worker has said that it has got as far: for a heartbeat at most, where nothing is amiss.
+   A worker without others is believed. Two that lie together are believed too.
+4. A sender that is gone has said its last: when the next one of the others speaks, what that does not cover is dropped.
+   A coordinator that is killed forgets what waits, and the workers send it again, for it was not told to be `Heard`.
+
+Each is written once, and in order, also where one sender follows another: who speaks stands at once for what waits of
+others, up to the step that it is in; then come its own lines, of which those up to the newest written one are left out.
+So where two senders' lines are of the same steps, those of the first to speak have gone before the other's are queued.
+
+No line is lost in silence. What waits is bounded; honest workers stay far below: the others are heard, or lost, within
+the heartbeat timeout; what comes beyond that is counted, as on the worker. Lines are numbered without gaps, so one that
+nobody who is left has, as where rank 0 dies beside a worker that has only just joined, is missed when the next one is
+written. All that is missing becomes the event `lines lost`. What the values of an honest step are, only its rank 0
+says: nothing here can tell whether they are true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from farandole.platform.bounds import MAX_COUNT
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import Books, Log, Worker
+from farandole.protocol.kept_lines import append
+from farandole.protocol.reported_events import ALL
+
+# --- metric lines -----------------------------------------------------------------------------------------------------
+
+WAITING = 20 * m.MAX_LINES  # of one sender: twenty heartbeats full of lines
+
+
+def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
+    """A heartbeat: where its sender is, and its lines."""
+    if beat.view:  # before it is in one it is nowhere
+        said(books, worker, beat.step)
+    saves = books.ending is not None and books.ending.saver == worker.id
+    if not saves and not any(view.members[:1] == (worker.id,) for view in books.views()):
+        return
+    waiting = books.waiting.setdefault(worker.id, deque())
+    _unsay(waiting, beat.step)
+    for line in beat.lines:
+        newest = (waiting[-1].step, waiting[-1].index) if waiting else books.last_line
+        if newest < (line.step, line.index) and line.step <= beat.step:
+            append(waiting, line, WAITING)
+    _release(books, worker.id, _reach(books, worker.id))
+
+
+def _unsay(waiting: deque[m.Line], step: int) -> None:
+    """It has never got as far as it said before."""
+    while waiting and waiting[-1].step > step:
+        waiting.pop()
+
+
+def said(books: Books, worker: Worker, step: int) -> None:
+    """`worker` is in `step`: it stands for others' lines up to that one."""
+    worker.step = step
+    if not _counts(books, worker):
+        return
+    for sender in [sender for sender in books.waiting if sender != worker.id]:
+        _release(books, sender, step)
+        if sender not in books.workers:
+            _give_up(books, sender, "are of steps that nobody else had reached, when it was lost")
+
+
+def settle(books: Books) -> None:
+    """Somebody may be gone, who was waited for."""
+    for sender in [sender for sender in books.waiting if sender in books.workers]:
+        _release(books, sender, _reach(books, sender))
+
+
+def close(books: Books) -> None:
+    """The run is over: what still waits is none of anybody's, and that is said."""
+    for sender in [*books.waiting]:
+        _give_up(books, sender, "are of steps that nobody else has reached, when the run ended")
+
+
+def _give_up(books: Books, sender: str, reason: str) -> None:
+    """What waits of `sender` is not written."""
+    if waiting := books.waiting.pop(sender, None):
+        books.record(
+            events.LinesLost(worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason)
+        )
+
+
+def restored(books: Books, step: int) -> None:
+    """The run goes on from a checkpoint of `step`: what was taken before and is not written will not be any more."""
+    if 0 <= books.recorded < step - 1:
+        first = books.recorded + 1
+        of = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
+        reason = f"those of {of}, and what was logged after them, had not come when their workers were lost"
+        books.record(events.LinesLost(worker="", lines=_bounded(step - first), reason=reason))
+    books.last_line = (step - 1, ALL)  # the steps from there on are new
+    books.recorded = step - 1
+
+
+def _reach(books: Books, sender: str) -> int:
+    """The furthest step that another one has said to be in; alone, its own."""
+    others = [w.step for w in books.workers.values() if w.id != sender and _counts(books, w)]
+    return max(others, default=books.workers[sender].step)
+
+
+def _counts(books: Books, worker: Worker) -> bool:
+    """Whether it is, or was, in a view with others."""
+    return (books.view is not None and worker.id in books.view.members) or books.let_in(worker.id)
+
+
+def _release(books: Books, sender: str, step: int) -> None:
+    """What waits of steps up to this one goes to the file."""
+    waiting = books.waiting[sender]
+    while waiting and waiting[0].step <= step:
+        line = waiting.popleft()
+        before, books.last_line = books.last_line, (line.step, line.index)
+        if line.missing:
+            reason = "more came in a short time than are kept"
+            books.record(
+                events.LinesLost(worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index)
+            )
+            continue
+        if absent := _between(before, books.last_line):
+            reason = f"nobody who is left has those between line {before[1]} of step {before[0]} and step {line.step}"
+            books.record(events.LinesLost(worker="", lines=absent, reason=reason))
+        books.actions.append(Log(line))
+        if isinstance(line.fields, m.Metrics):
+            books.recorded = line.step
+            books.movement.step_took(line.fields.training_s)
+    if not waiting:
+        del books.waiting[sender]
+
+
+def _between(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """How many lines are missing between two that are written one after the other, at least: what was logged after the
+    steps in between is not known.
+    """
+    (step, index), (next_step, next_index) = one, other
+    return _bounded(next_index - index - 1 if next_step == step else next_step - step - 1 + next_index)
+
+
+def _bounded(lines: int) -> int:
+    """A count that can be written: what workers say may sum up to more."""
+    return min(lines, MAX_COUNT)

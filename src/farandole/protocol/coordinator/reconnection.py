@@ -1,0 +1,263 @@
+"""Lost contact: connections that break, workers out of reach, a coordinator that was killed and comes back.
+
+A closed connection or silence does not prove that a worker is dead: it may train on with its peers, who need nothing
+of the coordinator. What makes it safe to go on without it, or to begin again from a checkpoint:
+
+1. A round needs a control word of every member of its view (R1). So a view makes no more progress, but for a round
+   whose words are all under way, once one of its members has answered Stop.
+2. The lease: a worker gives no word and ends no round later than `orphan_s` after it sent the newest heartbeat that
+   the coordinator has answered (`Heard`). The coordinator has received that one later than it was sent, so when it
+   has heard nothing for `orphan_s`, the lease is over, whatever the network held up. Only rates of clocks matter.
+3. A stop is decided only when the newest view that the reports name is *fenced*, and every newer one: a member that
+   holds the state has answered, or every member has answered, has ended for certain, or is past its lease. Views older
+   than that were left for good by agreement (R2) or by a stop. So at any time at most one view makes progress, and a
+   run begins again only when nobody goes on with the old one, and nobody who holds its state may come back.
+4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too; those
+   whose connection stands, for as long as such a silence is usual (`silence`). A worker that hears nothing finds that
+   out by itself within the heartbeat timeout, and comes back.
+5. Who comes back may have missed anything that was sent meanwhile, either way. So its return stops the view: the
+   reports say where everyone stands, a proposed view is given up, and the decision brings everyone to the same round.
+6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
+   messages went out, who may be in a view (`Durable`); all of them count as out of reach, and a stop is outstanding.
+   View numbers go on from the journal's, so none is given twice.
+7. That holds as long as the books are those of the last promise, whatever becomes of the disk and the run's folder:
+   hence their copy in memory (`coordinator/journal.py`), which only ends with the run. Without journal and copy (a
+   coordinator that somebody started by hand) nothing is known of whoever comes back with a state, nor who else may go
+   on with it; the views of such a coordinator begin with 1. So it lets nobody in who holds a state: it sends each away,
+   and each saves first, like a worker whose lease is over. From then on it gives no word. What they save is the run's,
+   under the step that it is of, and a run that begins again finds the newest. The same goes for guests that outlive a
+   run which was killed and is resumed.
+
+8. Who takes the run over at another address, where the coordinator before it may only be cut off, finds workers that
+   still wait for that one: they notice its silence after the heartbeat timeout, and only then read their ticket again.
+   So those who are away have as long again.
+
+    absent     the connection of a worker that has a part has closed
+    exited     a pool has seen its process end: certain
+    returned   it is back
+    silent     the clock's part: silences that last too long (`silence`), and ends of leases
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import recovery, shutdown, view_changes
+from farandole.protocol.coordinator.state import Books, Departed, Ending, Issued, Losses, Stopping, Worker
+from farandole.protocol.failure_detector import Silence
+from farandole.protocol.view import View
+
+STEPS, NEWS = 2, 1.5  # median steps, and heartbeats, for which nothing moves where a member is waited for
+
+
+def returned(books: Books, worker: Worker, now: float) -> None:
+    """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
+    stopping = books.stopping
+    worker.connected, worker.saves = True, None
+    books.silences.begin(worker.silence, now)
+    books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
+    if books.savers:
+        shutdown.returned(books, worker.id)
+    elif stopping is None:
+        recovery.stop(books, f"{worker.id} is back")
+    else:
+        _be_patient(books, stopping, now)
+        stopping.overdue.pop(worker.id, None)
+        if worker.id in stopping.waiting:
+            books.send(worker.id, m.Stop(stop=stopping.number))
+
+
+def _be_patient(books: Books, stopping: Stopping, now: float) -> None:
+    """One is back, perhaps the first after a cut: the others get the heartbeat timeout to follow, once a stop."""
+    if stopping.patient:
+        return
+    stopping.patient = True
+    for other in [w for w in stopping.overdue if w in books.workers and w not in stopping.expelled]:
+        books.silences.begin(books.workers[other].silence, now)
+        del stopping.overdue[other]
+
+
+def absent(books: Books, worker: Worker, now: float) -> None:
+    """Its connection has closed; it may be alive."""
+    worker.connected = False
+    books.silences.begin(worker.silence, now)
+    stopping = books.stopping
+    if stopping and worker.id in stopping.expelled:
+        recovery.overdue(books, worker.id, stopping.expelled[worker.id])
+        return
+    accusers = [pair for pair in stopping.accusations if pair[1] == worker.id] if stopping else []
+    if accusers:
+        recovery.overdue(books, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
+
+
+def silent(books: Books, now: float) -> list[tuple[str, str]]:
+    """Call at every tick. Returns those without a part in a view, or with a checkpoint to save, who are to be evicted,
+    and why.
+
+    The others become overdue: the view is stopped, and goes on without them if that is safe.
+    """
+    evicted = list[tuple[str, str]]()
+    for worker in list(books.workers.values()):
+        silence_s = books.silences.lasts_s(worker.silence)
+        if silence_s > books.settings.orphan_s and worker.id not in books.gone:
+            books.forget(worker.id)
+            recovery.if_ready(books)
+        if worker.id not in books.workers or (books.stopping and worker.id in books.stopping.overdue):
+            continue
+        limit_s = books.silences.passed_s(worker.silence, steady=_is_steady(books, worker, now))
+        if not limit_s:
+            continue
+        gap = (
+            f"no heartbeat for {limit_s:.3g} s" if worker.connected else f"its connection closed {silence_s:.0f} s ago"
+        )
+        if books.savers or not books.has_part(worker.id):
+            evicted.append((worker.id, gap))
+        else:
+            recovery.overdue(books, worker.id, gap)
+    return evicted
+
+
+def _is_steady(books: Books, worker: Worker, now: float) -> bool:
+    """Whether what is usual counts for its silence (see `silence`, 5): it has computed before, and others wait for it.
+
+    They do in a stop, and where nothing has moved for longer than a step and the news of one take: a round needs each
+    of its members, so while rounds go on none of them is dead. In rounds of another kind than a step a script may do
+    for the first time what it likes.
+    """
+    if not worker.computed or worker.state != "member" or books.savers:
+        return False
+    if books.stopping is not None:
+        return worker.id in books.stopping.waiting
+    still = books.movement
+    return view_changes.in_a_step(books) and still.stands(now) > still.limit(NEWS * books.settings.heartbeat_s, STEPS)
+
+
+# --- what a coordinator's restart needs ------------------------------------------------------------------------
+
+
+class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker."""
+
+    id: str
+    host: str
+    pid: int
+    pool: str
+    session: str
+    state: str
+    leaving: str
+    entered: int = -1
+    unreached: str = ""
+
+
+class Durable(msgspec.Struct, frozen=True, kw_only=True):
+    """The books' part that must outlive the coordinator's process. Everything else the workers say when they return."""
+
+    number: int = 0
+    stops: int = 0
+    guests: int = 0
+    pools: tuple[str, ...] = ()
+    wants: dict[str, int]
+    shared: int | None = 0
+    can: dict[str, int] = {}
+    startup_failures: dict[str, int] = {}
+    losses: Losses = Losses()
+    not_finite: int = -1
+    unpromised: int | None = None
+    signature: m.Signature | None = None
+    previous: View | None = None
+    view: View | None = None
+    proposed: View | None = None
+    issued: tuple[Issued, ...] = ()
+    parts: tuple[str, ...] = ()  # ids of those who may have to be waited for
+    workers: tuple[KnownWorker, ...] = ()
+    expelled: dict[str, str] = {}
+    departed: dict[str, Departed] = {}
+    gone: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()
+    wrong_hosts: tuple[str, ...] = ()
+    ending: Ending | None = None
+    over: Ending | None = None
+    newest: m.Newest = m.Newest()
+    unrecorded: int = 0
+
+
+def durable(books: Books) -> Durable:
+    """To be written before any message goes out that was sent together with a change of it."""
+    return Durable(
+        number=books.number,
+        stops=books.stops,
+        guests=books.guests,
+        pools=tuple(books.pools),
+        wants=dict(books.wants),
+        shared=books.shared,
+        can=dict(books.can),
+        startup_failures=dict(books.startup_failures),
+        losses=books.losses,
+        not_finite=books.not_finite,
+        unpromised=books.unpromised,
+        signature=books.signature,
+        previous=books.previous,
+        view=books.view,
+        proposed=books.proposed,
+        issued=tuple(books.issued),
+        parts=tuple(worker for worker in books.workers if books.has_part(worker)),
+        workers=tuple(
+            KnownWorker(
+                id=w.id,
+                host=w.host,
+                pid=w.pid,
+                pool=w.pool,
+                session=w.session,
+                state=w.state,
+                leaving=w.leaving,
+                entered=w.entered,
+                unreached=w.unreached,
+            )
+            for w in books.workers.values()
+        ),
+        expelled=dict(books.stopping.expelled) if books.stopping else {},
+        departed=dict(books.departed),
+        gone=tuple(books.gone),
+        barred=tuple(books.barred),
+        wrong_hosts=tuple(sorted(books.wrong_hosts)),
+        ending=books.ending,
+        over=books.over,
+        newest=books.newest,
+        unrecorded=books.unrecorded,
+    )
+
+
+def restore(books: Books, known: Durable, now: float) -> None:
+    """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
+    books.number, books.stops, books.guests = known.number, known.stops, known.guests
+    books.pools = list(known.pools)
+    books.wants, books.startup_failures = dict(known.wants), dict(known.startup_failures)
+    books.signature = known.signature
+    books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
+    books.issued, books.shared, books.can = list(known.issued), known.shared, dict(known.can)
+    books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
+    books.losses, books.clock, books.ending_at = known.losses, now, now
+    books.barred = dict.fromkeys(known.barred)
+    books.unrecorded, books.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
+    books.ending, books.over = known.ending, known.over
+    books.newest, books.not_finite, books.unpromised = known.newest, known.not_finite, known.unpromised
+    if books.ending:
+        books.ending.saver, books.ending.compared = "", False
+    grace_s = books.settings.heartbeat_timeout_s if books.settings.taken_over else 0.0  # see 8
+    for w in known.workers:
+        books.workers[w.id] = Worker(
+            id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
+            state="member" if w.state == "finished" else w.state,  # it says so again
+            leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
+        )  # fmt: skip
+        books.silences.begin(books.workers[w.id].silence, now, grace_s)
+    books.record(events.CoordinatorBack(workers=tuple(w.id for w in known.workers)))
+    if not books.over and books.views():
+        books.stops += 1
+        waiting = set(known.parts).intersection(books.workers)
+        books.stopping = Stopping(
+            number=books.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
+        )
+        recovery.if_ready(books)

@@ -1,0 +1,255 @@
+"""What people and notices ask of a run: more workers, fewer, these ones not.
+
+What the run wants of each pool is `targets`: `scale` and `release` change it, a crash leaves it alone. Where a run has
+several pools, what one of them can have again makes the next ones let go (`shrink`); see `preference`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.protocol import events, settings
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED, EVICTED, UNFED, Books, Worker
+from farandole.protocol.messages import Hello, Roster
+
+# --- names ------------------------------------------------------------------------------------------------------------
+#
+# Whose worker is whose, where several pools send some.
+#
+# One rule: a worker's id begins with its pool's mark, and w1, w2 and so on follow. The mark of the run's own pool is
+# empty, that of any other one is NAME-. A pool learns its mark from the roster before it starts anybody, so an id says
+# whose it is wherever it is met, in messages, logs and commands, and nothing is translated. A pool is told of its own
+# workers only, and what it says of others is not heard. Two pools of one name can't be told apart: the second one is
+# refused.
+#
+# The run's own pool is that of `farandole run`, which has told the coordinator its name and process before anybody
+# could come; nobody else is taken for it, be it away or not. A worker that no pool has started may bring a name, but
+# none of those that a pool gives, nor of those that the run gives to guests. A worker's own word is all that there is
+# on which pool has started it.
+
+_POOLS = re.compile(r"(?:.*-)?w(\d+)")  # how `worker_id` names them
+
+
+def worker_id(prefix: str, number: int) -> str:
+    """What a pool calls the worker that it starts as its `number`th, from 1."""
+    return f"{prefix}w{number}"
+
+
+def number_of(worker: str) -> int:
+    """The other way round; 0 for a name that no pool gives."""
+    match = _POOLS.fullmatch(worker)
+    return int(match[1]) if match else 0
+
+
+def pool_mark(books: Books, pool: str) -> str:
+    """What the ids of that pool's workers begin with."""
+    if pool and pool not in books.pools:
+        books.pools.append(pool)
+    return f"{pool}-" if pool and pool != books.pools[0] else ""
+
+
+def brought(books: Books, hello: Hello) -> str:
+    """The id that a worker which is not known brings; "" if it brings none that it may have.
+
+    Who comes back, with an `attempt` beyond the first, says what it was called.
+    """
+    worker, again = hello.worker, hello.attempt > 1
+    if not hello.pool:
+        given = _POOLS.fullmatch(worker) or (not again and worker.startswith("guest-"))
+        return "" if given and books.settings.pool else worker
+    its = owns(books, hello.pool, worker) if again else _begins(books, hello.pool, worker)
+    return worker if its else ""
+
+
+def fresh(books: Books, hello: Hello) -> str:
+    """An id that nobody has, or has had."""
+    given = worker = brought(books, hello)
+    used = not worker or (hello.attempt <= 1 and books.has_part(worker))  # a name that the views still hold
+    while used or worker in books.workers or worker in books.departed:
+        books.guests, used = books.guests + 1, False
+        worker = f"{given or 'guest'}-{books.guests}"
+    return worker
+
+
+def owns(books: Books, pool: str, worker: str) -> bool:
+    """Whether `worker` is of `pool`, or would be."""
+    known = books.workers.get(worker) or books.departed.get(worker)
+    if known is not None or not pool:
+        return known is not None and known.pool == pool != ""
+    return _begins(books, pool, worker)
+
+
+def pool_refusal(books: Books, hello: Hello, connected: Iterable[Hello]) -> str:
+    """Why that pool is not to be heard, in words; "" if it is. `connected` are those that are there."""
+    own = books.settings.pool
+    if not hello.pool:
+        return "a pool has to have a name: give this one one of its own"
+    others = [own, *connected] if own else connected
+    if any(o.pool == hello.pool and (o.host, o.pid) != (hello.host, hello.pid) for o in others):
+        return f"another pool of this run is called {hello.pool!r}: give this one a name of its own"
+    return ""
+
+
+def _begins(books: Books, pool: str, worker: str) -> bool:
+    """Whether an id begins with the pool's mark, and with no longer one of another's."""
+    own = pool_mark(books, pool)
+    others = (pool_mark(books, other) for other in books.pools)
+    taken = ("guest-", *(other for other in others if len(other) > len(own)))
+    return worker != "" and worker.startswith(own) and not worker.startswith(taken)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def targets(books: Books) -> dict[str, int]:
+    """Workers wanted of each pool, by its mark."""
+    if not books.settings.pools:
+        return dict(books.wants)
+    sizes = [(pool_mark(books, pool.name), pool.size) for pool in books.settings.pools]
+    return settings.targets(books.shared, sizes, books.wants, books.can, _there(books), books.gather)
+
+
+def _there(books: Books) -> Counter[str]:
+    """Workers that do not leave, of each pool."""
+    return Counter(pool_mark(books, w.pool) for w in books.workers.values() if w.pool and not w.leaving)
+
+
+def scale(books: Books, wanted: int, pool: str = "") -> None:
+    """How many workers the run wants of a pool; without a name, of its own, or of those of which no number is fixed.
+
+    Raises:
+        UsageError: the run is ending, there is no such pool, or in all below the minimum or above the maximum.
+    """
+    _see_that_it_goes_on(books, f"scale {wanted}")
+    if pool and pool not in books.pools:
+        raise UsageError(f"scale --pool {pool}: no such pool; there are: {', '.join(books.pools) or 'none'}")
+    s, of_all = books.settings, bool(books.settings.pools) and not pool
+    ours = {pool_mark(books, each.name) for each in s.pools} if of_all else {pool_mark(books, pool)}
+    its = targets(books)
+    before = sum(its.get(mark, 0) for mark in ours)
+    total = sum(its.values()) - before + wanted
+    with_others = "" if total == wanted else f"with other pools' {total - wanted} that is "
+    if total < s.minimum:
+        raise UsageError(
+            f"scale {wanted}: {with_others}below the run's --min {s.minimum}; use `farandole stop` to end the run"
+        )
+    if s.maximum is not None and total > s.maximum:
+        raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
+    books.losses = msgspec.structs.replace(books.losses, joiners=0)
+    books.startup_failures = {m: n for m, n in books.startup_failures.items() if m not in ours}
+    if of_all:
+        books.wants = {mark: n for mark, n in books.wants.items() if mark not in ours}
+        books.shared = wanted
+    else:
+        fix(books, pool_mark(books, pool), wanted, before)
+    books.record(events.Scale(wanted=wanted, before=before))
+    after = targets(books)
+    for mark in ours:
+        _let_go(books, mark, after.get(mark, 0), f"scaled to {wanted}")
+
+
+def shrink(books: Books) -> None:
+    """Where a pool is to have fewer since another one can have more, its newest workers go."""
+    if not books.settings.pools or books.ending or books.over:
+        return
+    before, books.targets = books.targets, targets(books)
+    for mark, wanted in books.targets.items():
+        if wanted < before.get(mark, 0):
+            _let_go(books, mark, wanted, "a pool that is preferred has its place")
+
+
+def release(books: Books, name: str) -> list[str]:
+    """Let a worker (its id) or a host (its name) go; what is wanted falls by what its pools had of it.
+
+    Never below the minimum: the last to leave hands the state over to its replacement.
+
+    Raises:
+        UsageError: the run is ending, or there is no such worker or host.
+    """
+    _see_that_it_goes_on(books, f"release {name}")
+    found = [w for w in books.workers.values() if name in (w.id, w.host) and not w.leaving]
+    if not found:
+        known = ", ".join(f"{w.id} on {w.host}" for w in books.workers.values()) or "none"
+        raise UsageError(f"release {name}: no such worker or host; there are: {known}")
+    for worker in found:
+        mark, its = pool_mark(books, worker.pool), targets(books)
+        if worker.pool and its.get(mark) and sum(its.values()) > books.settings.minimum:
+            has = min(its[mark], _there(books)[mark]) if books.settings.pools else its[mark]
+            fix(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
+        notice(books, worker, "released")
+    return [w.id for w in found]
+
+
+def _see_that_it_goes_on(books: Books, request: str) -> None:
+    if ending := books.over or books.ending:
+        raise UsageError(f"{request}: the run is ending ({ending.reason}); nobody joins or is replaced any more")
+
+
+def fix(books: Books, mark: str, wanted: int, before: int) -> None:
+    """So many are wanted of that pool from now on, whatever others have; of what they share it had `before`."""
+    if mark not in books.wants and books.shared is not None:
+        books.shared = max(books.shared - before, 0)
+    books.wants[mark] = wanted
+
+
+def _let_go(books: Books, mark: str, wanted: int, reason: str) -> None:
+    ours = [w for w in books.workers.values() if w.pool and pool_mark(books, w.pool) == mark and not w.leaving]
+    for worker in ours[wanted:]:  # the newest go first
+        notice(books, worker, reason)
+
+
+def notice(books: Books, worker: Worker, reason: str) -> None:
+    """The worker is to leave gracefully: the next view is without it. It hears of that when it has left."""
+    if not worker.leaving:
+        worker.leaving = reason
+        books.record(events.Notice(worker=worker.id, reason=reason))
+
+
+def deadline(books: Books, worker: Worker, within_s: float) -> None:
+    """Its machine goes then: it ends itself before, should it be there still. See `deadline`."""
+    worker.goes_at = min(worker.goes_at, books.clock + within_s)
+    remind(books, worker)
+
+
+def remind(books: Books, worker: Worker) -> None:
+    """It may not have heard of its deadline."""
+    if worker.goes_at < math.inf:
+        books.send(worker.id, m.Deadline(within_s=max(worker.goes_at - books.clock, 0.0)))
+
+
+# --- roster -----------------------------------------------------------------------------------------------------------
+#
+# What a pool acts on: how many workers the run wants of it, and what has become of those that it has started.
+
+OUT = (EVICTED, BARRED)
+
+
+def of(books: Books, pool: str = "") -> Roster:
+    """That pool's; without a name, that of the run's own."""
+    pool = pool or (books.pools[0] if books.pools else "")
+    mark = pool_mark(books, pool)
+
+    def own(workers: Iterable[str]) -> tuple[str, ...]:
+        return tuple(w for w in workers if not pool or owns(books, pool, w))
+
+    ends = books.ending or books.over or any(w.state == "finished" for w in books.workers.values())
+    return Roster(
+        mark=mark,
+        wanted=0 if ends else targets(books).get(mark, 0),
+        losses=max(books.losses.count, books.losses.joiners),
+        leaving=own(w.id for w in books.workers.values() if w.leaving),
+        released=own(w for w, departed in books.departed.items() if departed.code not in OUT),
+        evicted=own(w for w, departed in books.departed.items() if departed.code in OUT),
+        unfed=own(w for w, departed in books.departed.items() if departed.code == UNFED),
+        wrong_hosts=tuple(sorted(books.wrong_hosts)),
+        over=books.over.code if books.over else -1,
+        reason=books.over.reason if books.over else "",
+        present=own(books.workers) if books.over else (),
+    )

@@ -1,0 +1,196 @@
+"""Two workers that have found different things of one shard: who is right, and what becomes of the other.
+
+Each shard has one right answer: what it reads, its loss, its gradients and buffers follow from the state, the data and
+the shard's number alone. So two that differ are two machines, or scripts, or one that computes wrong. Who knows what
+when:
+
+1. Who is to compute which shard too is known to all members of the round alike (`plan.checks`). Each keeps digests of
+   what it has found for as long as the round is in hand, and its control word carries two numbers of them. Nobody gives
+   its word before it has computed what it owes.
+2. Whoever can end a round has all its words (R1), so all see the same difference in the same round, and nobody ends it.
+   They say `Unlike`, which stops the view; as with replicas that differ, two have to say so where there are three
+   (`testimony`). A round that all hold and nobody has ended may be committed: so the answers to a stop carry what was
+   found, and what differs there is not committed either.
+3. A joiner that is unproven goes if it has not found what the shard's holder has, who is in the run: the run's bits so
+   far are the holder's. In a first view all are new, and what most have found counts, with two what the first has. Who
+   goes has ended no round: nothing of what it has computed is in the run's state.
+4. The step's digest (`replicas`) looks at what a joiner's own updates come to, a part of it in each step and all of it
+   in `TRIAL` steps. A joiner that differs within these goes too. The round is done again without it, also where it is
+   gone already, for what it has computed in it came from another state. (So may what it computed in the steps just
+   before, if it differed in a part that was not looked at then: that is the price of looking at a part.) Later,
+   replicas that differ end the run. A joiner that was sent wrong sums differs as well, and nobody can tell: it goes all
+   the same, since a joiner must not cost the run its state, and its reason says so.
+5. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
+   what two of three have found is right. The third goes, and so does what it has computed in this round, since its
+   shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
+   Its host is not asked for again.
+6. Where there is no third, or all three differ, nobody can tell. Both are named, and the run goes on with what it has,
+   or ends, as it was told when it began (`stop_undecided`). Two alone check each other no more until a third comes in
+   (`View.undecided`): each difference stops the view, and nobody could ever enter.
+7. Where one of two that were to be compared is gone, the round is not committed either, for what it has computed is in
+   the sum that all hold. It is done again, and others compute what that one had.
+8. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
+   to do so has not ended. A step is what proves, so one who comes in while the run idles below its minimum waits for
+   the first one; until that is known to be over, each view names it again, which costs a shard.
+
+    of        what the answers to a stop say
+    told      ... and what follows for those who are wrong
+    unproven  who has to prove itself in the view that follows
+    carried   ... in one that is planned
+    heard     a step has ended in this view: who was to prove itself has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import failures
+from farandole.protocol.coordinator.state import Books, Ending
+from farandole.protocol.difference import first_unequal, outliers
+from farandole.protocol.messages import UPDATES, Computed, Stopped
+
+TRIAL = 512  # steps, in which the digests of steps have looked at everything
+Again = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """`refused` are joiners, `wrong` members, each with why. `again`: who computes what too when the round is redone,
+    None if it need not be. `undecided`: of whom nobody can tell who is right, and in what they differ.
+    """
+
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    wrong: Mapping[str, str] = field(default_factory=dict[str, str])
+    undecided: Mapping[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])
+    again: Again | None = None
+
+
+def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyType({})) -> Verdict:
+    """`reports`: of those who hold the state, the longest-standing worker's first. `failed`: joiners whose replica has
+    come apart from the others' in that step.
+    """
+    last = max((report.round for report in reports.values()), default=0)
+    here = {worker: report for worker, report in reports.items() if report.round == last}
+    refused, wrong, undecided = dict[str, str](), dict[str, str](), dict[tuple[str, ...], str]()
+    for worker in (worker for worker in failed if worker in reports):
+        others = " or ".join(other for other in reports if other not in failed)
+        found_at = f"at step {failed[worker]} its replica is not what the others' is"
+        refused[worker] = f"{found_at}: {UPDATES}, or {others} sends it wrong sums"
+    reports = {worker: report for worker, report in reports.items() if worker not in refused}
+    again = list[tuple[str, tuple[int, ...]]]()
+    compares = any(report.held.shards or report.checked.shards for report in here.values())
+    differ = compares and any(_uncompared(here, worker) for worker in here)
+    for holder, report in here.items():
+        found = _found(here, holder, report)
+        if len({each.number for each in found.values()}) < 2:
+            continue
+        differ = True
+        for worker in _new(here, holder, found):
+            other = next(other for other, each in found.items() if each.number != found[worker].number)
+            first = _first(found[other], found[worker])
+            refused[worker] = f"what it computes is not what {other} does, first in {first}"
+        found = {worker: each for worker, each in found.items() if worker not in refused}
+        odd = outliers({worker: each.number for worker, each in found.items()})
+        if not odd:
+            continue
+        right = next(worker for worker in found if worker not in odd)
+        if len(found) > 2 and len(found) - len(odd) > 1:
+            others = " and ".join(worker for worker in found if worker not in odd)
+            for worker in odd:
+                wrong[worker] = f"it is not what {others} compute, first in {_first(found[right], found[worker])}"
+        elif len(found) == 2 and (third := _third(here, found)):
+            checkers = [worker for worker in found if worker != holder]
+            again += [(worker, report.held.shards) for worker in (*checkers, third)]
+        else:
+            undecided[tuple(found)] = _first(found[right], found[odd[0]])
+    redone = tuple(again) if differ or refused or failed else None
+    return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=redone)
+
+
+def on_trial(books: Books, message: m.Differs) -> bool:
+    """Whether those who are unlike the others are joiners whose updates nobody has looked at long enough. See 4."""
+    entered = [books.workers[worker].entered if worker in books.workers else -1 for worker in message.workers]
+    others = any(worker not in message.workers for worker in books.members())
+    return others and bool(entered) and all(0 <= step <= message.step <= step + TRIAL for step in entered)
+
+
+def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
+    """Who has to prove itself in the view that follows; `commit`: the round in hand has ended for all."""
+    compared = {w for w, report in reports.items() if commit and (report.held.shards or report.checked.shards)}
+    return tuple(w for w, report in reports.items() if report.unproven and w not in compared)
+
+
+def told(books: Books, verdict: Verdict) -> None:
+    """Who is refused, or wrong, is out of the books; where nobody can tell, the run may end."""
+    for worker, why in verdict.refused.items():
+        gone = books.workers.pop(worker)
+        books.record(events.Refused(worker=worker, host=gone.host, reason=why))
+        books.send(worker, m.Refused(reason=why))
+        books.depart(gone, why, 1, started=False, refused=True)
+        failures.refused(books, gone, why)
+    for worker, why in verdict.wrong.items():
+        host = books.workers[worker].host
+        books.record(events.ComputesWrong(worker=worker, host=host, reason=why))
+        books.wrong_hosts.add(host)
+        books.bar(worker)
+        books.evict(worker, f"it computes wrong: {why}")
+    for workers, what in verdict.undecided.items():
+        reason = f"{' and '.join(workers)} do not compute the same, first in {what}, and nobody can tell who is right"
+        books.record(events.Undecided(workers=workers, reason=reason))
+        if books.settings.stop_undecided and books.ending is None:
+            books.ending = Ending(code=1, reason=reason, failed=True)
+
+
+def carried(books: Books, stay: Iterable[str]) -> tuple[str, ...]:
+    """Of those who stay, who may have had no step to prove itself in. See 8."""
+    known = books.view.unproven if books.view and books.proved != books.view.number else ()
+    return tuple(worker for worker in stay if worker in known)
+
+
+def note_proof(books: Books, beat: m.Heartbeat) -> None:
+    """A member is beyond the step with which its view began."""
+    if books.view and beat.view == books.view.number and beat.step > books.began:
+        books.proved = beat.view
+
+
+def _found(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:
+    """What the holder and those who have checked it have found of the same shards, in the order of their standing."""
+    if not report.held.shards:
+        return {}
+    return {
+        worker: other.checked if worker != holder else report.held
+        for worker, other in here.items()
+        if worker == holder or (other.checked.holder, other.checked.shards) == (holder, report.held.shards)
+    }
+
+
+def _uncompared(here: Mapping[str, Stopped], worker: str) -> bool:
+    """Whether one that was to be compared in the round, as far as `worker` has to do with it, is gone. See 7."""
+    report = here[worker]
+    proving = report.view.unproven if report.view and report.unproven else ()
+    alone = report.held.shards and not any(other.checked.holder == worker for other in here.values())
+    return bool(alone) or report.checked.holder not in ("", *here) or not set(proving) <= set(here)
+
+
+def _new(here: Mapping[str, Stopped], holder: str, found: Mapping[str, Computed]) -> list[str]:
+    """Those who have not proved themselves, and do not. See 3."""
+    new = [worker for worker in found if here[worker].unproven]
+    if holder in new:
+        odd = outliers({worker: found[worker].number for worker in new})
+        return [worker for worker in new if worker in odd]
+    return [worker for worker in new if found[worker].number != found[holder].number]
+
+
+def _third(here: Mapping[str, Stopped], found: Mapping[str, Computed]) -> str:
+    """A member that has not computed it."""
+    return next((worker for worker, report in here.items() if worker not in found and not report.unproven), "")
+
+
+def _first(expected: Computed, got: Computed) -> str:
+    """The name of the first thing that differs."""
+    pairs = [tuple(zip(each.names, each.digests, strict=False)) for each in (expected, got)]
+    return first_unequal(*pairs)

@@ -1,0 +1,543 @@
+"""Planned changes of the view: joins, leaves, an orderly end, shards dealt by other shares; agreed on in band (R2).
+
+    next_view    the view that is due, when nothing is outstanding
+    next_group   ... the same members over new connections, before the numbers of the views wrap in messages' tags
+    next_shares  ... the same members with other shares, when nothing else is due
+    propose      everyone concerned prepares it, and the control words agree on it without us
+    switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
+    synced        the last joiner holds the state: the next view may be planned
+
+New connections alone are no need: the members go on over those that stand while they are made, and if they do not come
+about in time, the proposal is given up, and tried again later.
+
+A loss of anyone concerned, at any point, is an unplanned change: the proposal is given up.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import disputes, failures, recovery, shutdown, state, verdicts
+from farandole.protocol.coordinator.state import WHOLE, Books, Ending, Issued, Worker, stragglers
+from farandole.protocol.difference import Difference, Finish, calls_differ, ended_early
+from farandole.protocol.values import Call
+from farandole.protocol.view import View
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+#
+# What the workers' scripts call, and that it is the same everywhere: a step, an evaluation, the script's end.
+#
+# A script that calls something on one worker only (`if run.is_leader: run.evaluate(...)`) would have its peers exchange
+# messages of other sizes than it expects, which Gloo answers by ending the process. What keeps that from happening, and
+# the workers from waiting for each other for ever:
+#
+# 1. A *purpose* is part of every message's tag: a training step's, or anything else's. So messages of the one never
+#    meet those of the other, and whoever waits for them waits.
+# 2. A round whose sizes do not follow from the steps before (every evaluation's, and a step's for which other
+#    parameters train than in the last one) comes after a *call round*: words alone, which are of one size, under the
+#    second purpose. A word carries the number of what its sender has called and of the sizes that come of it. A
+#    worker ends a round only if all words carry its own number. So whoever posts a message of such sizes knows that
+#    all others expect the same ones.
+# 3. A call round that is held everywhere is committed like any other when its view is stopped (R1), by workers that
+#    have not compared anything. So the reports carry the calls too, and the decision comes after their comparison: if
+#    anyone has ended the round, all who hold it have called the same.
+# 4. Where calls differ, the round does not end. Which round a worker is in, and what it has called there, are facts
+#    that no delay changes: rounds go in lockstep (R1), so workers that do the same call the same in each round,
+#    redone or not, in whatever view. So two members that say different things of one round have different scripts, or
+#    one script that goes two ways, and so have one that has ended before round r and another that has begun r.
+#    Messages come in any order, old ones too; each is compared with what is known of the others. All of them ride on
+#    heartbeats, which go on while a worker waits, or are said again on every new connection: nothing is lost for
+#    good, even if a coordinator is.
+# 5. The same holds of a view that took effect in round r: nobody whose script goes the same way begins r in the one
+#    before, which a call other than a step may do. Nor can anybody begin a later one there, as r does not end without a
+#    word of who has gone on. So one that says it has, and two others are beyond r, has said a wrong r.
+# 6. Those who are lost, or in views that were given up, count no more: what they did alone may be done anew, otherwise.
+#
+# The run ends then, like one whose script has failed: what one of them computes without the others is not what was
+# asked for. Whoever holds the state of a whole step saves it.
+#
+#     began      a heartbeat: this worker has begun a round
+#     switched   a worker goes on with a step in another view
+#     finished   a worker's script has ended
+#     differing  (`difference`) the answers to a stop
+
+KEPT = 4  # rounds; members are at most one apart
+
+
+def began(books: Books, worker: str, beat: m.Heartbeat) -> None:
+    """A heartbeat. What is heard while a stop is outstanding will be heard again."""
+    _end(books, _began(books, worker, beat))
+
+
+def call_switched(books: Books, worker: str, message: m.Switched) -> None:
+    """It goes on with a step in another view than it was in."""
+    if not _is_late(books):
+        _end(books, _went_on(books, worker, message.round, f"step {message.step}"))
+
+
+def finished(books: Books, worker: Worker, message: m.Finished) -> None:
+    """A worker's script has ended."""
+    worker.state, worker.fingerprint, worker.after = "finished", message.fingerprint, message.after
+    if message.view:  # else it has never been in one, and holds nobody up
+        _end(books, _finished(books, worker.id, message))
+
+
+def in_a_step(books: Books) -> bool:
+    """Whether the newest round that was heard of is a training step, as far as was said."""
+    newest = max(books.begun, default=None)
+    return newest is None or books.begun[newest][1].doing.startswith("step ")
+
+
+def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
+    call, round_ = beat.call, beat.round
+    if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
+        return None
+    before = books.previous.number if books.view and books.previous else 0
+    if beat.view == before and (difference := _behind(books, worker, beat)):
+        return difference
+    first, other = books.begun.get(round_, (worker, call))
+    if first == worker or first not in books.workers:
+        _keep(books, round_, worker, call)
+    elif other.number != call.number:
+        return calls_differ(first, other, worker, call)
+    return _went_on(books, worker, round_, call.doing)
+
+
+def _behind(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
+    """In the view before: whether it does something else there than those who have gone on. See 5."""
+    for other, round_ in books.switches.items():
+        if round_ == beat.round or round_ == books.applied < beat.round:
+            return calls_differ(other, Call(doing="the next step"), worker, beat.call)
+        if round_ < beat.round:  # which nobody could have begun without it: two who have are right
+            books.beyond.setdefault(other, set()).add(worker)
+            if len(books.beyond[other]) > 1 and other in books.workers:
+                books.bar(other)
+                recovery.expel(
+                    books, other, f"it says that it has gone on since round {round_}, in which it was needed"
+                )
+                return None
+    return None
+
+
+def _finished(books: Books, worker: str, message: m.Finished) -> Difference | None:
+    mine, known = Finish(worker=worker, round=message.round, step=message.step), books.finish
+    if known is None or known.worker not in books.workers:
+        books.finish = known = mine
+    if _is_late(books):
+        return None
+    if known.round != mine.round:
+        early, late = sorted((known, mine), key=lambda finish: finish.round)
+        return ended_early(early, late.worker, f"step {late.step}")
+    if books.view and worker in books.unswitched and message.view < books.view.number:
+        return ended_early(mine, _switched(books), "the next step")
+    for round_, (other, call) in books.begun.items():
+        if round_ >= mine.round and other in books.workers and other != worker:
+            return ended_early(mine, other, call.doing)
+    return None
+
+
+def _end(books: Books, difference: Difference | None) -> None:
+    if difference is not None:
+        books.differ(difference)
+        recovery.stop(books, difference.reason)
+
+
+def _went_on(books: Books, worker: str, round_: int, doing: str) -> Difference | None:
+    finish = books.finish
+    if finish is None or finish.worker not in books.workers or worker == finish.worker or round_ < finish.round:
+        return None
+    return ended_early(finish, worker, doing)
+
+
+def _switched(books: Books) -> str:
+    """One of those who go on in the view in force, or have left with it."""
+    concerned = [worker for view in (books.view, books.previous) if view for worker in view.members]
+    return next((worker for worker in concerned if worker not in books.unswitched), "another")
+
+
+def _is_late(books: Books) -> bool:
+    """Whether nobody trains any more, or all are asked where they stand."""
+    failed = books.ending is not None and books.ending.failed
+    return books.over is not None or books.stopping is not None or bool(books.savers) or failed
+
+
+def _in_a_view(books: Books, worker: str, number: int) -> bool:
+    return any(view.number == number and worker in view.members for view in books.views())
+
+
+def _keep(books: Books, round_: int, worker: str, call: Call) -> None:
+    books.begun[round_] = (worker, call)
+    for old in [each for each in books.begun if each <= round_ - KEPT]:
+        del books.begun[old]
+
+
+# --- planned ----------------------------------------------------------------------------------------------------------
+
+REGROUP_S = 600.0  # between two tries to connect the members anew
+
+
+def plan(books: Books, now: float) -> None:
+    """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
+    for gone in [w for w in books.workers.values() if w.leaving and w.state in ("starting", "ready")]:
+        if not books.has_part(gone.id):
+            books.dismiss(gone.id, gone.leaving)
+    finished = any(w.state == "finished" for w in books.workers.values())
+    if _comes_to_nothing(books, now):
+        recovery.stop(books, "the members could not be connected anew")
+    if books.stopping or books.proposed or books.savers or books.unsynced or finished:
+        return
+    if not all(books.workers[w].connected for w in books.participants()):
+        return  # its return or its loss stops the view anyway
+    due = next_view(books) or next_group(books, now) or next_shares(books)
+    if due is not None:
+        propose(books, *due, now)
+
+
+def next_view(books: Books) -> tuple[View, str] | None:
+    """The view that is due and why; None when there is nothing to change.
+
+    Leavers leave only while somebody who holds the state stays; if everyone is leaving, joiners enter first (for that
+    one view above the maximum, if need be). A run on its way out goes to the empty view; if no member could save there
+    and somebody who is ready can, by way of a view with that one.
+    """
+    view = books.view
+    if books.ending:
+        if view is None or not view.members or books.ending.failed:
+            return None
+        number = books.next_number()
+        if helper := shutdown.helper(books):
+            members = (*view.members, helper)
+            return View(
+                number=number,
+                members=members,
+                joining=(helper,),
+                group=number,
+                hosts=books.hosts_of(members),
+                unproven=(helper,),
+            ), f"{helper} joins, to save: no member reaches the store"
+        return View(number=number, members=(), group=view.group), books.ending.reason
+    ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
+    if books.clock < books.meet_at:
+        ready = []  # a stranger was in the last connections: see `strangers`
+    maximum = books.settings.maximum
+    if view is None:
+        if len(ready[:maximum]) < books.settings.minimum:
+            return None
+        first = shutdown.first(books, ready)[:maximum]
+        if not first:
+            _give_up(books)
+            return None
+        number = books.next_number()
+        hosts = books.hosts_of(first)
+        return View(
+            number=number, members=first, joining=first[1:], group=number, hosts=hosts, unproven=first
+        ), "first view"
+    leavers = [w for w in view.members if books.workers[w].leaving]
+    room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
+    joiners = tuple(ready[: max(room, 0)])
+    if len(leavers) == len(view.members):
+        leavers = []
+    if not joiners and not leavers:
+        return None
+    stay = tuple(w for w in view.members if w not in leavers)
+    causes = [f"{w} joins" for w in joiners] + [f"{w} leaves ({books.workers[w].leaving})" for w in leavers]
+    number = books.next_number()
+    group = number if joiners else view.group
+    shares = view.shares_of(stay)
+    if shares:  # a joiner counts as the median until it has been measured
+        shares = (*shares, *(sorted(shares)[len(shares) // 2] for _ in joiners))
+    members = (*stay, *joiners)
+    return View(
+        number=number,
+        members=members,
+        joining=joiners,
+        group=group,
+        shares=shares,
+        hosts=books.hosts_of(members),
+        unproven=(*verdicts.carried(books, stay), *joiners),
+    ), ", ".join(causes)
+
+
+def _give_up(books: Books) -> None:
+    """Nobody may begin a first view: the run ends if nobody ever will."""
+    if why := shutdown.hopeless(books):
+        books.ending = Ending(code=1, reason=why, failed=True)
+        shutdown.end(books)
+
+
+def next_group(books: Books, now: float) -> tuple[View, str] | None:
+    """The view in force over connections of its own, when those that it uses have served many views."""
+    view = books.view
+    if view is None or view.size < 2 or books.ending or now < max(books.regroup_at, books.meet_at):
+        return None
+    if books.number + 1 - view.group < books.settings.views_per_group:
+        return None
+    books.regroup_at = now + REGROUP_S
+    number = books.next_number()
+    unproven = verdicts.carried(books, view.members)
+    return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
+
+
+def _comes_to_nothing(books: Books, now: float) -> bool:
+    view = books.proposed
+    if view is None or view.joining or view.group != view.number or books.view is view or books.stopping:
+        return False
+    return now - books.proposed_at > books.settings.prepare_timeout_s
+
+
+def next_shares(books: Books) -> tuple[View, str] | None:
+    """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
+    view = books.view
+    if view is None or books.ending or not books.settings.by_speed:
+        return None
+    shares = books.speeds.due(view)
+    if shares is None:
+        return None
+    slow = stragglers(books.speeds.relative())
+    cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
+    unproven = verdicts.carried(books, view.members)
+    view = msgspec.structs.replace(view, number=books.next_number(), joining=(), shares=shares, unproven=unproven)
+    return view, cause or "the workers are about equally fast"
+
+
+def propose(books: Books, view: View, cause: str, now: float) -> None:
+    books.proposed, books.proposed_at, books.cause = view, now, cause
+    books.issued.append(Issued(view=view))
+    books.record(events.Proposed(view=view.number, members=view.members, cause=cause))
+    message = m.Propose(view=view, newest=m.Newest() if books.view else books.newest)
+    for worker in books.participants():
+        books.send(worker, message)
+
+
+def publish(books: Books, worker: str, message: m.Publish) -> None:
+    """A member of the proposed view tells the others, or the one it names, how to connect to it."""
+    view = books.proposed
+    if view and view.group == message.group and worker in view.members:
+        for peer in view.members:
+            if peer != worker and peer in books.workers and message.to in ("", peer):
+                books.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
+
+
+def switched(books: Books, worker: Worker, message: m.Switched) -> None:
+    """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
+    call_switched(books, worker.id, message)
+    view = books.proposed
+    if books.stopping or view is None or message.view != view.number:
+        return
+    if books.view is not view:
+        _in_force(books, view, worker, message)
+    _compare_rounds(books, view, worker, message)
+    if books.stopping or books.proposed is not view:
+        return  # one of them is expelled: all who were to leave are still there to answer
+    books.unswitched.discard(worker.id)
+    if books.unswitched:
+        return
+    before = books.previous.members if books.previous else ()
+    concerned = books.participants()
+    books.proposed = books.previous = None
+    state.keep(books, [view])
+    if not view.members:
+        books.savers = [w for w in before if w in concerned]
+        shutdown.save(books)
+        return
+    for leaver in [w for w in before if w not in view.members]:
+        books.dismiss(leaver, "left gracefully")
+
+
+def _compare_rounds(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
+    """All say the same (R2): who does not is put out, if two others do."""
+    books.switches[worker.id] = message.round
+    if books.applied < 0:
+        books.applied = disputes.agreed_round(books.switches, len(books.participants()))
+    for odd in [w for w, said in books.switches.items() if said != books.applied >= 0 and w in books.workers]:
+        books.bar(odd)
+        recovery.expel(
+            books, odd, f"it says that view {view.number} took effect in round {books.switches[odd]}, "
+            f"and others in round {books.applied}",
+        )  # fmt: skip
+
+
+def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
+    before = books.view
+    books.previous, books.view, books.applied = before, view, -1
+    books.switches, books.beyond = {}, {}
+    books.unsynced = set(view.joining)
+    books.unswitched = set(books.participants())
+    unchanged = before is not None and view.members == before.members
+    dealt_anew = unchanged and before is not None and view.shares != before.shares
+    books.unfed = 0
+    if not view.joining and not unchanged:
+        failures.joined(books, view.members)
+    failures.reached(books, worker.id, message.step)
+    for member in view.members:
+        books.workers[member].state = "member"
+    if before is None:
+        books.founder = view.members[0]
+    for joiner in view.joining if before else ():
+        books.workers[joiner].entered = message.step
+    if view.group == view.number:
+        books.strangers = 0
+    books.began = message.step
+    books.record(events.View(view=view.number, members=view.members, round=message.round, step=message.step,
+        cause=books.cause))  # fmt: skip
+    shutdown.appoint(books)
+    if dealt_anew:
+        shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
+        books.record(events.Shares(view=view.number, step=message.step, shares=shares, reason=books.cause))
+
+
+def synced(books: Books, worker: str, message: m.Synced) -> None:
+    if books.view and message.view == books.view.number:
+        books.unsynced.discard(worker)
+        if not books.unsynced:
+            failures.joined(books, books.view.joining)
+            shutdown.appoint(books)
+
+
+def late(books: Books, now: float) -> list[str]:
+    """Joiners who hold up a proposed view beyond its limit: those not connected, or all where only members are not.
+
+    Of a first view anyone may be to blame.
+    """
+    view = books.proposed
+    if view is None or books.stopping or now - books.proposed_at <= books.settings.prepare_timeout_s:
+        return []
+    slow = [w for w in view.members if w in books.workers and books.workers[w].prepared < view.number]
+    if not slow or books.view is None:
+        return slow
+    return [w for w in slow if w in view.joining] or list(view.joining)
+
+
+# --- going ------------------------------------------------------------------------------------------------------------
+#
+# How workers go, other than by the run's own plan: evicted, lost, excused.
+#
+#     evict    alive or not, the run goes on without it, as soon as that is safe
+#     lost     its process has ended, for certain
+#     lapsed   its machine goes, and its time was over before it could leave (`deadline`)
+#     excuse   it was not let in yet, and its script has ended: nobody has to wait for it
+#     failed   its script has raised
+#     unfed    its host can't get it the data (`feeding`)
+#     ends     ... in whichever of these two ways, as it says
+#
+# Whoever had a part in the view leaves it by an unplanned change.
+
+
+def evict(books: Books, worker: str, reason: str) -> None:
+    """One eviction may bring others about: the worker may be out already."""
+    if worker not in books.workers or books.over:
+        return
+    if books.savers or not books.has_part(worker):
+        books.evict(worker, reason)
+        _without(books, worker, reason, participant=False)
+        return
+    recovery.expel(books, worker, reason)  # it stays in the books until it is safe to go on without it
+    books.turn_out(worker, reason)
+    books.workers[worker].connected = False
+    recovery.overdue(books, worker, reason)
+
+
+def lost(books: Books, gone: Worker, reason: str) -> None:
+    participant, member = gone.id in books.participants(), books.let_in(gone.id)
+    del books.workers[gone.id]
+    books.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
+    if member and not gone.leaving and gone.state != "finished":
+        failures.ended(books, gone.id, reason, entered=gone.entered if gone.pool else -1)
+    _without(books, gone.id, reason, participant=participant)
+
+
+def lapsed(books: Books, worker: Worker) -> None:
+    """It makes no progress any more; its process ends by itself."""
+    reason = f"its time was over before it could leave ({worker.leaving})"
+    books.forget(worker.id, reason)
+    lost(books, worker, reason)
+
+
+def excuse(books: Books, worker: Worker, reason: str, code: int) -> None:
+    participant = worker.id in books.participants()
+    books.dismiss(worker.id, reason, code=code)
+    _without(books, worker.id, reason, participant=participant)
+
+
+def ends(books: Books, worker: Worker, message: m.Failed | m.Unfed) -> None:
+    """Its script has ended before its end."""
+    if isinstance(message, m.Failed):
+        failed(books, worker, message.traceback)
+    else:
+        unfed(books, worker, message.reason)
+
+
+def failed(books: Books, worker: Worker, traceback: str) -> None:
+    """In a member it ends the run; in one that was not yet let in, only its own part."""
+    books.record(events.Failed(worker=worker.id, host=worker.host, traceback=traceback))
+    if books.savers or (books.ending and books.ending.failed):
+        if books.deadline is not None and worker.state != "finished":
+            shutdown.give_up(books, f"the script failed on {worker.id}", code=1)
+        return  # others fail alike: the first one counts
+    if books.stands_alone(worker):
+        excuse(books, worker, "its script failed before it was let in", 1)
+        return
+    recovery.break_off(books, f"the script failed on {worker.id}")
+
+
+def unfed(books: Books, worker: Worker, reason: str) -> None:
+    """Who has a part in a view goes when that has been stopped, and nobody who may be needed to save goes at all."""
+    if worker.unfed:
+        return
+    worker.unfed = reason or "it does not say why"
+    books.record(events.Unfed(worker=worker.id, host=worker.host, reason=worker.unfed))
+    if books.deadline is not None and worker.state != "finished":  # others hold the final state
+        failures.let_go(books, worker.id)
+        _without(books, worker.id, failures.LOST, participant=True)
+    elif not books.has_part(worker.id) and not books.ending:
+        books.unfed += books.view is None and bool(worker.pool)
+        why = failures.hopeless(books, worker.id)
+        failures.let_go(books, worker.id)
+        if why:
+            books.ending = Ending(code=1, reason=why, failed=True)
+            shutdown.end(books)
+
+
+def _without(books: Books, worker: str, reason: str, *, participant: bool) -> None:
+    books.unsynced.discard(worker)
+    if not books.over:
+        recovery.without(books, worker, reason, participant=participant)
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+#
+# A stranger in the connections of a proposed view: it is given up, and another one proposed, over new connections.
+#
+# A member whose peer has not proved itself (`collective/gloo.py`) drops the group, says so, and never says that it is
+# prepared. So the view would come to nothing; instead of waiting for its limit it is stopped, as for a connection
+# that broke: whoever was in force goes on, joiners stay candidates, and the next proposal has a number, a group and a
+# key of its own. Nobody is held guilty, neither the peer nor who speaks of it: the event names the address that was
+# in between.
+#
+# Each time in a row the next new connections wait twice as long. So whoever can always get in between (or a member that
+# always says so) keeps joiners out, which the events tell, and costs the others a stop every `LONGEST_S`, no more. Who
+# leaves, and what needs no new connections, does not wait.
+
+SHORTEST_S = 1.0
+LONGEST_S = 300.0
+DOUBLINGS = 9  # more than it takes to get there
+
+
+def unproved(books: Books, worker: str, message: m.Unproved) -> None:
+    view = books.proposed
+    if (
+        view is None
+        or books.stopping
+        or message.view != view.number
+        or view.group != view.number
+        or worker not in view.members
+    ):
+        return
+    again_s = min(SHORTEST_S * 2 ** min(books.strangers, DOUBLINGS), LONGEST_S)
+    books.strangers += 1
+    books.meet_at = books.clock + again_s
+    books.record(events.StrangerInGroup(worker=worker, peer=message.peer, address=message.address, view=view.number,
+        again_s=again_s))  # fmt: skip
+    recovery.stop(books, f"strangers at {message.address}, between {worker} and the others")

@@ -1,0 +1,135 @@
+"""What hosts have cost, by the hour. Pure.
+
+Where a pool says what it pays for (`Priced`), that counts: from an instance's launch until it is gone, with workers or
+without. Else a host is paid for from the beginning of the first of its workers to the end of the last, and in between
+where there was none, if that was for less than `GAP_S`: who holds a machine while one worker is replaced pays for it.
+How many workers it has does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from farandole.errors import UsageError
+
+# --- prices -----------------------------------------------------------------------------------------------------------
+#
+# What an hour of a host costs, as a file says, on a day. Pure; `cli/options.py` reads it.
+#
+# What is not there is unknown, and never 0.
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In dollars an hour of one host, however many workers are on it: of each host of a pool, or of one by name, which
+    comes first. `date` is the day that they are of, as 2026-11-01; "": there are none.
+
+    Raises:
+        UsageError: a price that is none; names it.
+    """
+
+    date: str = ""
+    pools: dict[str, float] = {}
+    hosts: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        for kind, prices in (("pools", self.pools), ("hosts", self.hosts)):
+            for name, dollars in prices.items():
+                if not 0 < dollars < math.inf:
+                    raise UsageError(
+                        f"{kind}.{name} = {dollars:g}: dollars an hour, above 0; leave out what is unknown"
+                    )
+
+    def of(self, host: str, pool: str) -> float | None:
+        return self.hosts.get(host, self.pools.get(pool))
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+GAP_S = 300.0
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a pool has said of a host of its own: `dollars` an hour, as of `day`, None: it does not know; it is paid for
+    from Unix time `began` to `ends`.
+    """
+
+    host: str
+    pool: str
+    dollars: float | None
+    day: str
+    began: float
+    ends: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """A worker on a host: from Unix time `began`, for so many seconds."""
+
+    host: str
+    pool: str
+    began: float
+    seconds: float
+
+
+class HostCost(msgspec.Struct, frozen=True, kw_only=True):
+    """`an_hour` and `dollars` are None where the price is unknown."""
+
+    host: str
+    pool: str
+    hours: float
+    an_hour: float | None
+    dollars: float | None
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """`dollars` is None where some host's price is unknown; `at_least`: those of the others. `date`: of the prices."""
+
+    dollars: float | None
+    at_least: float
+    unknown: tuple[str, ...]
+    date: str
+    hosts: tuple[HostCost, ...]
+
+
+def cost(stays: Iterable[Stay], prices: Prices, told: Iterable[Told] = ()) -> Cost:
+    """Of all hosts, by their names. What their pools have said of them comes first."""
+    pools = {each.host: each for each in told}
+    by_host: dict[str, list[Stay]] = {}
+    for stay in stays:
+        by_host.setdefault(stay.host, []).append(stay)
+    names = sorted({*by_host, *pools})
+    hosts = tuple(_of(name, by_host.get(name, []), prices, pools.get(name)) for name in names)
+    unknown = tuple(each.host for each in hosts if each.dollars is None)
+    date = " and ".join(sorted({day for day in (prices.date, *(each.day for each in pools.values())) if day}))
+    known = sum(each.dollars for each in hosts if each.dollars is not None)
+    return Cost(
+        dollars=None if unknown or not hosts else known, at_least=known, unknown=unknown, date=date, hosts=hosts
+    )
+
+
+def _of(host: str, stays: list[Stay], prices: Prices, told: Told | None) -> HostCost:
+    """A guest on it is of no pool."""
+    pool = told.pool if told else next((stay.pool for stay in stays if stay.pool), "")
+    seconds = max(0.0, told.ends - told.began) if told else paid_s(stays)
+    hours, an_hour = seconds / HOUR_S, prices.of(host, pool)
+    an_hour = told.dollars if told and told.dollars is not None else an_hour
+    dollars = None if an_hour is None else hours * an_hour
+    return HostCost(host=host, pool=pool, hours=hours, an_hour=an_hour, dollars=dollars)
+
+
+def paid_s(stays: Iterable[Stay]) -> float:
+    """Seconds for which a host is paid for."""
+    paid, until = 0.0, 0.0
+    for stay in sorted(stays, key=lambda stay: stay.began):
+        begins, ends = stay.began, stay.began + stay.seconds
+        if paid and begins <= until + GAP_S:
+            begins = min(until, ends)
+        paid += max(0.0, ends - begins)
+        until = max(until, ends)
+    return paid

@@ -1,0 +1,142 @@
+"""Differences in words, for whoever started the run: of a joiner from the run, of the scripts of two workers, and of
+replicas that should be equal.
+
+Facts of code are the script, the modules of its folder, and farandole itself (`code/snapshot.py`). A script is compared
+whatever its name is, a module only where both sides have imported it: not all workers import the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from farandole.protocol.messages import Signature, Stopped
+from farandole.protocol.values import Call
+
+Facts = Sequence[tuple[str, str]]
+_SCRIPT = "script "
+_CODE = (_SCRIPT, "module ", "farandole's code", "code pack")
+NAMED = 5
+
+
+def first_difference(expected: Signature, got: Signature) -> str:
+    """The first fact in which a joiner differs from the run, code left out, in words; empty when there is none."""
+    ours, theirs = dict(without_code(expected).facts), dict(without_code(got).facts)
+    for name, value in ours.items():
+        if name not in theirs:
+            return f"{name}: the run has {value}, this worker has none"
+        if theirs[name] != value:
+            return f"{name}: the run has {value}, this worker has {theirs[name]}"
+    extra = [name for name in theirs if name not in ours]
+    return f"{extra[0]}: the run has none, this worker has {theirs[extra[0]]}" if extra else ""
+
+
+def of_code(name: str) -> bool:
+    """Whether the fact of this name is one of code."""
+    return name.startswith(_CODE)
+
+
+def other_code(expected: Facts, got: Facts) -> list[str]:
+    """The facts of code in which two sides differ, by the names that `expected` has for them."""
+    theirs = dict(_comparable(got))
+    return [name for key, name, value in _keyed(expected) if theirs.get(key, value) != value]
+
+
+def without_code(signature: Signature) -> Signature:
+    """The signature without those facts."""
+    return Signature(facts=tuple((name, value) for name, value in signature.facts if not of_code(name)))
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _comparable(facts: Facts) -> Iterator[tuple[str, str]]:
+    for key, _, value in _keyed(facts):
+        yield key, value
+
+
+def _keyed(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    for name, value in facts:
+        if of_code(name):
+            yield _SCRIPT if name.startswith(_SCRIPT) else name, name, value
+
+
+# --- what the scripts call -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Two workers, and how their scripts differ, in words."""
+
+    workers: tuple[str, str]
+    reason: str
+
+
+def differing(reports: Mapping[str, Stopped]) -> Difference | None:
+    """Of those that answered a stop, two that have called different things in one round, if there are such."""
+    first: dict[int, str] = {}
+    for worker, report in reports.items():
+        if report.synced and report.call.number:
+            other = first.setdefault(report.round, worker)
+            if reports[other].call.number != report.call.number:
+                return calls_differ(other, reports[other].call, worker, report.call)
+    return None
+
+
+def calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
+    """They have called different things in one round."""
+    return Difference(
+        workers=(one, other),
+        reason=(
+            f"the scripts of {one} and {other} go different ways: "
+            f"{one} called {ones.doing}; {other} called {others.doing}; all workers have to call it, "
+            f"at the same place, not under `if run.is_leader` or what else differs"
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """A worker's script has ended with `round` not begun, after `step`."""
+
+    worker: str
+    round: int
+    step: int
+
+
+def ended_early(early: Finish, other: str, doing: str) -> Difference:
+    """One has ended, the other goes on."""
+    return Difference(
+        workers=(early.worker, other),
+        reason=(
+            f"the script of {early.worker} ended after step {early.step}, that of {other} goes on with {doing}; "
+            f"all workers have to end after the same step: decide it by what is equal on all of them, such as step.loss"
+        ),
+    )
+
+
+# --- replicas --------------------------------------------------------------------------------------------------
+
+
+def outliers(found: Mapping[str, Hashable]) -> tuple[str, ...]:
+    """Those whose value is not that of most; of two sides of one size the first worker's counts.
+
+    `found`: in the order of their standing, so that the longest-standing worker is right where nothing else decides.
+    """
+    sides: dict[Hashable, list[str]] = {}
+    for worker, value in found.items():
+        sides.setdefault(value, []).append(worker)
+    reference = max(sides.values(), key=len, default=[])
+    return tuple(worker for worker in found if worker not in reference)
+
+
+def first_unequal(expected: Sequence[tuple[str, int]], got: Sequence[tuple[str, int]]) -> str:
+    """The name of the first of `expected`, pairs of a name and a digest, that is another in `got`; "" for none."""
+    for theirs, ours in zip_longest(expected, got):
+        if theirs != ours:
+            return (theirs or ours)[0]
+    return ""

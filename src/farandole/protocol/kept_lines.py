@@ -1,0 +1,78 @@
+"""A worker's lines of metrics that the coordinator may still need.
+
+Every worker keeps them, since any may become rank 0 and have to send what the one before could not; those that the
+coordinator says it has are let go of, so it is a handful but while there is no coordinator. What is under way on a
+connection that breaks is sent again on the next one, from where the coordinator's Welcome says. `metric_lines` has the
+other side.
+
+No line is lost in silence. `KEPT` lines at most are kept. While there are as many, each further one is counted in a
+line that stands for them, at their place, under the number of the newest of them: so it is sent, waits and is sent
+again like any other, and becomes the event `lines lost`. The coordinator says that it has a line a moment before it
+writes it; should it be killed in between, the line is still here, for it goes only with the next such word.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from farandole.platform.bounds import MAX_COUNT
+from farandole.protocol.values import MAX_LINES, Line, Metrics
+
+KEPT = 100_000
+RECENT_STEPS = 50  # of which the median is taken
+
+
+class KeptLines:
+    """Those of one worker."""
+
+    def __init__(self) -> None:
+        self._sent: deque[Line] = deque()  # on this connection, and the coordinator may not have them
+        self._unsent: deque[Line] = deque()
+        self._heard = (-1, 0)
+        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
+
+    def add(self, line: Line) -> None:
+        if isinstance(line.fields, Metrics):
+            self._steps_s.append(line.fields.training_s)
+        append(self._unsent, line, KEPT - len(self._sent))
+
+    def send_after(self, newest: tuple[int, int]) -> None:
+        """A new connection: the coordinator has all up to this one."""
+        self._unsent.extendleft(reversed(self._sent))
+        self._sent.clear()
+        _drop(self._unsent, newest)
+
+    def forget(self, newest: tuple[int, int]) -> None:
+        """The coordinator has all up to this one, and has written those of which it has said so before."""
+        for lines in (self._sent, self._unsent):
+            _drop(lines, self._heard)
+        self._heard = newest
+
+    def take(self) -> tuple[Line, ...]:
+        """The next ones to send."""
+        lines = tuple(self._unsent.popleft() for _ in range(min(MAX_LINES, len(self._unsent))))
+        self._sent.extend(lines)
+        return lines
+
+    def median_step_s(self) -> float | None:
+        """Of the newest steps, without evaluations and pauses; None without any."""
+        return median(self._steps_s) if self._steps_s else None
+
+
+def append(lines: deque[Line], line: Line, room: int) -> None:
+    """Add a line; where there are `room` of them already, to the count of those that are missing."""
+    last = lines[-1] if lines else None
+    if len(lines) < room:
+        lines.append(line)
+        return
+    more = line.missing or 1
+    if last is not None and last.missing:
+        lines.pop()
+        more += last.missing
+    lines.append(Line(step=line.step, index=line.index, fields=min(more, MAX_COUNT)))
+
+
+def _drop(lines: deque[Line], newest: tuple[int, int]) -> None:
+    while lines and (lines[0].step, lines[0].index) <= newest:
+        lines.popleft()

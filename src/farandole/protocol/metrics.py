@@ -1,0 +1,114 @@
+"""The lines of metrics.jsonl: how each kind is made, and what counts as one when the file is read again.
+
+    event line   {"event": name, "time": unix, **fields}
+    step line    {"step": number, **fields}
+    run.log line {"event": "log", "step": number, **fields}
+
+The file outlives the coordinator that wrote it, and anything may have happened to it since: a torn write, a disk,
+another version of farandole, another program. So whoever reads it takes lines from `parse_line` alone. What that gives
+is one of the structs below, whole: names and types are those that readers go by. A line that is anything else is
+damaged: it is passed over and counted, never believed and never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from farandole.platform.output import escaped
+from farandole.protocol import events
+from farandole.protocol.values import Count, Metrics, Seconds, Value, Workers
+from farandole.protocol.values import Line as Said
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A step, as `Metrics` has it. What is not finite is null: JSON has no such numbers."""
+
+    step: Count
+    epoch: Count
+    samples: Count
+    loss: float | None
+    seconds: Seconds
+    samples_per_s: float | None
+    view: Count
+    workers: Workers
+    time: Seconds
+    total: Count | None
+    skipped: Count = 0
+    left_out: Count = 0
+    learning_rate: float | None = None
+    factor: float | None
+    evaluation_s: Seconds = 0.0
+    once_s: Seconds = 0.0
+    pause_s: Seconds = 0.0
+
+    @property
+    def training_s(self) -> float:
+        """The step's time without evaluations, `run.once` and pauses."""
+        return max(0.0, self.seconds - self.evaluation_s - self.once_s - self.pause_s)
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What `run.log` was given after a step."""
+
+    step: Count
+    fields: Mapping[str, Value]
+
+
+Line = StepLine | LogLine | events.Event
+
+
+class _Kind(msgspec.Struct):
+    event: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+LOG = "log"
+PARTS = ("evaluation_s", "once_s", "pause_s")  # of a step's time; not in the file where they are 0
+_HEAD = ("event", "step")
+_kind = msgspec.json.Decoder(_Kind).decode
+_step = msgspec.json.Decoder(StepLine).decode
+_log = msgspec.json.Decoder(dict[str, Value]).decode
+
+
+def metrics_line(said: Said) -> StepLine | LogLine:
+    """A worker's line of metrics as a line of metrics.jsonl: a step, or what `run.log` was given after it."""
+    if isinstance(said.fields, Metrics):
+        fields = msgspec.structs.asdict(said.fields)
+        return StepLine(step=said.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
+    assert isinstance(said.fields, Mapping)  # what is missing is an event
+    return LogLine(step=said.step, fields=said.fields)
+
+
+def time_of(line: Line) -> float:
+    """Unix time in seconds, 0.0 for a line of `run.log`, which has none."""
+    return 0.0 if isinstance(line, LogLine) else line.time
+
+
+def as_written(line: Line) -> bytes:
+    """A line as the file holds it: who looks at that with a terminal is not steered by what workers have said."""
+    flat = {"event": LOG, "step": line.step, **line.fields} if isinstance(line, LogLine) else line
+    return escaped(msgspec.json.encode(flat).decode()).encode() + b"\n"
+
+
+def parse_line(line: bytes) -> Line | None:
+    """A line of metrics.jsonl, None for one that is damaged."""
+    try:
+        kind = _kind(line).event
+        if kind is msgspec.UNSET:
+            return _step(line)
+        if kind != LOG:
+            event = events.decode(line)
+            return event if event.time else None  # what happened at no time was never written down
+        fields = _log(line)
+        step = msgspec.convert(fields.get("step"), Count)
+        return LogLine(step=step, fields={name: value for name, value in fields.items() if name not in _HEAD})
+    except (ValueError, RecursionError):  # msgspec's own errors among them, and text that is no UTF-8
+        return None
+
+
+def parse_lines(lines: Iterable[bytes]) -> tuple[list[Line], int]:
+    """The lines that are some, and how many are not."""
+    parsed = [parse_line(line) for line in lines]
+    found = [line for line in parsed if line is not None]
+    return found, len(parsed) - len(found)

@@ -1,0 +1,45 @@
+"""What a worker tells that becomes events: of its checkpoints, its loader processes, its ledger."""
+
+from __future__ import annotations
+
+from farandole.protocol import events
+from farandole.protocol import messages as m
+
+ALL = 1 << 30  # lines of one step
+TOLD = (events.Checkpoint, events.Saved, events.Resumed)  # they tell of a checkpoint in the run's store
+Told = m.Checkpointed | m.Restored | m.LoaderEnded | m.Unrecorded
+
+
+def told(worker: str, message: Told) -> list[events.Event]:
+    """The events that a worker's message amounts to, in order."""
+    match message:
+        case m.Checkpointed(error=""):
+            return [
+                events.Checkpoint(
+                    worker=worker,
+                    step=message.step,
+                    path=message.path,
+                    bytes=message.bytes,
+                    seconds=message.seconds,
+                    copy_ms=message.copy_ms,
+                    finite=message.finite,
+                )
+            ]
+        case m.Checkpointed():
+            return [events.CheckpointFailed(worker=worker, step=message.step, reason=message.error)]
+        case m.LoaderEnded():
+            return [events.LoaderReplaced(worker=worker, reason=message.reason)]
+        case m.Unrecorded():
+            return [events.LedgerIncomplete(worker=worker, reason=message.reason)]
+        case m.Restored(done=True):
+            return [events.NothingLeft(worker=worker, step=message.step, path=message.path)]
+        case m.Restored():
+            resumed = events.Resumed(
+                worker=worker,
+                step=message.step,
+                path=message.path,
+                differences=message.differences,
+                finite=message.finite,
+                last_finite="" if message.finite else message.last_finite,
+            )
+            return [*(events.CheckpointDamaged(worker=worker, reason=reason) for reason in message.damaged), resumed]
