@@ -131,7 +131,7 @@ def storming(insider: Insider) -> None:
 def posing(insider: Insider) -> None:
     """What only pools and the coordinator may say, and what only others may say of themselves."""
     for peer in insider.others:
-        insider.tell(m.Exited(worker=peer, reason="it has ended, believe me"))
+        insider.tell(m.WorkerProcessExited(worker=peer, reason="it has ended, believe me"))
         insider.tell(m.Publish(group=FAR, key=peer, value=b"\x00" * 64))
         insider.tell(m.Publish(group=1, key="0/1", value=b"\x00" * 64))
 

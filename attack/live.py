@@ -158,9 +158,9 @@ class Live:
             found.append(str(error))
         new, self._looked = watch.lines[self._looked :], len(watch.lines)
         for line in new:
-            if isinstance(line, events.Lost | events.Left | events.Failed) and line.worker in self.honest:
+            if isinstance(line, events.LostEvent | events.LeftEvent | events.FailedEvent) and line.worker in self.honest:
                 found.append(f"{line.worker}: {events.name_of(line)}")
-            if isinstance(line, events.StateLost | events.Resumed | events.Stalled):
+            if isinstance(line, events.StateLostEvent | events.ResumedEvent | events.StalledEvent):
                 found.append(events.name_of(line))
         if watch.coordinator() != coordinator and not attack.kills_coordinator:
             found.append("the coordinator is another process")

@@ -39,7 +39,7 @@ def forging(live: Live) -> str:
 
 def speaking(live: Live) -> str:
     """A guest in no view tells of rounds and views, accuses all, and fails with a traceback that steers terminals."""
-    view = live.run.watch.events(events.View)[-1].view
+    view = live.run.watch.events(events.ViewEvent)[-1].view
     everyone = tuple(sorted(live.honest))
     forged = View(number=FAR, members=everyone, group=FAR)
     said: list[m.Message] = [m.Heartbeat(view=view, round=FAR, step=FAR, done=FAR, whole=True)]
@@ -50,9 +50,9 @@ def speaking(live: Live) -> str:
         m.Stopped(stop=n, view=forged, round=FAR, step=FAR, holds=True, synced=True, lineage=Lineage(sets=(everyone,)))
         for n in range(3)
     ]
-    said += [m.Exited(worker=peer, reason="ended") for peer in everyone]
+    said += [m.WorkerProcessExited(worker=peer, reason="ended") for peer in everyone]
     said += [m.Finished(fingerprint="f", view=view, round=FAR, step=FAR), m.NotFinite(step=1, loss="nan")]
-    said += [m.Saved(path=lines.STEERS), m.Failed(traceback=f"Traceback {lines.STEERS}")]
+    said += [m.Saved(path=lines.STEERS), m.ScriptFailed(traceback=f"Traceback {lines.STEERS}")]
     answers = asyncio.run(_say_each(live.ticket, said))
     live.go_on(3)  # what is heard counts when the next one speaks
     return f"{len(said)} messages, each of a guest of its own; {answers} answers"
@@ -64,7 +64,7 @@ def squatting(live: Live) -> str:
     hellos += [m.Hello(kind="worker", worker=each, synced=True) for each in sorted(live.honest)]
     hellos += [m.Hello(kind="pool", pool="local"), m.Hello(kind="pool", pool="")]
     asyncio.run(
-        _say_hello(live.ticket, hellos, [m.Exited(worker=each, reason="ended") for each in sorted(live.honest)])
+        _say_hello(live.ticket, hellos, [m.WorkerProcessExited(worker=each, reason="ended") for each in sorted(live.honest)])
     )
     return f"{len(hellos)} Hellos in others' names"
 

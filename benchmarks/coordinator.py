@@ -263,7 +263,7 @@ async def measure(count: int, seconds: float, folder: Path) -> list[tuple[str, f
         rows.append(("join: view in force everywhere", await cluster.everyone("switched", number) - began, "s"))
         number += 1
         began = time.monotonic()
-        cluster.workers["w7"].send(m.Leaving(reason="SIGTERM"))
+        cluster.workers["w7"].send(m.LeaveRequest(reason="SIGTERM"))
         rows.append(("leave: proposal at everyone", await cluster.everyone("proposed", number) - began, "s"))
         rows.append(("leave: view in force everywhere", await cluster.everyone("switched", number) - began, "s"))
         number += 1

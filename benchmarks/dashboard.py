@@ -24,7 +24,7 @@ from playwright.async_api import async_playwright
 from farandole.control.run_folder import METRICS
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.observe import story
-from farandole.observe.dashboard import Server, Watch
+from farandole.observe.dashboard import DashboardServer, RunWatch
 
 BEGAN = 1_700_000_000.0
 LOSSES_S = 1.0
@@ -101,7 +101,7 @@ class Coordinator:
 
 async def measure(folder: Path, lines: Lines, seconds: float) -> None:
     coordinator = Coordinator(lines)
-    watch = Watch(folder, lambda: coordinator, lambda: True)  # type: ignore[arg-type, return-value]
+    watch = RunWatch(folder, lambda: coordinator, lambda: True)  # type: ignore[arg-type, return-value]
     made: list[tuple[int, float, int]] = []  # by which page, in how many ms, bytes
     tick_of = story.Telling.tick
 
@@ -113,7 +113,7 @@ async def measure(folder: Path, lines: Lines, seconds: float) -> None:
         return tick
 
     story.Telling.tick = timed  # type: ignore[method-assign, assignment]
-    server = Server(watch, lambda: None)
+    server = DashboardServer(watch, lambda: None)
     await server.start()
     began = time.perf_counter()
     following = asyncio.create_task(watch.follow())

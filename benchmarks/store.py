@@ -40,7 +40,7 @@ from slow_store import AWS, BUCKET, Store
 from tables import number, show
 
 from farandole.data.loader import Key, Loader
-from farandole.data.order import Order
+from farandole.data.order import SampleOrder
 from farandole.plan.batch import GlobalBatch
 
 IMAGES, BYTES, A_SHARD = 4000, 45_000, 182
@@ -192,7 +192,7 @@ def loading(data: Read, begun: torch.Tensor) -> Loader:
 
 
 def in_order(length: int) -> Iterator[int]:
-    order = Order(length, 0, shuffle=True)
+    order = SampleOrder(length, 0, shuffle=True)
     return (sample for epoch in count() for sample in order.samples(epoch, 0, length).tolist())
 
 

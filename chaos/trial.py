@@ -23,7 +23,7 @@ from chaos.partition import HOSTS, Partition, fight
 from chaos.schedule import schedule
 from chaos.verdict import Reference, complaints
 from farandole.data.ledger import count
-from farandole.protocol.events import View
+from farandole.protocol.events import ViewEvent
 from farandole.protocol.metrics import StepLine
 
 ALONE_S = 120.0
@@ -146,8 +146,8 @@ def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck],
         faults=Counter(blow.kind for blow in struck if blow.target),
         views=watch.seen["view"],
         steps=sum(isinstance(line, StepLine) for line in watch.lines),
-        redone=sum(view.outcome == "redo" for view in watch.events(View)),
-        committed=sum(view.outcome == "commit" for view in watch.events(View)),
+        redone=sum(view.outcome == "redo" for view in watch.events(ViewEvent)),
+        committed=sum(view.outcome == "commit" for view in watch.events(ViewEvent)),
         complaints=found,
     )
 

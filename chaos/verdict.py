@@ -19,7 +19,7 @@ from farandole.data.ledger import count
 from farandole.errors import LedgerError, LedgerIncomplete
 from farandole.observe.text import describe as in_words
 from farandole.protocol.coordinator.account import account
-from farandole.protocol.events import ComputesWrong, Finished, Left, Lost, Over, Starting, Undecided
+from farandole.protocol.events import ComputesWrongEvent, FinishedEvent, LeftEvent, LostEvent, OverEvent, StartingEvent, UndecidedEvent
 from farandole.protocol.metrics import Line, as_written
 
 SHOWN = 5  # samples named in a complaint
@@ -44,14 +44,14 @@ def complaints(code: int | None, lines: Sequence[Line], ledger: Path, left: dict
         found.append("it did not end" if code is None else f"exit code {code}")
     found += _bits(lines, reference)
     found += _samples(ledger, reference, full)
-    found += [in_words(line) for line in lines if isinstance(line, ComputesWrong | Undecided)]
+    found += [in_words(line) for line in lines if isinstance(line, ComputesWrongEvent | UndecidedEvent)]
     found += _times(lines)
     found += [f"process {pid} is left: {' '.join(command)}" for pid, command in left.items()]
     return found
 
 
 def _bits(lines: Sequence[Line], reference: Reference) -> list[str]:
-    finished = [line for line in lines if isinstance(line, Finished)]
+    finished = [line for line in lines if isinstance(line, FinishedEvent)]
     if len(finished) != 1:
         return [f"{len(finished)} finished events, not one"]
     [end] = finished
@@ -83,11 +83,11 @@ def _times(lines: Sequence[Line]) -> list[str]:
     found, came, gone = account("", map(as_written, lines)), dict[str, float](), dict[str, float]()
     for line in lines:
         match line:
-            case Starting(worker=worker):
+            case StartingEvent(worker=worker):
                 came[worker] = line.time
-            case Lost(worker=worker) | Left(worker=worker):
+            case LostEvent(worker=worker) | LeftEvent(worker=worker):
                 gone[worker] = line.time
-            case Over():
+            case OverEvent():
                 gone = {**dict.fromkeys(came, line.time), **gone}
             case _:
                 pass

@@ -68,23 +68,23 @@ class Watch:
         if not isinstance(line, StepLine):
             self.seen[LOG if isinstance(line, LogLine) else events.name_of(line)] += 1
         match line:
-            case events.Ready(worker=worker, pid=pid):
+            case events.ReadyEvent(worker=worker, pid=pid):
                 self.pids[worker] = pid
-            case events.Proposed(members=members):
+            case events.ProposedEvent(members=members):
                 self.proposed = members
-            case events.View(members=members, step=step):
+            case events.ViewEvent(members=members, step=step):
                 self.members, self.proposed = members, ()
                 # who is not in it has lost what it had: a joiner whose view was stopped begins again
                 first = members[:1] if not self._entered else ()  # everyone takes its state
                 self._entered = {w: -1 if w in first else self._entered.get(w, step) for w in members}
-            case events.Notice(worker=worker):
+            case events.NoticeEvent(worker=worker):
                 self.leaving.add(worker)
-            case events.Lost(worker=worker) | events.Left(worker=worker):
+            case events.LostEvent(worker=worker) | events.LeftEvent(worker=worker):
                 self.members = tuple(member for member in self.members if member != worker)
-            case events.StateLost():
+            case events.StateLostEvent():
                 self._entered.clear()
                 self.step, self.members = -1, ()
-            case events.Resumed(worker=worker, step=step):
+            case events.ResumedEvent(worker=worker, step=step):
                 self._entered = {w: -1 if w == worker else step for w in self.members}
                 self.step = step - 1
             case StepLine(step=step):

@@ -95,7 +95,7 @@ def undisturbed() -> str:
 
 def report(folder: Path, alone: str) -> int:
     lines = read(folder)
-    elastic = next(line.fingerprint for line in lines if isinstance(line, events.Finished))
+    elastic = next(line.fingerprint for line in lines if isinstance(line, events.FinishedEvent))
     accuracy = [float(str(line.fields["accuracy"])) for line in lines if isinstance(line, LogLine)][-1]
     counts = count(folder / "ledger")
     samples = sum(line.samples for line in lines if isinstance(line, StepLine) and line.epoch == 0)
@@ -143,11 +143,11 @@ def step(folder: Path) -> int:
 
 
 def views(folder: Path) -> int:
-    return sum(isinstance(line, events.View) for line in read(folder))
+    return sum(isinstance(line, events.ViewEvent) for line in read(folder))
 
 
 def size(folder: Path) -> int:
-    members = [line.members for line in read(folder) if isinstance(line, events.View)]
+    members = [line.members for line in read(folder) if isinstance(line, events.ViewEvent)]
     return len(members[-1]) if members else 0
 
 

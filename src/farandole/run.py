@@ -30,11 +30,11 @@ from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metrics import number
 from farandole.numerics import portable
 from farandole.numerics import settings as cuda
-from farandole.numerics.portable import Watch
+from farandole.numerics.portable import OperatorWatch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cpu, output
 from farandole.protocol import messages as m
-from farandole.protocol.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, RunTerms, UnknownOperator, Unrecorded
+from farandole.protocol.messages import Checkpoints, Lapsed, LeaveRequest, LoaderEnded, RunTerms, UnknownOperator, Unrecorded
 from farandole.protocol.view import View
 from farandole.settings import Settings, refuse_launcher
 from farandole.training import run_state
@@ -45,7 +45,7 @@ from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
 from farandole.training.step import Once, Step
 from farandole.worker.connection import Connected
-from farandole.worker.participant import Alone, Participant
+from farandole.worker.participant import SingleProcess, Participant
 from farandole.worker.rounds import Rounds
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Run:
             connected.joins = connected.welcome.lines[0] >= 0
         else:
             refuse_launcher()
-            self._participant = alone = Alone(settings.folder, self._end_alone, history=settings.history)
+            self._participant = alone = SingleProcess(settings.folder, self._end_alone, history=settings.history)
             folder = settings.folder
             checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
@@ -83,7 +83,7 @@ class Run:
         run_state.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = cuda.local_device()
-        self._watch = Watch(lambda operator: self._participant.tell(UnknownOperator(operator=operator)))
+        self._watch = OperatorWatch(lambda operator: self._participant.tell(UnknownOperator(operator=operator)))
         if terms.bits == "portable":
             portable.take_over(terms.threads, self.device)
             self._watch.begin()
@@ -300,7 +300,7 @@ class Run:
             return False
         return loop.state.end_alone()
 
-    def fail(self, told: m.Failed | m.Unfed) -> None:
+    def fail(self, told: m.ScriptFailed | m.DataUnavailable) -> None:
         """The script raised: the run ends, with the state saved if this worker has it whole; or goes on without this
         worker, whose host can't get it the data. Raises SystemExit.
         """
@@ -314,7 +314,7 @@ class Run:
 
     def notice(self, reason: str, within_s: float | None = None) -> None:
         """This worker is to leave gracefully; `within_s`: before its machine goes. Any thread may say so."""
-        self._participant.tell(Leaving(reason=reason, within_s=within_s))
+        self._participant.tell(LeaveRequest(reason=reason, within_s=within_s))
 
     def last_word(self) -> None:
         """It has been told to exit, and has done what it was to do before."""

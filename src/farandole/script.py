@@ -29,8 +29,8 @@ from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
 from farandole.numerics import settings as cuda
 from farandole.platform.output import say
-from farandole.protocol.coordinator.state import EVICTED, UNFED
-from farandole.protocol.messages import Failed, Notified, Unfed
+from farandole.protocol.coordinator.state import EXIT_EVICTED, EXIT_DATA_UNAVAILABLE
+from farandole.protocol.messages import ScriptFailed, HostPreemption, DataUnavailable
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
 from farandole.worker import departure
@@ -86,7 +86,7 @@ def _end(code: int) -> NoReturn:
 def tell_failure(ticket: str, text: str) -> None:
     """Tell the coordinator why this worker can't join, before any script has begun."""
     os.environ["FARANDOLE_TICKET"] = ticket
-    _fail(Failed(traceback=text))
+    _fail(ScriptFailed(traceback=text))
 
 
 def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
@@ -131,12 +131,12 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _let_go(exit_)
-        return _fail(Failed(traceback=traceback.format_exc()))
+        return _fail(ScriptFailed(traceback=traceback.format_exc()))
     except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
         error = cuda.explained(raised)
         if isinstance(error, RunEnded):  # this process is no use any more; the run goes on, with another
             say(f"farandole: {error}")
-            return EVICTED
+            return EXIT_EVICTED
         if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
             unfed = isinstance(error, ShardError)
             text = _innermost(str(error)) if unfed else str(error)
@@ -144,9 +144,9 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             _put_aside(traceback.format_exc())
             if isinstance(error, CoordinatorUnreachable):
                 return 1  # there is nobody to tell
-            return _fail(Unfed(reason=text) if unfed else Failed(traceback=text))
+            return _fail(DataUnavailable(reason=text) if unfed else ScriptFailed(traceback=text))
         say(traceback.format_exc().rstrip())
-        return _fail(Failed(traceback=traceback.format_exc()))
+        return _fail(ScriptFailed(traceback=traceback.format_exc()))
     return 0
 
 
@@ -192,7 +192,7 @@ def _innermost(text: str) -> str:
     return re.split(r"^farandole\.errors\.\w+: ", text, flags=re.MULTILINE)[-1].strip()
 
 
-def _fail(told: Failed | Unfed) -> int:
+def _fail(told: ScriptFailed | DataUnavailable) -> int:
     """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
     run = joining.current()
     try:
@@ -208,7 +208,7 @@ def _fail(told: Failed | Unfed) -> int:
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         return 1
-    return UNFED if isinstance(told, Unfed) else 1
+    return EXIT_DATA_UNAVAILABLE if isinstance(told, DataUnavailable) else 1
 
 
 def _code(exit_: SystemExit) -> int:
@@ -244,7 +244,7 @@ def _notice(number: int, frame: FrameType | None) -> None:
     run.notice(reason, None if goes_at is None else max(goes_at - time.time(), 0.0))
 
 
-def noticed(notified: Notified | None) -> None:
+def noticed(notified: HostPreemption | None) -> None:
     """What a cloud says of this machine; any thread may call it. Advice, and what is taken back, are words only.
 
     Before the worker has a run, it is the signal that ends it: only the main thread can end the script then.

@@ -12,7 +12,7 @@ import torch
 
 from farandole.checkpoint import content, restore
 from farandole.checkpoint.content import in_place
-from farandole.checkpoint.save import Saver
+from farandole.checkpoint.save import CheckpointSaver
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Sealing, Sink, Store
 from farandole.plan.shards import Position
@@ -97,7 +97,7 @@ def test_one_whose_manifest_is_damaged_is_not_taken_for_the_finite_one(tmp_path:
 def test_the_saver_looks_at_the_copy_that_it_writes(tmp_path: Path) -> None:
     told: list[Any] = []
     store = Store(str(tmp_path / "checkpoints"))
-    saver = Saver(
+    saver = CheckpointSaver(
         store, Every(steps=1), 9, describe=lambda position, _whole: manifest(position.step), tell=told.append,
         parameters=PARAMETERS,
     )  # fmt: skip

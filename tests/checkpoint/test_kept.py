@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.save import Saver
+from farandole.checkpoint.save import CheckpointSaver
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, NotKept, Patience, Store
 from farandole.plan.shards import Position
@@ -83,7 +83,7 @@ def test_it_is_told_and_the_last_checkpoint_is_no_good_end(tmp_path: Path) -> No
         return manifest(position.step, whole=whole)
 
     patience = Patience(attempts=2, first_pause_s=0.001)
-    saver = Saver(store, Every(steps=1), 1, describe=describe, tell=told.append, patience=patience)
+    saver = CheckpointSaver(store, Every(steps=1), 1, describe=describe, tell=told.append, patience=patience)
     saver.step_begins(Position(step=1), lambda: state(1.0), leads=True)
     assert saver._thread is not None
     saver._thread.join()
@@ -106,7 +106,7 @@ def test_a_lie_that_does_not_last_is_mended(tmp_path: Path) -> None:
     store = LyingFolder(str(tmp_path / "checkpoints"))
     lies = iter([True])
     store.spoil = lambda path, content: content[:-1] if path.endswith(".pt") and next(lies, False) else content
-    saver = Saver(
+    saver = CheckpointSaver(
         store, Every(steps=1), 1, describe=lambda position, whole: manifest(position.step, whole=whole),
         tell=lambda _: None, patience=Patience(attempts=2, first_pause_s=0.001),
     )  # fmt: skip

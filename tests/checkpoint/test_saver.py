@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.save import Saver
+from farandole.checkpoint.save import CheckpointSaver
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Patience, Produce, Store
 from farandole.plan.shards import Position
@@ -46,7 +46,7 @@ class Trainer:
         self.told: list[Checkpointed] = []
         self.heard = threading.Condition()
         self.weight = torch.zeros(1000)
-        self.saver = Saver(self.store, Every.parse(every), keep, describe=self.describe, tell=self.tell)
+        self.saver = CheckpointSaver(self.store, Every.parse(every), keep, describe=self.describe, tell=self.tell)
         self.saver.enter(0)
         self.step = 0
 
@@ -223,7 +223,7 @@ def test_without_a_thread_it_is_told_training_goes_on_and_the_last_one_is_writte
         assert trainer.saved() == {25: 25.0}
         kind = faulty()
         remote = Store(f"{kind.protocol}://place")
-        saver = Saver(remote, Every.parse("never"), 1, describe=trainer.describe, tell=trainer.tell)
+        saver = CheckpointSaver(remote, Every.parse("never"), 1, describe=trainer.describe, tell=trainer.tell)
         saver.save(Position(step=25), trainer.state(), whole=True)
         assert [entry.step for entry in remote.entries()] == [25]
     trainer.train(10)
@@ -239,7 +239,7 @@ def test_a_process_that_can_not_be_started_for_a_remote_store_is_told(
 
     trainer = Trainer(tmp_path, "10steps")
     patience = Patience(attempts=2, first_pause_s=0.001)
-    trainer.saver = Saver(
+    trainer.saver = CheckpointSaver(
         Store(f"{faulty().protocol}://place"), Every(steps=10), 1, describe=trainer.describe, tell=trainer.tell,
         patience=patience,
     )  # fmt: skip

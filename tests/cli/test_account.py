@@ -19,7 +19,7 @@ from farandole.protocol.cost import Prices
 from farandole.protocol.events import WorkerTime
 from farandole.protocol.metrics import as_written
 
-TOLD = events.TimeSpent(
+TOLD = events.TimeSpentEvent(
     workers={"w1": WorkerTime(host="box", pool="local", step=3, seconds={"start": 900.0, "compute": 2700.0})},
     ended=("w1",), time=5000.0,
 )  # fmt: skip

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from farandole.cli import command
-from farandole.cli.resume import Asked, settle
+from farandole.cli.resume import GivenOptions, settle
 from farandole.cli.takeover import left
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket
@@ -44,7 +44,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def contents() -> dict[str, bytes]:
-    lines = [an(events.View), step_line(3), an(events.Over)]
+    lines = [an(events.ViewEvent), step_line(3), an(events.OverEvent)]
     return {
         SETTINGS: msgspec.json.encode(RUN),
         METRICS: b"".join(map(as_written, lines)),
@@ -75,7 +75,7 @@ def ask_all() -> None:
             raise AssertionError(verb) from error
     left(Path("r"), ("train.py",))
     with contextlib.suppress(FarandoleError):
-        settle(Asked(), RunTerms(), Path("r"))
+        settle(GivenOptions(), RunTerms(), Path("r"))
 
 
 @pytest.mark.parametrize("name", contents())

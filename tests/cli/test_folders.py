@@ -52,7 +52,7 @@ def test_a_run_without_its_coordinator_is_alive(tmp_path: Path) -> None:
 def test_a_run_that_ends_is_not_said_to_train_on(tmp_path: Path) -> None:
     """Its `farandole run` still holds the folder; nobody is to ask again."""
     folder = folder_of_a_run(tmp_path)
-    over, started = an(events.Over, code=7, reason="farandole stop"), an(events.RunStarted)
+    over, started = an(events.OverEvent, code=7, reason="farandole stop"), an(events.RunStartedEvent)
     handle = hold(folder)
     for lines, ends in (([over], True), ([over, started], False), ([over, started, over], True)):
         (folder / METRICS).write_bytes(b"".join(as_written(line) for line in [step_line(1), *lines]))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from farandole.cli.folders import check_folder, live, make_folder, place_of
-from farandole.cli.resume import Asked, settle
+from farandole.cli.resume import GivenOptions, settle
 from farandole.control import security
 from farandole.control.run_folder import FILES, FOLDERS
 from farandole.coordinator.listener import endpoint
@@ -184,9 +184,9 @@ def test_the_place_that_anothers_settings_name_is_not_asked_for_checkpoints(ever
         being(ALICE),
         pytest.raises(UsageError, match=rf"--resume .*\buid {MALLORY}\b.*http://127\.0\.0\.1:1/") as refused,
     ):
-        settle(Asked(resume=str(folder)), RunTerms(), None)
+        settle(GivenOptions(resume=str(folder)), RunTerms(), None)
     assert "\x1b" not in str(refused.value)
     with pytest.raises(UsageError, match=r"--resume .*http://127\.0\.0\.1:1/"):  # root acts in its own name, too
-        settle(Asked(resume=str(folder)), RunTerms(), None)
+        settle(GivenOptions(resume=str(folder)), RunTerms(), None)
     with being(MALLORY), pytest.raises(FarandoleError, match=r"can't be read|no checkpoint at"):  # asked, and not there
-        settle(Asked(resume=str(folder)), RunTerms(), None)
+        settle(GivenOptions(resume=str(folder)), RunTerms(), None)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli import app
-from farandole.cli.resume import Asked, settle
+from farandole.cli.resume import GivenOptions, settle
 from farandole.observe.live import PlainDisplay, Written, sum_up
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.cost import Prices
@@ -50,7 +50,7 @@ def test_the_summary_names_it(killed: Path) -> None:
 
 
 def test_who_resumes_the_run_hears_of_it(killed: Path) -> None:
-    settled = settle(Asked(), RunTerms(), killed)
+    settled = settle(GivenOptions(), RunTerms(), killed)
     assert settled.newest.path == ""
     assert HALF in settled.said
 

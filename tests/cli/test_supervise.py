@@ -22,7 +22,7 @@ def test_what_is_loading_is_said_until_the_first_worker_is_there(tmp_path: Path)
         explaining = asyncio.create_task(supervisor._explain_silence())
         while not shown.getvalue():
             await asyncio.sleep(POLL_S)
-        supervisor._noted(an(events.Starting))
+        supervisor._noted(an(events.StartingEvent))
         await explaining
         return shown.getvalue()
 
@@ -36,7 +36,7 @@ def test_a_worker_that_is_there_at_once_needs_no_word(tmp_path: Path) -> None:
     async def scenario() -> str:
         shown = io.StringIO()
         supervisor = Supervisor(RunSettings(run="r", folder=str(tmp_path)), "train.py", [], PlainDisplay(shown))
-        supervisor._noted(an(events.Starting))
+        supervisor._noted(an(events.StartingEvent))
         await supervisor._explain_silence()
         return shown.getvalue()
 

@@ -8,11 +8,11 @@ import socket
 import pytest
 
 from farandole.cli import supervisor
-from farandole.cli.supervisor import START_S, Silence, until_silent
+from farandole.cli.supervisor import START_S, SilenceClock, until_silent
 from farandole.control.ticket import Ticket, new_secret
 
 
-def misses(silence: Silence, took_s: float) -> int:
+def misses(silence: SilenceClock, took_s: float) -> int:
     """How many tries without an answer are enough."""
     for number in range(1, 1000):
         if silence.missed(took_s):
@@ -20,8 +20,8 @@ def misses(silence: Silence, took_s: float) -> int:
     raise AssertionError("never")
 
 
-def listening() -> Silence:
-    silence = Silence(15.0)
+def listening() -> SilenceClock:
+    silence = SilenceClock(15.0)
     silence.heard()
     return silence
 
@@ -45,7 +45,7 @@ def test_a_machine_that_was_suspended_has_not_waited() -> None:
 
 
 def test_one_that_starts_has_longer() -> None:
-    assert misses(Silence(15.0), 1.0) == START_S
+    assert misses(SilenceClock(15.0), 1.0) == START_S
 
 
 def test_a_socket_that_accepts_and_never_answers_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

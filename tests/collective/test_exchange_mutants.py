@@ -14,7 +14,7 @@ import torch
 
 from farandole.collective import arena, shm
 from farandole.collective import exchange as buffers
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.protocol.view import View
 from tests.support import exchanging
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
@@ -56,7 +56,7 @@ IN_SHARED_MEMORY = [
 
 def run_through(hosts: str = "") -> None:
     """Raises, or does not come to its end, if anything is wrong."""
-    network, before = Network(), set(threading.enumerate())
+    network, before = FakeNetwork(), set(threading.enumerate())
     with workers(3, network=None if hosts else network, hosts=hosts) as everyone:
         first = View(number=1, members=("w0", "w1", "w2"), group=1)
         for step, shards in enumerate((SHARDS, 1)):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective.buckets import Bucket
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.collective.schedule import Levels
 from farandole.protocol.view import WORD_LENGTH, Lineage, View
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
@@ -25,7 +25,7 @@ def view_of(hosts: str) -> View:
 
 def run(hosts: str, shards: int, *, rounds: int = 2) -> list[Worker]:
     """Raises if anyone ends a round with other bits than the tree's."""
-    with workers(len(hosts), network=Network(), hosts=hosts) as everyone:
+    with workers(len(hosts), network=FakeNetwork(), hosts=hosts) as everyone:
         lineage = view_of(hosts).lineage(everyone[0].exchange.view.members).sets
         for step in range(rounds):
             wanted = expected(everyone[0].layout, step, shards)
@@ -81,7 +81,7 @@ def test_every_element_is_summed_up_once_and_held_once_on_each_host(hosts: str, 
 
 def test_what_has_landed_and_is_sent_on_stays_until_the_other_host_has_it() -> None:
     """The host's sum is w1's alone, which lands at w0; the third bucket's lands there before w2 takes the first's."""
-    with workers(3, network=Network(), hosts="aab", shapes=[(4000,), (1500, 1500), (600, 500)]) as everyone:
+    with workers(3, network=FakeNetwork(), hosts="aab", shapes=[(4000,), (1500, 1500), (600, 500)]) as everyone:
         assert len(everyone[0].layout.buckets) == 4
         for worker in everyone:
             if worker.name == "w2":
@@ -100,7 +100,7 @@ def test_what_has_landed_and_is_sent_on_stays_until_the_other_host_has_it() -> N
 
 def test_a_loss_within_a_step_is_made_up_for_across_hosts() -> None:
     """Two hosts of two; one worker dies after its first bucket, and the round is done again by three on two hosts."""
-    network, hosts = Network(), "aabb"
+    network, hosts = FakeNetwork(), "aabb"
     with workers(4, network=network, hosts=hosts) as everyone:
         first = everyone[0].exchange.view
         on_all(everyone, lambda worker: worker.step(0, 9, (first.members,)))

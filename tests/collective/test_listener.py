@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from farandole.collective.gloo import Listener, Rendezvous, Socket, introductions, only, own_sockets
+from farandole.collective.gloo import PeerListener, Rendezvous, Socket, introductions, only, own_sockets
 from tests.support.linking import connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
@@ -96,7 +96,7 @@ def test_what_is_no_end_is_not_let_in(rubbish: str) -> None:
 
 
 def test_strangers_cost_no_descriptor_and_take_no_place() -> None:
-    listener = Listener(make, "127.0.0.1")
+    listener = PeerListener(make, "127.0.0.1")
     before = descriptors()
     with strangers(listener.end, 300):
         assert descriptors() - before < 10, "those of the process that connects"
@@ -117,7 +117,7 @@ def test_a_listener_at_which_somebody_was_first_is_given_up() -> None:
                 stack.enter_context(strangers(ends[-1], 5))
             return device
 
-        listener = Listener(too_late, "127.0.0.1")
+        listener = PeerListener(too_late, "127.0.0.1")
         assert len(ends) == 3
         assert listener.end == ends[-1]
         assert not [own for own in own_sockets() if own.near() in ends[:2]], "with all that it had accepted"
@@ -134,7 +134,7 @@ def test_a_listener_of_the_script_is_not_taken_for_ours() -> None:
             made.append(socket.create_server(("127.0.0.1", 0)))
         return make()
 
-    listener = Listener(meanwhile, "127.0.0.1")
+    listener = PeerListener(meanwhile, "127.0.0.1")
     with made[0], socket.create_connection(made[0].getsockname(), 5):
         made[0].settimeout(5)
         made[0].accept()[0].close()
@@ -171,7 +171,7 @@ def test_a_group_comes_about_while_strangers_are_at_every_listener_and_then_nobo
 
 def test_who_does_not_say_where_it_listens_is_waited_for_and_then_nobody_is_left_at_the_door() -> None:
     store = Rendezvous(lambda *_: None)
-    listener = Listener(make, "127.0.0.1")
+    listener = PeerListener(make, "127.0.0.1")
     threading.Timer(0.2, store.close).start()
     with pytest.raises(RuntimeError, match="rendezvous"), introductions(listener, "a", ("a", "b"), store):
         pass

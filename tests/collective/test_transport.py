@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links, PeerLost, Pending, Room
 from farandole.errors import FarandoleError
 from farandole.protocol.view import View
@@ -189,8 +189,8 @@ def test_who_has_closed_starts_nothing_any_more_and_is_lost_for_the_others(doome
     received.wait()
 
 
-def two(members: tuple[str, ...]) -> tuple[Network, list[Links]]:
-    network = Network()
+def two(members: tuple[str, ...]) -> tuple[FakeNetwork, list[Links]]:
+    network = FakeNetwork()
     return network, in_memory(network, View(number=1, members=members, group=1))
 
 

@@ -13,9 +13,9 @@ from farandole.control.bench import (
     VARIABLE,
     BenchTerms,
     Block,
-    Done,
-    Spent,
-    Told,
+    BenchFinished,
+    StepSeconds,
+    BenchReports,
     environment,
     terms_of,
     write,
@@ -27,7 +27,7 @@ TERMS = BenchTerms(workers=2, steps=4, rounds=3)
 
 
 def block(round_: int, contestant: str = "alone") -> Block:
-    return Block(round=round_, contestant=contestant, samples=8, spent=(Spent(step=0.5, data=0.25),))
+    return Block(round=round_, contestant=contestant, samples=8, spent=(StepSeconds(step=0.5, data=0.25),))
 
 
 def test_each_contestant_comes_first_as_often() -> None:
@@ -50,7 +50,7 @@ def test_what_is_below_its_limit_is_refused_by_name(name: str) -> None:
 
 
 def test_what_is_told_is_read_once_and_whole(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    told = BenchReports(tmp_path)
     assert not told.read()
     write(tmp_path, "w1", block(0))
     write(tmp_path, "w2", block(0))
@@ -68,7 +68,7 @@ def test_what_is_told_is_read_once_and_whole(tmp_path: Path) -> None:
 
 
 def test_a_round_is_told_of_when_all_workers_have_begun_the_next_or_are_done(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    told = BenchReports(tmp_path)
 
     def rounds() -> int:
         told.read()
@@ -81,7 +81,7 @@ def test_a_round_is_told_of_when_all_workers_have_begun_the_next_or_are_done(tmp
     assert rounds() == 0
     write(tmp_path, "w2", block(1))
     assert rounds() == 1
-    write(tmp_path, "w1", Done())
+    write(tmp_path, "w1", BenchFinished())
     assert rounds() == 1
-    write(tmp_path, "w2", Done())
+    write(tmp_path, "w2", BenchFinished())
     assert rounds() == TERMS.rounds

@@ -15,7 +15,7 @@ import pytest
 from farandole.control import security as challenges
 from farandole.control.api import Api
 from farandole.control.client import dial
-from farandole.control.security import Claim, Examination, ticket_id
+from farandole.control.security import TicketProof, Examination, ticket_id
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import NotTheCoordinator
 from tests.support.stage import Stage, play
@@ -34,7 +34,7 @@ def ticket(port: int = 1) -> Ticket:
 def test_two_that_know_the_secret_admit_each_other() -> None:
     mine = ticket()
     other = new_secret()
-    claim = Claim(mine)
+    claim = TicketProof(mine)
     examination = Examination({ticket_id(other): other, ticket_id(mine.secret): mine.secret})
     assert examination.passed(claim.answer(examination.challenge(claim.opening))) == ticket_id(mine.secret)
 
@@ -42,20 +42,20 @@ def test_two_that_know_the_secret_admit_each_other() -> None:
 def test_a_server_proves_itself_over_this_clients_nonce_and_ticket() -> None:
     mine = ticket()
     real = Examination({ticket_id(mine.secret): mine.secret})
-    recorded = real.challenge(Claim(mine).opening)
+    recorded = real.challenge(TicketProof(mine).opening)
     own = new_secret()
-    forged = Examination({ticket_id(mine.secret): own}).challenge(Claim(mine).opening)
-    another = Examination({ticket_id(own): own}).challenge(Claim(ticket()).opening)
+    forged = Examination({ticket_id(mine.secret): own}).challenge(TicketProof(mine).opening)
+    another = Examination({ticket_id(own): own}).challenge(TicketProof(ticket()).opening)
     for answer in (None, "", "Basic realm=x", "Bearer", recorded, forged, another, recorded.swapcase(), recorded + " "):
         with pytest.raises(NotTheCoordinator) as raised:
-            Claim(mine).answer(answer)
+            TicketProof(mine).answer(answer)
         assert mine.secret not in str(raised.value)
 
 
 def test_a_proof_is_good_for_its_connection_and_once() -> None:
     mine = ticket()
     known = {ticket_id(mine.secret): mine.secret}
-    first, second, claim = Examination(known), Examination(known), Claim(mine)
+    first, second, claim = Examination(known), Examination(known), TicketProof(mine)
     proof = claim.answer(first.challenge(claim.opening))
     second.challenge(claim.opening)
     assert second.passed(proof) == "", "recorded on another connection, with the same opening"
@@ -67,7 +67,7 @@ def test_a_proof_is_good_for_its_connection_and_once() -> None:
 
 def test_a_wrong_answer_spends_the_question() -> None:
     mine = ticket()
-    examination, claim = Examination({ticket_id(mine.secret): mine.secret}), Claim(mine)
+    examination, claim = Examination({ticket_id(mine.secret): mine.secret}), TicketProof(mine)
     proof = claim.answer(examination.challenge(claim.opening))
     assert examination.passed(f"Farandole proof={'0' * 64}") == ""
     assert examination.passed(proof) == ""
@@ -75,7 +75,7 @@ def test_a_wrong_answer_spends_the_question() -> None:
 
 def test_a_servers_proof_is_no_clients() -> None:
     mine = ticket()
-    examination, claim = Examination({ticket_id(mine.secret): mine.secret}), Claim(mine)
+    examination, claim = Examination({ticket_id(mine.secret): mine.secret}), TicketProof(mine)
     theirs = examination.challenge(claim.opening).rpartition("proof=")[2]
     assert examination.passed(f"Farandole proof={theirs}") == ""
 
@@ -85,11 +85,11 @@ def test_of_a_ticket_nobody_is_told_whether_there_is_one() -> None:
     mine, unknown = ticket(), ticket()
     known = {ticket_id(mine.secret): mine.secret}
     shapes = {
-        challenges.CHALLENGE.sub("same", Examination(known).challenge(Claim(each).opening)) for each in (mine, unknown)
+        challenges.CHALLENGE.sub("same", Examination(known).challenge(TicketProof(each).opening)) for each in (mine, unknown)
     }
     assert shapes == {"same"}
     examination = Examination(known)
-    key, opening = challenges._nobody, Claim(unknown).opening
+    key, opening = challenges._nobody, TicketProof(unknown).opening
     question = examination.challenge(opening)
     name, theirs = challenges.OPENING.fullmatch(opening).groups()  # type: ignore[union-attr]
     ours = challenges.CHALLENGE.fullmatch(question)[1]  # type: ignore[index]

@@ -15,12 +15,12 @@ import pytest
 from farandole.control.api import Api
 from farandole.control.client import subscribe
 from farandole.control.run_folder import JOURNAL, TICKETS
-from farandole.control.security import Issued, Tickets, read_tickets, write_tickets
+from farandole.control.security import IssuedTicket, Tickets, read_tickets, write_tickets
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import NotTheCoordinator, Refused, UsageError
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import BARRED
-from farandole.protocol.events import TicketIssued, TicketRevoked
+from farandole.protocol.coordinator.state import EXIT_BANNED
+from farandole.protocol.events import TicketIssuedEvent, TicketRevokedEvent
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.stage import Stage, play
@@ -29,7 +29,7 @@ from tests.support.trainer import Board, Trainer
 pytestmark = pytest.mark.timeout(60)
 
 
-async def issue(scene: Stage, *tickets: Issued) -> Ticket:
+async def issue(scene: Stage, *tickets: IssuedTicket) -> Ticket:
     """As `farandole ticket` does it; the last one as its holder gets it."""
     write_tickets(scene.folder / TICKETS, tickets)
     await asyncio.to_thread(scene.api.reread_tickets)
@@ -48,7 +48,7 @@ async def stranger_told(scene: Stage, reason: str) -> None:
 
 def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob = await issue(scene, Issued(name="bob", secret=new_secret()))
+        bob = await issue(scene, IssuedTicket(name="bob", secret=new_secret()))
         scene.worker("w1")
         trainer = scene.worker("w2", pool="")
         trainer.ticket = bob
@@ -74,7 +74,7 @@ def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> N
             assert isinstance(await observer.receive(), m.Note)
         async with subscribe(bob, m.Hello(kind="pool", pool="local")) as pool:
             answer = await pool.receive()
-            assert isinstance(answer, m.Refused)
+            assert isinstance(answer, m.JoinRefused)
             assert "FOLDER/ticket" in answer.reason
         assert scene.server.coordinator.wanted == 1
         await scene.until(lambda: scene.events("ticket issued"))
@@ -87,7 +87,7 @@ def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> N
 
 def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob = Issued(name="bob", secret=new_secret(), expires=time.time() + 3600)
+        bob = IssuedTicket(name="bob", secret=new_secret(), expires=time.time() + 3600)
         ticket = await issue(scene, bob)
         trainer = await asyncio.to_thread(Trainer, ticket, Board(), "w1")
         try:
@@ -105,7 +105,7 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
                 await asyncio.to_thread(Api(ticket).status)
             async with subscribe(ticket, m.Hello(kind="observer")) as observer:
                 refused = await observer.receive()
-            assert isinstance(refused, m.Refused)
+            assert isinstance(refused, m.JoinRefused)
             assert re.search(why, refused.reason)
             await stranger_told(scene, refused.reason)
             assert list(scene.server.coordinator.workers) == ["w1"]
@@ -117,8 +117,8 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
 
 def test_who_watches_by_one_that_expires_goes_on_and_by_one_that_is_revoked_does_not(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob = Issued(name="bob", secret=new_secret(), expires=time.time() + 3600)
-        eve = Issued(name="eve", secret=new_secret())
+        bob = IssuedTicket(name="bob", secret=new_secret(), expires=time.time() + 3600)
+        eve = IssuedTicket(name="eve", secret=new_secret())
         ticket = await issue(scene, eve, bob)
         hers = msgspec.structs.replace(scene.ticket, secret=eve.secret)
         watching = m.Hello(kind="observer")
@@ -132,7 +132,7 @@ def test_who_watches_by_one_that_expires_goes_on_and_by_one_that_is_revoked_does
             while await asyncio.wait_for(by_eve.receive(), 20) is not None:
                 pass  # until it is closed
             async with subscribe(ticket, watching) as late:
-                assert isinstance(await late.receive(), m.Refused)
+                assert isinstance(await late.receive(), m.JoinRefused)
                 assert await asyncio.wait_for(late.receive(), 20) is None
             await asyncio.to_thread(scene.api.scale, 3)
             lines: list[bytes] = []
@@ -146,7 +146,7 @@ def test_who_watches_by_one_that_expires_goes_on_and_by_one_that_is_revoked_does
 
 def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob, eve = (Issued(name=name, secret=new_secret()) for name in ("bob", "eve"))
+        bob, eve = (IssuedTicket(name=name, secret=new_secret()) for name in ("bob", "eve"))
         write_tickets(scene.folder / TICKETS, (eve,))
         ticket = await issue(scene, eve, bob)
         hers = msgspec.structs.replace(scene.ticket, secret=eve.secret)
@@ -162,7 +162,7 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
                     pass  # until it is closed
             await scene.until(lambda: guest.client.told.exit)
             assert guest.client.told.exit is not None
-            assert guest.client.told.exit.code == BARRED
+            assert guest.client.told.exit.code == EXIT_BANNED
             assert re.search(r"\bbob\b", guest.client.told.exit.reason)
             await scene.in_view("w1", "w2")
             await asyncio.to_thread(declined, ticket, r"\bbob\b")
@@ -179,7 +179,7 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
 
 def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob = Issued(name="bob", secret=new_secret())
+        bob = IssuedTicket(name="bob", secret=new_secret())
         ticket = await issue(scene, bob)
         scene.worker("w1", stay=True)
         guest = scene.worker("w2", stay=True)
@@ -191,7 +191,7 @@ def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp
         await scene.until(lambda: not scene.server.coordinator.workers["w2"].connected)
         await asyncio.to_thread(scene.api.reread_tickets)
         guest.ticket = ticket
-        assert await asyncio.wait_for(scene.tasks["w2"], 20) == BARRED
+        assert await asyncio.wait_for(scene.tasks["w2"], 20) == EXIT_BANNED
         await scene.in_view("w1")
 
     play(tmp_path, scenario, heartbeat_timeout_s=10.0)
@@ -200,7 +200,7 @@ def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp
 def test_what_has_become_of_them_is_in_the_journal_when_that_is_answered(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         scene.serving.cancel()  # no ticks: nothing else writes the journal
-        bob = Issued(name="bob", secret=new_secret())
+        bob = IssuedTicket(name="bob", secret=new_secret())
         await issue(scene, bob)
         await issue(scene, msgspec.structs.replace(bob, revoked=True))
         with closing(sqlite3.connect(tmp_path / JOURNAL)) as journal:
@@ -212,7 +212,7 @@ def test_what_has_become_of_them_is_in_the_journal_when_that_is_answered(tmp_pat
 
 def test_one_that_is_not_in_the_file_is_a_strangers(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob = Issued(name="bob", secret=new_secret())
+        bob = IssuedTicket(name="bob", secret=new_secret())
         ticket = await issue(scene, bob)
         async with subscribe(ticket, m.Hello(kind="observer")) as observer:
             await observer.receive()
@@ -234,10 +234,10 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     path, secret = tmp_path / TICKETS, new_secret()
     tickets = Tickets(secret, path)
     assert (tickets.reread(), len(tickets.known)) == ([], 1)
-    bob = Issued(name="bob", secret=new_secret())
+    bob = IssuedTicket(name="bob", secret=new_secret())
     write_tickets(path, (bob,))
     assert path.stat().st_mode & 0o777 == 0o600
-    assert (tickets.reread(), len(tickets.known)) == ([TicketIssued(ticket="bob")], 2)
+    assert (tickets.reread(), len(tickets.known)) == ([TicketIssuedEvent(ticket="bob")], 2)
     for content in (*DAMAGED, msgspec.json.encode((bob, bob))):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=re.escape(str(path))) as raised:
@@ -245,7 +245,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
         assert bob.secret not in str(raised.value) + repr(bob)
         assert len(tickets.known) == 2
     path.unlink()
-    assert (tickets.reread(), len(tickets.known)) == ([TicketRevoked(ticket="bob")], 1)
+    assert (tickets.reread(), len(tickets.known)) == ([TicketRevokedEvent(ticket="bob")], 1)
 
 
 def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
 
 def test_the_owners_secret_in_the_file_does_not_make_the_owner_a_guest(tmp_path: Path) -> None:
     secret = new_secret()
-    write_tickets(tmp_path / TICKETS, (Issued(name="owner", secret=secret, revoked=True),))
+    write_tickets(tmp_path / TICKETS, (IssuedTicket(name="owner", secret=secret, revoked=True),))
     tickets = Tickets(secret, tmp_path / TICKETS)
     tickets.reread()
     [owner] = tickets.known

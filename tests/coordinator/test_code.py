@@ -18,7 +18,7 @@ from farandole.code import pack
 from farandole.control.api import Api
 from farandole.control.client import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
-from farandole.control.security import Issued, write_tickets
+from farandole.control.security import IssuedTicket, write_tickets
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import FarandoleError, NotTheCoordinator, UsageError
 from farandole.protocol.messages import Job
@@ -49,7 +49,7 @@ def with_pack(tmp_path: Path, made: pack.Pack) -> dict[str, Any]:
     return {"folder": str(tmp_path / "run"), "job": job(made)}
 
 
-async def issue(scene: Stage, issued: Issued) -> Ticket:
+async def issue(scene: Stage, issued: IssuedTicket) -> Ticket:
     write_tickets(scene.folder / TICKETS, (issued,))
     await asyncio.to_thread(scene.api.reread_tickets)
     return msgspec.structs.replace(scene.ticket, secret=issued.secret)
@@ -57,7 +57,7 @@ async def issue(scene: Stage, issued: Issued) -> Ticket:
 
 def test_who_may_join_gets_it(made: pack.Pack, tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        bob = await issue(scene, Issued(name="bob", secret=new_secret()))
+        bob = await issue(scene, IssuedTicket(name="bob", secret=new_secret()))
         for ticket in (scene.ticket, bob):
             assert await asyncio.to_thread(Api(ticket).job) == job(made)
             assert await asyncio.to_thread(Api(ticket).code) == made.content
@@ -79,7 +79,7 @@ def test_a_dozen_at_once_get_it(made: pack.Pack, tmp_path: Path) -> None:
 
 def test_nobody_else_does(made: pack.Pack, tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        over = await issue(scene, Issued(name="bob", secret=new_secret(), expires=time.time() - 1))
+        over = await issue(scene, IssuedTicket(name="bob", secret=new_secret(), expires=time.time() - 1))
         for ask in (Api(over).job, Api(over).code):
             with pytest.raises(UsageError, match=r"\bbob\b"):
                 await asyncio.to_thread(ask)

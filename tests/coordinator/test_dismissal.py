@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farandole.control import security
-from farandole.control.security import Claim
+from farandole.control.security import TicketProof
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import listener as heads
 from farandole.coordinator.listener import DISMISSAL, LONGEST, NO_TICKET, NOT_HTTP, WRONG_TICKET
@@ -21,7 +21,7 @@ from tests.support.prove import prove
 from tests.support.stage import Stage, play
 
 pytestmark = pytest.mark.timeout(60)
-CLAIM = Claim(Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r"))
+CLAIM = TicketProof(Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r"))
 GET = "GET /control HTTP/1.1\r\nHost: x\r\n"
 UPGRADE = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
 CASES = [

@@ -48,8 +48,8 @@ def told(status: Status = STATUS) -> Exposition:
         step_line(56, samples=64, skipped=1, loss=0.5, seconds=0.2, learning_rate=0.1, factor=2.0, time=99.0)
     )
     exposition.take(LogLine(step=56, fields={"accuracy": 0.75, NASTY: 1, "note": "text", "best": True, "lost": None}))
-    exposition.take(an(events.Lost, worker=NASTY))
-    exposition.take(an(events.Checkpoint, step=50, bytes=1000, seconds=1.5, copy_ms=20.0, time=98.0))
+    exposition.take(an(events.LostEvent, worker=NASTY))
+    exposition.take(an(events.CheckpointEvent, step=50, bytes=1000, seconds=1.5, copy_ms=20.0, time=98.0))
     return exposition
 
 

@@ -24,7 +24,7 @@ def test_only_a_proposal_carries_one_and_nothing_shows_it() -> None:
     proposal = keyed(m.Propose(view=VIEW), "s", "r")
     assert isinstance(proposal, m.Propose)
     assert proposal.key == group_key("s", "r", 7)
-    (connect,) = Member("a").receive(proposal)
+    (connect,) = Member("a").on_message(proposal)
     assert isinstance(connect, Connect)
     assert connect.key == proposal.key
     for shown in (repr(proposal), str(proposal), repr(connect), f"{[connect]}"):

@@ -37,7 +37,7 @@ def test_lines_have_their_head_first() -> None:
 
 
 def test_who_looks_at_the_file_is_not_steered_by_it(tmp_path: Path) -> None:
-    line = an(events.Failed, traceback="\x1b[2J\u202e\x9b\x7fé🎉")
+    line = an(events.FailedEvent, traceback="\x1b[2J\u202e\x9b\x7fé🎉")
     with closing(Journal(tmp_path)) as journal:
         put(journal, line)
     assert written(tmp_path) == [line]
@@ -167,7 +167,7 @@ def test_one_that_was_killed_before_it_could_note_that_it_had_written_writes_not
 
 
 def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
-    same = [an(events.Lost, worker=f"w{n}", time=10.5) for n in range(3)]
+    same = [an(events.LostEvent, worker=f"w{n}", time=10.5) for n in range(3)]
     with closing(Journal(tmp_path)) as journal:
         journal.keep(same, BOOKS)
         write(journal, same[0])
@@ -219,17 +219,17 @@ LAST_LINES = [
     ((line(4, 0), line(4, 1), line(4, 2)), (4, 2), "two calls of run.log after it"),
     ((line(4, 0), line(4, 1), VIEW, line(4, 2)), (4, 2), "with an event in between"),
     ((line(4, 1), line(5, 0)), (5, 0), "the next step"),
-    ((line(4, 0), an(events.StateLost)), (-1, 0), "begun again: steps count from 0"),
-    ((line(4, 0), an(events.StateLost), line(0, 0)), (0, 0), "and goes on"),
-    ((line(9, 0), an(events.Resumed, step=4)), (3, ALL),
+    ((line(4, 0), an(events.StateLostEvent)), (-1, 0), "begun again: steps count from 0"),
+    ((line(4, 0), an(events.StateLostEvent), line(0, 0)), (0, 0), "and goes on"),
+    ((line(9, 0), an(events.ResumedEvent, step=4)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
     ((line(4, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "more of run.log than are looked at else"),
     ((line(3, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "... of a step whose own line is damaged"),
-    ((line(4, 0), an(events.LinesLost, step=4, index=70), line(4, 71)), (4, 71), "some are missing"),
-    ((line(4, 0), an(events.LinesLost, step=6, index=0), line(6, 1)), (6, 1), "... of steps"),
-    ((line(6, 0), line(6, 1), an(events.LinesLost, step=5, index=9)), (6, 1), "... told a little later"),
-    ((line(6, 0), line(6, 1), an(events.LinesLost)), (6, 1), "... and nobody knows where"),
-    ((line(9, 0), an(events.RunStarted)), (-1, 0), "started once more, and killed before its first step"),
+    ((line(4, 0), an(events.LinesLostEvent, step=4, index=70), line(4, 71)), (4, 71), "some are missing"),
+    ((line(4, 0), an(events.LinesLostEvent, step=6, index=0), line(6, 1)), (6, 1), "... of steps"),
+    ((line(6, 0), line(6, 1), an(events.LinesLostEvent, step=5, index=9)), (6, 1), "... told a little later"),
+    ((line(6, 0), line(6, 1), an(events.LinesLostEvent)), (6, 1), "... and nobody knows where"),
+    ((line(9, 0), an(events.RunStartedEvent)), (-1, 0), "started once more, and killed before its first step"),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.coordinator.connection import BURST, RATE
-from farandole.coordinator.listener import LINES, WINDOW_S, Bucket, Sparing
+from farandole.coordinator.listener import LINES, WINDOW_S, TokenBucket, Sparing
 
 gaps = st.floats(0.0, 10.0)
 
@@ -17,7 +17,7 @@ gaps = st.floats(0.0, 10.0)
 @given(st.lists(st.tuples(gaps, st.integers(1, 50)), min_size=1, max_size=50))
 def test_who_waits_as_told_never_gets_more_than_burst_and_rate(arrivals: list[tuple[float, int]]) -> None:
     """In any span of time, however long it was idle before."""
-    bucket, now = Bucket(rate=10, burst=100), 0.0
+    bucket, now = TokenBucket(rate=10, burst=100), 0.0
     through: list[tuple[float, float]] = []  # when a span may begin, and what came through before
     total = 0.0
     for gap, cost in arrivals:
@@ -29,7 +29,7 @@ def test_who_waits_as_told_never_gets_more_than_burst_and_rate(arrivals: list[tu
 
 
 def test_who_was_idle_for_a_day_has_its_burst_and_no_more() -> None:
-    bucket = Bucket(rate=10, burst=100)
+    bucket = TokenBucket(rate=10, burst=100)
     assert bucket.take(100, 0.0) == 0.0
     assert bucket.take(100, 86_400.0) == 0.0
     assert bucket.take(5, 86_400.0) == 0.5
@@ -38,7 +38,7 @@ def test_who_was_idle_for_a_day_has_its_burst_and_no_more() -> None:
 def test_an_honest_worker_is_never_slowed() -> None:
     """The worst of them: back from an outage with all its lines, then in view after view of 64 with its keys, while it
     beats twice a second. A view takes a second at the least (the joiners start processes)."""
-    bucket, now = Bucket(RATE, BURST), 0.0
+    bucket, now = TokenBucket(RATE, BURST), 0.0
     assert bucket.take(1 + 4 * 1024 * 1024 // 4096, now) == 0.0
     for _ in range(100):
         waits = [bucket.take(1, now) for _ in range(3 * 64)]

@@ -15,7 +15,7 @@ import pytest
 
 from farandole.control import security
 from farandole.control.client import dial, subscribe
-from farandole.control.security import Claim
+from farandole.control.security import TicketProof
 from farandole.coordinator import connection
 from farandole.coordinator import listener as listeners
 from farandole.coordinator.listener import CROWDED, LINES, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
@@ -128,7 +128,7 @@ def test_what_is_no_request_is_recorded_and_logs_no_traceback(
 def test_plain_http_on_the_tls_port_is_refused(play: Callable[[Scenario], None]) -> None:
     async def scenario(scene: Stage) -> None:
         reader, writer = await asyncio.open_connection(*place(scene))
-        writer.write(f"GET /api/status HTTP/1.1\r\nAuthorization: {Claim(scene.ticket).opening}\r\n\r\n".encode())
+        writer.write(f"GET /api/status HTTP/1.1\r\nAuthorization: {TicketProof(scene.ticket).opening}\r\n\r\n".encode())
         assert b"HTTP" not in await closed(reader)
         writer.close()
         await scene.until(lambda: NOT_TLS in reasons(scene))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farandole.coordinator.journal import Journal
-from farandole.coordinator.listener import Strangers
+from farandole.coordinator.listener import UnauthenticatedPeers
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.recording import Recording
 from farandole.platform.files import FileThread
@@ -21,10 +21,10 @@ from farandole.protocol import events
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.metrics import LogLine, StepLine, parse_lines
-from farandole.worker.participant import Alone
+from farandole.worker.participant import SingleProcess
 from tests.support.metric_lines import an, logged, step_line, stepped
 
-LOST = an(events.Lost, worker="w1")
+LOST = an(events.LostEvent, worker="w1")
 
 
 class Disk(io.FileIO):
@@ -48,14 +48,14 @@ def lost(folder: Path) -> list[int]:
     """How many lines were lost, by the events. All others are whole."""
     lines, damaged = parse_lines((folder / "metrics.jsonl").read_bytes().splitlines())
     assert damaged == 0
-    return [line.lines for line in lines if isinstance(line, events.LinesLost)]
+    return [line.lines for line in lines if isinstance(line, events.LinesLostEvent)]
 
 
 def test_lines_that_the_coordinator_can_not_write_are_counted(tmp_path: Path) -> None:
     async def scenario() -> None:
         with closing(Journal(tmp_path)) as journal:
             told: list[events.Event] = []
-            recording = Recording(journal, [], Observers([], Strangers(told.append)))
+            recording = Recording(journal, [], Observers([], UnauthenticatedPeers(told.append)))
             recording.event = told.append  # type: ignore[method-assign]  # what is to be kept and written next
             journal._metrics.close()
             journal._metrics = metrics = disk(tmp_path)
@@ -66,8 +66,8 @@ def test_lines_that_the_coordinator_can_not_write_are_counted(tmp_path: Path) ->
                 await asyncio.sleep(0)
                 journal._files.run(int)  # the lines have been written
                 await asyncio.sleep(0)
-            assert [(type(event), event.lines) for event in told if isinstance(event, events.LinesLost)] == [
-                (events.LinesLost, 4)
+            assert [(type(event), event.lines) for event in told if isinstance(event, events.LinesLostEvent)] == [
+                (events.LinesLostEvent, 4)
             ]
 
     asyncio.run(scenario())
@@ -79,7 +79,7 @@ def test_lines_that_the_coordinator_can_not_write_are_counted(tmp_path: Path) ->
 def test_alone_a_full_disk_costs_lines_and_not_the_training(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step":1,"ep')
     (tmp_path / "metrics.jsonl").chmod(0o600)
-    it = Alone(str(tmp_path), lambda: True)
+    it = SingleProcess(str(tmp_path), lambda: True)
     assert it._file is not None
     it._file.close()
     it._file = metrics = disk(tmp_path)
@@ -97,7 +97,7 @@ def test_events_that_a_slow_disk_takes_after_the_limit_are_not_missing_twice(tmp
     async def scenario() -> None:
         with closing(Journal(tmp_path)) as journal:
             coordinator = Coordinator(RunSettings(run="r"), None, 0.0)
-            recording = Recording(journal, [], Observers([], Strangers(lambda _: None)))
+            recording = Recording(journal, [], Observers([], UnauthenticatedPeers(lambda _: None)))
             journal._files = FileThread("slow", limit_s=0.05)
             answers, commit = threading.Event(), journal._commit
             journal._commit = lambda *given: (answers.wait(), commit(*given))  # type: ignore[method-assign,assignment]
@@ -120,6 +120,6 @@ def test_events_that_a_slow_disk_takes_after_the_limit_are_not_missing_twice(tmp
     asyncio.run(scenario())
     lines, damaged = parse_lines((tmp_path / "metrics.jsonl").read_bytes().splitlines())
     assert damaged == 0
-    assert [type(line) for line in lines].count(events.NotRecorded) == 1
-    missing = [line.missing for line in lines if isinstance(line, events.RecordedAgain)]
+    assert [type(line) for line in lines].count(events.NotRecordedEvent) == 1
+    missing = [line.missing for line in lines if isinstance(line, events.RecordedAgainEvent)]
     assert missing == [0 if heard == "before the next write" else 1]

@@ -99,7 +99,7 @@ def test_what_a_worker_hears_is_in_the_journal_by_then(tmp_path: Path) -> None:
         await scene.in_view("w1", "w2")
         await scene.workers["w2"].socket.close()
         await scene.until(lambda: scene.workers["w1"].got(m.Resume) and scene.workers["w2"].got(m.Resume))
-        await scene.workers["w2"].tell(m.Leaving(reason="SIGTERM"))
+        await scene.workers["w2"].tell(m.LeaveRequest(reason="SIGTERM"))
         assert await scene.tasks["w2"] == 0
         await asyncio.to_thread(scene.api.stop, "enough", 5)
         assert await scene.tasks["w1"] == 5
@@ -116,7 +116,7 @@ def test_a_process_that_has_ended_stops_the_view_for_the_others_at_once(tmp_path
         await scene.in_view("w1", "w2")
         async with subscribe(scene.ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
             scene.tasks["w2"].cancel()
-            await pool.send(m.Exited(worker="w2", reason="killed by signal 9"))
+            await pool.send(m.WorkerProcessExited(worker="w2", reason="killed by signal 9"))
             await scene.in_view("w1")
         assert [type(x) for x in (*first.got(m.Stop), *first.got(m.Resume))] == [m.Stop, m.Resume]
         assert [e["worker"] for e in scene.events("lost")] == ["w2"]
@@ -180,7 +180,7 @@ def test_processes_that_die_before_hello_end_a_run_that_never_began(tmp_path: Pa
     async def scenario(scene: Stage) -> None:
         async with subscribe(scene.ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
             for number in range(5):
-                await pool.send(m.Exited(worker=f"w{number}", reason="exited with code 1"))
+                await pool.send(m.WorkerProcessExited(worker=f"w{number}", reason="exited with code 1"))
             await scene.until(scene.serving.done)
         assert len(scene.events("exited")) == 5
         over = scene.server.coordinator.over
@@ -229,7 +229,7 @@ def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
         scene.worker("w1")
         await scene.in_view("w1")
         scene.server.coordinator.workers["w1"].__class__ = Broken  # a bug, planted
-        scene.server.coordinator.wants = {"": "many"}  # type: ignore[dict-item]
+        scene.server.coordinator.fixed_targets = {"": "many"}  # type: ignore[dict-item]
         with pytest.raises(CoordinatorUnreachable, match=r"\b500\b"):
             await asyncio.to_thread(scene.api.scale, 2)
         with pytest.raises(TypeError):

@@ -9,7 +9,7 @@ import pytest
 
 from farandole.control import run_folder
 from farandole.control.run_folder import METRICS
-from farandole.coordinator.rest import EVERY_S, READ_S, Spent
+from farandole.coordinator.rest import EVERY_S, READ_S, RunCost
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import account
 from farandole.protocol.coordinator.state import RunSettings
@@ -23,24 +23,24 @@ PRICES = Prices(date="2026-11-01", pools={"local": 3600.0})
 
 def told(worker: str, compute: float, **more: Any) -> bytes:
     spent = WorkerTime(host="h", pool="local", step=3, seconds={"start": 1.0, "compute": compute})
-    return as_written(an(events.TimeSpent, workers={worker: spent}, ended=(), **more))
+    return as_written(an(events.TimeSpentEvent, workers={worker: spent}, ended=(), **more))
 
 
 def came(worker: str) -> bytes:
-    return as_written(an(events.Starting, worker=worker, host="h", time=1.0))
+    return as_written(an(events.StartingEvent, worker=worker, host="h", time=1.0))
 
 
-GONE = [came("w1"), told("w1", 5.0, time=7.0), as_written(an(events.Left, worker="w1", host="h", time=8.0))]
+GONE = [came("w1"), told("w1", 5.0, time=7.0), as_written(an(events.LeftEvent, worker="w1", host="h", time=8.0))]
 
 
-def spent(folder: Path, *lines: bytes, prices: Prices = PRICES) -> Spent:
+def spent(folder: Path, *lines: bytes, prices: Prices = PRICES) -> RunCost:
     folder.chmod(0o700)
     (folder / METRICS).write_bytes(b"".join(lines))
-    return Spent(RunSettings(run="r", prices=prices), folder)
+    return RunCost(RunSettings(run="r", prices=prices), folder)
 
 
 def test_before_anything_is_told_nothing_is_known(tmp_path: Path) -> None:
-    made = Spent(RunSettings(run="r"), tmp_path)
+    made = RunCost(RunSettings(run="r"), tmp_path)
     made.look(0.0)
     assert made.account is None
 

@@ -92,7 +92,7 @@ def test_a_hello_said_again_is_refused_and_the_worker_keeps_its_place(tmp_path: 
             assert (await asyncio.wait_for(socket.receive(), 10)).type is not aiohttp.WSMsgType.BINARY
         await scene.until(lambda: scene.events("malformed"))
         step = second.step
-        await scene.until(lambda: scene.server.coordinator.workers["w2"].beat.step > step + 3)
+        await scene.until(lambda: scene.server.coordinator.workers["w2"].heartbeat.step > step + 3)
         assert (second.got(m.Stop), scene.events("lost")) == ([], [])
 
     play(tmp_path, scenario)
@@ -118,7 +118,7 @@ def test_a_peer_that_never_reads_costs_its_connection_and_nothing_else(
         masked = bytes([0x82, 0x80 | len(hello), 0, 0, 0, 0]) + hello  # a frame with a mask of zeros
         writer.write(masked)
         await scene.until(lambda: "deaf" in scene.server.coordinator.workers)
-        huge = m.Refused(reason="x" * 500_000)
+        huge = m.JoinRefused(reason="x" * 500_000)
         connection = scene.server._workers["deaf"]
         for _ in range(40):
             connection.send(m.encode(huge))

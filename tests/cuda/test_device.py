@@ -12,7 +12,7 @@ import torch
 from farandole.data.order import keep_random_state, set_random_state
 from farandole.numerics.fingerprint import fingerprint
 from farandole.platform.process import SUPPORTED
-from farandole.pool.base import Gone
+from farandole.pool.base import WorkerExited
 from farandole.pool.local import LocalPool
 from farandole.protocol.numeric_facts import OPERATION
 from tests.support.forked import ENVIRON
@@ -73,9 +73,9 @@ def test_a_forked_worker_uses_the_gpu_which_its_server_never_did(tmp_path: Path)
         try:
             for worker in ("w1", "w2"):
                 pool.start(worker, "here")
-                ended: list[Gone] = []
+                ended: list[WorkerExited] = []
                 while not ended:
-                    ended = [event for event in await pool.events() if isinstance(event, Gone)]
+                    ended = [event for event in await pool.events() if isinstance(event, WorkerExited)]
                 assert ended[0].reason.endswith("code 0"), (tmp_path / "logs" / f"{worker}.log").read_text()
                 assert (tmp_path / "out").read_text() == "CUDA is in use as soon as Python starts|True|262144.0"
         finally:

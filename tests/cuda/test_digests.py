@@ -14,7 +14,7 @@ from farandole.collective.state_transfer import Snapshot, restore
 from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import ROTATION, StepDigest
-from farandole.training.gradients import Findings
+from farandole.training.gradients import ShardDigests
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 from tests.support.gpu import CPU, ON_EACH
 
@@ -66,7 +66,7 @@ def test_findings_are_those_of_the_values(device: torch.device) -> None:
     gradient, batch = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), torch.ones(2, 5)
 
     def found(where: torch.device) -> tuple[list[str], list[int]]:
-        findings = Findings(["weight"], None)
+        findings = ShardDigests(["weight"], None)
         findings.read([batch.to(where), 3])
         findings.fold(0, gradient.to(where))
         return findings.close(torch.tensor([0.5, 2.0], dtype=torch.float64), 0, 1)

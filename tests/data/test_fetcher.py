@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farandole.data import fetcher
-from farandole.data.cache_folder import Copy, File
+from farandole.data.cache_folder import Copy, RemoteFile
 from farandole.data.fetcher import BESIDE, WHOLE, Fetcher, FileOf, Range
 
 FILES = tuple(FileOf(f"far://data/shard-{number}.tar", 100, "") for number in range(WHOLE))
@@ -30,9 +30,9 @@ class Disk:
     def copies(self) -> list[Copy]:
         return list(self._here)
 
-    def use(self, file: File) -> None: ...
+    def use(self, file: RemoteFile) -> None: ...
 
-    def fetch(self, file: File, *_: object, **__: object) -> bool:
+    def fetch(self, file: RemoteFile, *_: object, **__: object) -> bool:
         with self._changed:
             self._coming += 1
             self._most = max(self._most, self._coming)

@@ -22,7 +22,7 @@ from farandole.data.fetcher import RANGES, WHOLE
 from farandole.data.images import ShardedImages
 from farandole.data.loader import HORIZON, Announced, Key, Loader
 from farandole.data.object_store import filesystem
-from farandole.data.order import Order
+from farandole.data.order import SampleOrder
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
 from tests.support.image_files import in_order
@@ -150,7 +150,7 @@ def test_the_order_is_announced_again_when_half_of_it_is_behind() -> None:
         def expect(self, samples: Any, *, shuffled: bool) -> None:
             told.append((int(samples[0]), len(samples), shuffled))
 
-    announced = Announced(Told(), Order(3 * HORIZON, 0, shuffle=False))
+    announced = Announced(Told(), SampleOrder(3 * HORIZON, 0, shuffle=False))
     for start in (0, 64, HORIZON // 2 - 1, HORIZON // 2, HORIZON // 2 + 64, 2 * HORIZON + 100):
         announced.reach(0, start)
     announced.reach(1, 0)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.cache_folder import STAYS_S, Copy, File, Next, choose
+from farandole.data.cache_folder import STAYS_S, Copy, RemoteFile, Next, choose
 
-A, B, C = (File(f"s3://there/{name}.tar", 10, name * 32) for name in "abc")
+A, B, C = (RemoteFile(f"s3://there/{name}.tar", 10, name * 32) for name in "abc")
 OLD, NEW = STAYS_S + 1, STAYS_S - 1
 
 
-def copy(of: File, used_s: float, *, coming: bool = False) -> Copy:
+def copy(of: RemoteFile, used_s: float, *, coming: bool = False) -> Copy:
     return Copy(of.name, of.size, used_s, coming)
 
 
@@ -32,7 +32,7 @@ def copy(of: File, used_s: float, *, coming: bool = False) -> Copy:
         ((), (), 30, None),
     ],
 )
-def test_what_comes_next(wanted: tuple[File, ...], there: tuple[Copy, ...], limit: int, expected: Next | None) -> None:
+def test_what_comes_next(wanted: tuple[RemoteFile, ...], there: tuple[Copy, ...], limit: int, expected: Next | None) -> None:
     assert choose(wanted, there, limit) == expected
 
 
@@ -51,7 +51,7 @@ def test_what_somebody_is_at_is_left_to_him() -> None:
 def test_the_limit_is_kept_and_nothing_goes_that_is_wanted(
     sizes: list[int], there: set[int], wanted: list[int], ages: list[float], limit: int
 ) -> None:
-    files = [File(f"u/{n}", sizes[n % len(sizes)], f"{n:032}") for n in range(8)]
+    files = [RemoteFile(f"u/{n}", sizes[n % len(sizes)], f"{n:032}") for n in range(8)]
     copies = [copy(files[n], ages[n]) for n in there]
     found = choose([files[n] for n in wanted], copies, limit)
     if found is None:

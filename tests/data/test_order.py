@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.data.order import Order
+from farandole.data.order import SampleOrder
 from farandole.errors import UsageError
 
 # (length, seed, epoch, start) -> samples. These may never change: a run that is resumed, or replayed from its journal
@@ -29,13 +29,13 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("length", "seed", "epoch", "start", "samples"), GOLDEN)
 def test_golden_order(length: int, seed: int, epoch: int, start: int, samples: list[int]) -> None:
-    assert Order(length, seed).samples(epoch, start, start + len(samples)).tolist() == samples
+    assert SampleOrder(length, seed).samples(epoch, start, start + len(samples)).tolist() == samples
 
 
 @given(length=st.integers(1, 10_000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
 @settings(max_examples=150, deadline=None)
 def test_every_sample_once_an_epoch(length: int, seed: int, epoch: int) -> None:
-    counts = np.bincount(Order(length, seed).samples(epoch, 0, length), minlength=length)
+    counts = np.bincount(SampleOrder(length, seed).samples(epoch, 0, length), minlength=length)
     assert counts.tolist() == [1] * length
 
 
@@ -43,7 +43,7 @@ def test_every_sample_once_an_epoch(length: int, seed: int, epoch: int) -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_slices_join_to_the_whole(length: int, cuts: list[int]) -> None:
     """Random access: across the borders of remembered blocks and in any sizes."""
-    order = Order(length, seed=11)
+    order = SampleOrder(length, seed=11)
     edges = [0, *sorted(min(cut, length) for cut in cuts), length]
     slices = [order.samples(5, start, stop) for start, stop in pairwise(edges)]
     assert np.array_equal(np.concatenate(slices), order.samples(5, 0, length))
@@ -52,7 +52,7 @@ def test_any_slices_join_to_the_whole(length: int, cuts: list[int]) -> None:
 @pytest.mark.parametrize("border", [4096, 8192])
 def test_a_micro_batch_across_the_border_of_two_blocks_is_of_one_epoch_and_seed(border: int) -> None:
     """Also where the same positions of other epochs, seeds and lengths are remembered."""
-    orders = [Order(10_000, seed=3), Order(10_000, seed=4), Order(9_999, seed=3)]
+    orders = [SampleOrder(10_000, seed=3), SampleOrder(10_000, seed=4), SampleOrder(9_999, seed=3)]
     for order, epoch in itertools.product(orders, (0, 1, 7)):
         whole = order.samples(epoch, 0, order.length)
         for start, stop in ((border - 64, border + 1), (border - 1, border + 63), (border - 1, border + 4)):
@@ -61,7 +61,7 @@ def test_a_micro_batch_across_the_border_of_two_blocks_is_of_one_epoch_and_seed(
 
 def test_a_billion_samples_at_random_places_are_distinct_and_in_range() -> None:
     length = 3 * 10**9
-    order = Order(length, seed=1)
+    order = SampleOrder(length, seed=1)
     seen = np.concatenate([order.samples(0, start, start + 10_000) for start in range(0, length - 10_000, 10**8)])
     assert seen.dtype == np.int64
     assert seen.min() >= 0
@@ -74,7 +74,7 @@ def test_a_billion_samples_take_no_more_memory_than_a_thousand() -> None:
 
     def most(length: int) -> int:
         tracemalloc.start()
-        order = Order(length, seed=9)
+        order = SampleOrder(length, seed=9)
         for epoch in (0, 1):
             for start in range(0, length - 640, length // 50):
                 for offset in range(0, 640, 64):
@@ -94,7 +94,7 @@ def test_a_billion_samples_take_no_more_memory_than_a_thousand() -> None:
 def test_the_order_is_uniform(length: int) -> None:
     """Displacements, neighbours and where a position goes: each statistic within 5 sigma of a uniform shuffle's."""
     positions = np.arange(length)
-    order = Order(length, seed=2024)
+    order = SampleOrder(length, seed=2024)
     runs = [order.samples(epoch, 0, length) for epoch in range(40)]
     for name, values, variance in [
         ("position and sample", [np.corrcoef(positions, run)[0, 1] for run in runs], 1 / length),
@@ -110,31 +110,31 @@ def test_the_order_is_uniform(length: int) -> None:
 
 def test_all_orders_of_five_samples_are_equally_frequent() -> None:
     """Chi-square over the 120 permutations; tiny domains are where a Feistel network is weakest."""
-    permutations = np.stack([Order(5, seed).samples(0, 0, 5) for seed in range(2400)])
+    permutations = np.stack([SampleOrder(5, seed).samples(0, 0, 5) for seed in range(2400)])
     codes = permutations @ np.array([1, 5, 25, 125, 625])
     _, counts = np.unique(codes, return_counts=True)
     chi_square = ((counts - 20.0) ** 2 / 20).sum() + 20 * (120 - len(counts))
     assert chi_square < 119 + 5 * np.sqrt(2 * 119)
 
 
-@pytest.mark.parametrize("other", [Order(1000, 8), Order(1000, 7 + 2**32)])
-def test_seeds_differ(other: Order) -> None:
-    same = (Order(1000, 7).samples(0, 0, 1000) == other.samples(0, 0, 1000)).sum()
+@pytest.mark.parametrize("other", [SampleOrder(1000, 8), SampleOrder(1000, 7 + 2**32)])
+def test_seeds_differ(other: SampleOrder) -> None:
+    same = (SampleOrder(1000, 7).samples(0, 0, 1000) == other.samples(0, 0, 1000)).sum()
     assert same < 10  # 1 expected
 
 
 def test_epochs_differ() -> None:
-    order = Order(1000, 7)
+    order = SampleOrder(1000, 7)
     firsts = {tuple(order.samples(epoch, 0, 20).tolist()) for epoch in range(200)}
     assert len(firsts) == 200
 
 
 def test_without_shuffle_the_order_is_the_dataset_s() -> None:
-    assert Order(10, 3, shuffle=False).samples(4, 2, 7).tolist() == [2, 3, 4, 5, 6]
+    assert SampleOrder(10, 3, shuffle=False).samples(4, 2, 7).tolist() == [2, 3, 4, 5, 6]
 
 
 def test_what_is_returned_belongs_to_the_caller() -> None:
-    order = Order(100, 3)
+    order = SampleOrder(100, 3)
     before = order.samples(0, 0, 10).tolist()
     order.samples(0, 0, 10)[:] = -1
     assert order.samples(0, 0, 10).tolist() == before
@@ -143,10 +143,10 @@ def test_what_is_returned_belongs_to_the_caller() -> None:
 @pytest.mark.parametrize(("epoch", "start", "stop"), [(0, -1, 3), (0, 4, 3), (0, 0, 11), (0, 11, 11), (-1, 0, 3)])
 def test_bad_ranges_are_refused(epoch: int, start: int, stop: int) -> None:
     with pytest.raises(UsageError, match=r"positions \[|epoch -1"):
-        Order(10, 3).samples(epoch, start, stop)
+        SampleOrder(10, 3).samples(epoch, start, stop)
 
 
 @pytest.mark.parametrize("length", [0, -5, 2**63])
 def test_bad_lengths_are_refused(length: int) -> None:
     with pytest.raises(UsageError, match=str(length)):
-        Order(length, 3)
+        SampleOrder(length, 3)

@@ -22,7 +22,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_folder(tmp_path / "source", each=3, suffix=request.param)
 
 
-def prepared(source: Path, check: bool, heard: Callable[[image_folder.Made], None] = lambda _: None) -> Index | int:
+def prepared(source: Path, check: bool, heard: Callable[[image_folder.ImageShard], None] = lambda _: None) -> Index | int:
     return image_folder.prepare(
         image_folder.list_folder(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
         begin=os.getpgid, made=heard, check=check,
@@ -63,7 +63,7 @@ def test_shards_that_were_not_checked_are_made_anew_and_checked_ones_are_kept(tm
     source = make_folder(tmp_path / "source", each=3)
     first = prepared(source, check=False)
     for check, kept in ((False, True), (True, False), (True, True), (False, True)):
-        heard: list[image_folder.Made] = []
+        heard: list[image_folder.ImageShard] = []
         assert prepared(source, check, heard.append) == first, "the same bytes"
         assert Counter(made.kept for made in heard).keys() == {kept}
 

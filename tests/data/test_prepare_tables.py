@@ -166,13 +166,13 @@ def test_texts_of_a_table_each_once_and_bad_ones_by_their_rows(tmp_path: Path) -
     written_texts = [f"text {number} \U0001f986" for number in range(40)]
     table = pa.table({"id": range(40), "body": written_texts})
     source = str(written(tmp_path / "source", table, "parquet"))
-    reading = tokens.Reading(field="body")
+    reading = tokens.TextFormat(field="body")
     for piece_bytes in (1, 100, 1 << 20):
         listed = tokens.listing(source, reading, piece_bytes)
         found = [text for piece in listed.pieces for _, text in tokens.documents(listed.folder, piece, reading)]
         assert found == written_texts
     with pytest.raises(UsageError, match=r"'text'.*--field\b.*'id', 'body'"):
-        tokens.listing(source, tokens.Reading(), 100)
-    [*_, (row, none)] = tokens.documents(listed.folder, listed.pieces[0], tokens.Reading(field="id"))
+        tokens.listing(source, tokens.TextFormat(), 100)
+    [*_, (row, none)] = tokens.documents(listed.folder, listed.pieces[0], tokens.TextFormat(field="id"))
     assert row == listed.pieces[0].stop - 1
     assert isinstance(none, tokens.NoText)

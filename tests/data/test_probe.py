@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from farandole.data import object_store
 from farandole.data.loader import Key, Loader
 from farandole.data.object_store import NOTHING, Making, Makings
-from farandole.data.probe import Ended, Findings, Phase, Probe
+from farandole.data.probe import Ended, ProbeResult, Phase, Probe
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON, FARANDOLE
@@ -93,9 +93,9 @@ def findings(
     making: Making = NOTHING.warm,
     cold: int = 0,
     first: tuple[float, Making] = (0.0, NOTHING.warm),
-) -> Findings:
+) -> ProbeResult:
     """`making`: in the phase of both; `cold`: samples that wait for the store in the end."""
-    return Findings(
+    return ProbeResult(
         first=Phase(8, 10.0, first[0], NOTHING.plus(first[1])),
         both=Phase(1000, 10.0, 10.0 * waiting, NOTHING.plus(making)),
         compute=Phase(int(compute * 10), 10.0),

@@ -16,7 +16,7 @@ import pytest
 
 from farandole.data import fetcher, object_store
 from farandole.data.images import ShardedImages
-from farandole.data.object_store import Store
+from farandole.data.object_store import ObjectStore
 from farandole.errors import ShardError
 from tests.support.file_server import FileServer
 from tests.support.image_files import in_order
@@ -41,7 +41,7 @@ def test_a_page_in_the_place_of_a_range_is_no_sample(shards: Path, monkeypatch: 
     monkeypatch.setattr(object_store, "ATTEMPTS", 2)
     (shards / "page").write_bytes(b"<html>")
     with FileServer(shards) as server, pytest.raises(ShardError, match=r"OSError: \d bytes\b.*\b\d+\b"):
-        Store().read(f"{server.url}/page", 0, 100)
+        ObjectStore().read(f"{server.url}/page", 0, 100)
 
 
 def test_other_bytes_once_are_read_again_and_are_no_bad_sample(shards: Path, source: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_who_may_not_read_is_told_at_once() -> None:
     object_store.filesystem = lambda url: (Closed(), url)  # type: ignore[assignment]
     try:
         with pytest.raises(ShardError, match=r"x://a\b.*PermissionError: .*Forbidden"):
-            Store().read("x://a", 0, 1)
+            ObjectStore().read("x://a", 0, 1)
     finally:
         object_store.filesystem = real
 
@@ -125,7 +125,7 @@ def test_threads_share_a_store(shards: Path) -> None:
     content = (shards / "shard-000000.tar").read_bytes()
     found: dict[int, bytes] = {}
     with FileServer(shards) as server:
-        reads = Store()
+        reads = ObjectStore()
 
         def read(at: int) -> None:
             found[at] = reads.read(f"{server.url}/shard-000000.tar", at, at + 100)

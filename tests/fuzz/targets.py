@@ -23,13 +23,13 @@ from farandole.collective.gloo import _JUMP, _RETURN, MOST_SOURCES, only
 from farandole.collective.state_transfer import encode, restore
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import METRICS
-from farandole.control.security import CHALLENGE, Claim, Examination, Issued, Tickets, ticket_id
+from farandole.control.security import CHALLENGE, TicketProof, Examination, IssuedTicket, Tickets, ticket_id
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.coordinator import listener
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.listener import parse
-from farandole.coordinator.rest import Release, Scale, Stop
+from farandole.coordinator.rest import Release, ScaleRequest, StopRequest
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.observe.live import PlainDisplay
 from farandole.observe.past import past
@@ -67,13 +67,13 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Hello(kind="observer"),
     m.Ready(signature=m.Signature(facts=(("torch", "2"), ("weight", "3x4 float32")))),
     m.Heartbeat(view=1, round=2, step=3, lines=LINES),
-    m.Leaving(reason="SIGTERM"),
+    m.LeaveRequest(reason="SIGTERM"),
     m.Publish(group=1, key="0/1", value=b"\x00" * 16),
     m.Prepared(view=1),
     m.Switched(view=1, round=1, step=0),
     m.Synced(view=1),
     m.Suspect(view=1, peer="w2", reason="gone"),
-    m.Failed(traceback="Traceback"),
+    m.ScriptFailed(traceback="Traceback"),
     m.Saved(path="there"),
     m.Finished(fingerprint="f"),
     m.Spans(number=1, wall_us=9, steps=((1, 0, 9),), spans=((3, 0, 9),), peers=("w2",), waits=((0, 0, 9),)),
@@ -187,7 +187,7 @@ def issued(data: bytes) -> None:
 
 ISSUED = tuple(
     msgspec.json.encode(
-        tuple(Issued(name=f"t{n}", secret=f"{n:064x}", expires=n, revoked=n == 2) for n in range(count))
+        tuple(IssuedTicket(name=f"t{n}", secret=f"{n:064x}", expires=n, revoked=n == 2) for n in range(count))
     )
     for count in (0, 1, 3)
 )
@@ -199,7 +199,7 @@ def listen(data: bytes) -> None:
 
 
 def body(data: bytes) -> None:
-    for kind in (Scale, Release, Stop):
+    for kind in (ScaleRequest, Release, StopRequest):
         with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
             msgspec.json.decode(data, type=kind)
 
@@ -226,7 +226,7 @@ SKELETONS = tuple(
 )
 
 
-OPENING = Claim(Ticket(address="http://127.0.0.1:1", secret=SECRET, run="r")).opening
+OPENING = TicketProof(Ticket(address="http://127.0.0.1:1", secret=SECRET, run="r")).opening
 HEADS = tuple(
     f"GET /control HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
     for header in (f"Authorization: {OPENING}", f"authorization:Farandole proof={SECRET}", "Expect: foo", "X: \xff")
@@ -242,7 +242,7 @@ def knock(data: bytes) -> None:
             assert CHALLENGE.fullmatch(challenge)
         assert not examination.passed(given or "")
     with contextlib.suppress(CoordinatorUnreachable):
-        Claim(Ticket(address="http://127.0.0.1:1", secret=SECRET, run="r")).answer(data.decode("latin-1"))
+        TicketProof(Ticket(address="http://127.0.0.1:1", secret=SECRET, run="r")).answer(data.decode("latin-1"))
 
 
 def targets(wire: Wire) -> dict[str, Target]:

@@ -94,7 +94,7 @@ BEYOND = [
     pytest.param(m.Hello(kind="worker", worker="\x1b[2J"), id="a name that clears the terminal"),
     pytest.param(m.Hello(kind="worker", pid=2**63), id="a number too large for the journal"),
     pytest.param(m.Hello(kind="worker", pid=-1), id="a number below zero"),
-    pytest.param(m.Failed(traceback="x" * (MAX_TEXT + 1)), id="a text too long"),
+    pytest.param(m.ScriptFailed(traceback="x" * (MAX_TEXT + 1)), id="a text too long"),
 ]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from farandole.numerics import portable
-from farandole.numerics.portable import Watch
+from farandole.numerics.portable import OperatorWatch
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_each_is_named_once_with_the_types_that_are_not_float32(told: list[str]) -> None:
-    it, x = Watch(told.append), torch.ones(3)
+    it, x = OperatorWatch(told.append), torch.ones(3)
     it.begin()
     _ = x + x, x * x, x * x, x.double() * x, [torch.cat([x.bfloat16()])]
     it.end()
@@ -28,7 +28,7 @@ def test_each_is_named_once_with_the_types_that_are_not_float32(told: list[str])
 
 
 def test_backward_passes_and_updates_are_seen(told: list[str]) -> None:
-    it, x = Watch(told.append), torch.nn.Parameter(torch.ones(3))
+    it, x = OperatorWatch(told.append), torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([x], lr=0.1)
     it.begin()
     x.square().sum().backward()
@@ -39,7 +39,7 @@ def test_backward_passes_and_updates_are_seen(told: list[str]) -> None:
 
 
 def test_it_ends_with_the_second_step(told: list[str]) -> None:
-    it, x = Watch(told.append), torch.ones(3)
+    it, x = OperatorWatch(told.append), torch.ones(3)
     it.begin()
     for number in it.until_the_second(iter(range(4))):
         _ = (x.mul, x.div, x.sub, x.pow)[number](x)
@@ -47,7 +47,7 @@ def test_it_ends_with_the_second_step(told: list[str]) -> None:
 
 
 def test_the_first_evaluation_is_watched_and_no_other(told: list[str]) -> None:
-    it, x = Watch(told.append), torch.ones(3)
+    it, x = OperatorWatch(told.append), torch.ones(3)
     with it.first("evaluate"):
         _ = x - x
     it.begin()
@@ -59,7 +59,7 @@ def test_the_first_evaluation_is_watched_and_no_other(told: list[str]) -> None:
 
 
 def test_a_mode_of_the_scripts_is_left_alone(told: list[str]) -> None:
-    it, a = Watch(told.append), torch.ones(3, 3)
+    it, a = OperatorWatch(told.append), torch.ones(3, 3)
     it.begin()
     with FlopCounterMode(display=False) as counter:
         it.end()

@@ -14,7 +14,7 @@ import pytest
 from farandole.control.run_folder import LOGS, METRICS
 from farandole.errors import UsageError
 from farandole.observe import report as page
-from farandole.observe.dashboard import LINK_S, MOST, Login, Server, Watch
+from farandole.observe.dashboard import LINK_S, MOST, Login, DashboardServer, RunWatch
 from tests.support.mentioned import mentions
 from tests.support.told_run import RUN, STATUS, written
 
@@ -47,8 +47,8 @@ class Looked:
 
     def __init__(self, folder: Path, browser: aiohttp.ClientSession) -> None:
         self.coordinator = Coordinator()
-        self.watch = Watch(folder, lambda: self.coordinator, lambda: True)  # type: ignore[arg-type, return-value]
-        self.server = Server(self.watch, lambda: self.coordinator)  # type: ignore[arg-type, return-value]
+        self.watch = RunWatch(folder, lambda: self.coordinator, lambda: True)  # type: ignore[arg-type, return-value]
+        self.server = DashboardServer(self.watch, lambda: self.coordinator)  # type: ignore[arg-type, return-value]
         self.browser = browser
 
     async def get(self, path: str, **more: Any) -> tuple[int, str]:
@@ -218,7 +218,7 @@ def test_links_end_and_are_few() -> None:
 def test_a_port_that_is_taken_is_an_error_in_words(tmp_path: Path) -> None:
     async def visit(there: Looked) -> None:
         port = int(there.server.address.rpartition(":")[2])
-        other = Server(there.watch, lambda: None)
+        other = DashboardServer(there.watch, lambda: None)
         with pytest.raises(UsageError, match=f"--port {port}"):
             await other.start(port)
         await other.close()

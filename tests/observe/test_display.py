@@ -24,7 +24,7 @@ from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import TIMES, an, made, step_line
 
-SPENT = an(events.TimeSpent, workers={"w1": TIMES}, ended=())
+SPENT = an(events.TimeSpentEvent, workers={"w1": TIMES}, ended=())
 
 WORDS = [
     ({"event": "view", "view": 3, "members": ["w1", "w2", "w3"], "step": 57, "cause": "w3 joins"},
@@ -94,15 +94,15 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     display = make(stream)
     display.wanted = 4
     with display:
-        display.line(an(events.View, view=1, members=("w1", "w2"), step=0, cause="start"))
-        display.line(an(events.Ready, worker="quiet", host="unheard-of"))
+        display.line(an(events.ViewEvent, view=1, members=("w1", "w2"), step=0, cause="start"))
+        display.line(an(events.ReadyEvent, worker="quiet", host="unheard-of"))
         for number in (1, 2, 3):
             display.line(step(number, total=100))
         assert mentions(display.people, 2, 4, "quiet")
         display.outputs(
             [("w2", "a line with [red]markup[/red] and a :smile:"), ("", "... 7 lines"), ("w1", "\x1b[2Jx")]
         )
-        display.line(an(events.Over))
+        display.line(an(events.OverEvent))
         display.summary(["", "outcome  finished [red]"])
     text = without_control(stream.getvalue())
     assert mentions(text, "start", "view 1", 2, "step 0")
@@ -119,17 +119,17 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
 
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
     display = plain(io.StringIO())
-    view = an(events.View, members=("w1", "w2", "w3"))
+    view = an(events.ViewEvent, members=("w1", "w2", "w3"))
     display.line(view)
-    shares = an(events.Shares, shares={"w1": 1000, "w2": 480, "w3": 900})
+    shares = an(events.SharesEvent, shares={"w1": 1000, "w2": 480, "w3": 900})
     display.line(shares)
     assert mentions(display.people, 3, "w2", "0.48")
     display.line(view)
     assert "w2" in display.people
-    display.line(an(events.View, members=("w1", "w3")))
+    display.line(an(events.ViewEvent, members=("w1", "w3")))
     assert display.people == "2 workers"
     display.line(shares)
-    display.line(an(events.Shares, shares={"w1": 1000, "w2": 1000, "w3": 1000}))
+    display.line(an(events.SharesEvent, shares={"w1": 1000, "w2": 1000, "w3": 1000}))
     assert display.people == "2 workers"
 
 
@@ -142,7 +142,7 @@ def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
             now += 0.125
             display.line(step(number, total=50, workers=2, learning_rate=0.25, factor=2.0))
         assert stream.getvalue().count("\n") == 1 + 3
-        display.line(an(events.Over, code=0, reason="why"))
+        display.line(an(events.OverEvent, code=0, reason="why"))
     titles, *rows, last, over = stream.getvalue().splitlines()
     assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
     assert [row.split()[1] for row in rows] == ["0/50", "16/50", "32/50"]
@@ -160,7 +160,7 @@ def test_what_is_logged_at_every_step_of_many_is_told_of_now_and_then() -> None:
             now += 0.002
             display.line(step(number, total=5000))
             display.line(LogLine(step=number, fields={"accuracy": 0.5}))
-        display.line(an(events.Over))
+        display.line(an(events.OverEvent))
     shown = stream.getvalue().splitlines()
     logged = [line for line in shown if "accuracy" in line]
     counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "run.log" in line)
@@ -176,8 +176,8 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
     display = LiveDisplay(Console(file=stream, force_terminal=True, width=200), lambda: now)
     display.wanted = 2
     with display:
-        display.line(an(events.View, view=1, members=("w1",), step=0))
-        display.line(an(events.Starting, worker="w2"))
+        display.line(an(events.ViewEvent, view=1, members=("w1",), step=0))
+        display.line(an(events.StartingEvent, worker="w2"))
         for number in range(1000):
             now += 0.001
             display.line(step_line(number, total=2000, samples=50, loss=0.5, learning_rate=0.1, factor=3.0,

@@ -13,7 +13,7 @@ from farandole.protocol import events
 from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.metric_lines import an, step_line
 
-LINES: list[Line] = [an(events.View), step_line(0), LogLine(step=0, fields={"accuracy": 0.5}), step_line(1)]
+LINES: list[Line] = [an(events.ViewEvent), step_line(0), LogLine(step=0, fields={"accuracy": 0.5}), step_line(1)]
 
 
 def write(path: Path, *lines: Line) -> None:

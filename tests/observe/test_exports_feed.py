@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.run_folder import Kept, Observer
+from farandole.control.run_folder import RecordingObserver, Observer
 from farandole.observe import export_process as feeds
 from farandole.observe.export_process import Feed
 from farandole.protocol.metrics import Line, as_written
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(30)
 LINES = [step_line(number) for number in range(5)]
 
 
-class Marked(Kept):
+class Marked(RecordingObserver):
     """Fails as `trouble` says, and goes on at the line after the last that it has kept."""
 
     name = "this one"

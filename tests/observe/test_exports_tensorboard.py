@@ -69,11 +69,11 @@ def steps(first: int, last: int, loss: float = 0.5) -> list[StepLine]:
 
 def test_numbers_logs_and_events_are_there(place: Place) -> None:
     place.write(
-        an(events.View, members=("w1", "w2"), cause="start", step=0),
+        an(events.ViewEvent, members=("w1", "w2"), cause="start", step=0),
         step_line(0, loss=0.5, learning_rate=0.25, factor=2.0, workers=2),
         LogLine(step=0, fields={"val/accuracy": 0.75, "note": "fine", "best": True}),
         step_line(1, loss=math.nan, time=10.0),
-        an(events.Lost, worker="w2", reason="no heartbeat"),
+        an(events.LostEvent, worker="w2", reason="no heartbeat"),
         step_line(2, loss=1e300, time=11.0),
     )
     place.export()
@@ -98,7 +98,7 @@ def test_text_is_shown_as_text(place: Place) -> None:
 
     nasty = "<script>alert(1)</script>\n\n# big\n![x](http://x/y.png)\n```\n[a](javascript:b)\r<b>bold</b>"
     place.write(
-        step_line(0), LogLine(step=0, fields={"<b>note</b>": nasty}), an(events.Lost, worker="<b>", reason=nasty)
+        step_line(0), LogLine(step=0, fields={"<b>note</b>": nasty}), an(events.LostEvent, worker="<b>", reason=nasty)
     )
     place.export()
     _, texts = read(place.board)
@@ -112,25 +112,25 @@ def test_text_is_shown_as_text(place: Place) -> None:
 def test_what_is_taken_again_after_a_resume_counts_once_and_as_the_last(place: Place) -> None:
     place.write(*steps(0, 10, 1.0))
     place.export()
-    place.write(an(events.Over), an(events.Resumed, step=6), *steps(6, 12, 2.0))
+    place.write(an(events.OverEvent), an(events.ResumedEvent, step=6), *steps(6, 12, 2.0))
     place.export()
     assert losses(place) == [(n, 1.0) for n in range(6)] + [(n, 2.0) for n in range(6, 12)]
-    place.write(an(events.Resumed, step=0, path=""), *steps(0, 3, 3.0))
+    place.write(an(events.ResumedEvent, step=0, path=""), *steps(0, 3, 3.0))
     place.export()
     assert losses(place) == [(n, 3.0) for n in range(3)]
 
 
 @pytest.mark.parametrize("first", [0, 6], ids=["from the beginning", "from a checkpoint"])
 def test_a_lost_state_takes_away_what_is_taken_again_and_no_more(place: Place, first: int) -> None:
-    place.write(*steps(0, 10, 1.0), an(events.StateLost))
+    place.write(*steps(0, 10, 1.0), an(events.StateLostEvent))
     place.export()
-    place.write(*([an(events.Resumed, step=6)] if first else []), *steps(first, 12, 2.0))
+    place.write(*([an(events.ResumedEvent, step=6)] if first else []), *steps(first, 12, 2.0))
     place.export()
     assert losses(place) == [(n, 1.0 if n < first else 2.0) for n in range(12)]
 
 
 def test_a_run_that_begins_to_be_exported_late_is_there_from_its_beginning(place: Place) -> None:
-    place.write(*steps(0, 10, 1.0), an(events.Resumed, step=6), *steps(6, 8, 2.0))
+    place.write(*steps(0, 10, 1.0), an(events.ResumedEvent, step=6), *steps(6, 8, 2.0))
     place.export()
     assert losses(place) == [(n, 1.0) for n in range(6)] + [(n, 2.0) for n in range(6, 8)]
 
@@ -147,10 +147,10 @@ def story(draw: random.Random) -> list[Line]:
         elif what < 0.85:
             lines.append(LogLine(step=step - 1, fields={"logged": float(number)}))
         elif what < 0.95:
-            lines.append(an(events.Lost, worker=f"w{number}"))
+            lines.append(an(events.LostEvent, worker=f"w{number}"))
         else:
             step = draw.randrange(step + 1)
-            lines.append(an(events.Resumed, step=step))
+            lines.append(an(events.ResumedEvent, step=step))
     return lines
 
 
@@ -164,7 +164,7 @@ def expected(lines: Sequence[Line]) -> tuple[list[tuple[int, float]], list[tuple
                 taken[line.step] = line.loss or 0.0
             case LogLine():
                 logged.append((line.step, float(line.fields["logged"])))  # type: ignore[arg-type]
-            case events.Resumed(step=step):
+            case events.ResumedEvent(step=step):
                 taken = {number: loss for number, loss in taken.items() if number < step}
                 logged = [(number, value) for number, value in logged if number < step]
             case _:
@@ -283,13 +283,13 @@ def test_a_runs_folder_that_was_copied_is_written_anew(tmp_path: Path) -> None:
     place.export()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     copied = Place(tmp_path / "two")
-    copied.write(an(events.Resumed, step=2), *steps(2, 5, 2.0))
+    copied.write(an(events.ResumedEvent, step=2), *steps(2, 5, 2.0))
     copied.export()
     assert losses(copied) == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
 
 
 def test_many_events_are_one_text_of_bounded_size(place: Place) -> None:
-    place.write(*(an(events.Lost, worker=f"w{n}", reason="x" * 5000) for n in range(500)), step_line(0))
+    place.write(*(an(events.LostEvent, worker=f"w{n}", reason="x" * 5000) for n in range(500)), step_line(0))
     place.export()
     _, texts = read(place.board)
     [(_, told)] = texts["events"]

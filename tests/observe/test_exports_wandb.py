@@ -39,18 +39,18 @@ def write(folder: Path, *lines: Line) -> None:
 def test_each_step_is_a_row_once_and_a_resumed_run_goes_on_as_the_same(tmp_path: Path) -> None:
     write(
         tmp_path,
-        an(events.View, members=("w1", "w2"), cause="start", step=0),
+        an(events.ViewEvent, members=("w1", "w2"), cause="start", step=0),
         step_line(0, loss=0.5),
         LogLine(step=0, fields={"val/accuracy": 0.75, "note": "<b>fine</b>", "best": True}),
         step_line(1, loss=float("nan"), time=10.0),
-        an(events.Lost, worker="w2", reason="no heartbeat"),
+        an(events.LostEvent, worker="w2", reason="no heartbeat"),
         step_line(2, time=11.0),
     )
     exported(tmp_path)
     later = [step_line(number, time=10.0 + number) for number in range(1, 5)]
     write(
         tmp_path,
-        an(events.Resumed, step=1),
+        an(events.ResumedEvent, step=1),
         *later,
         step_line(5, time=14.5),
         LogLine(step=5, fields={"accuracy": 0.25}),

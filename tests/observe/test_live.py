@@ -43,5 +43,5 @@ def test_it_ends_once_nobody_answers_and_nobody_holds_the_folder() -> None:
 @pytest.mark.timeout(60)
 def test_a_run_that_was_over_before_its_coordinator_was_reached_was_not_killed(tmp_path: Path) -> None:
     NOBODY.save(tmp_path / "ticket")
-    (tmp_path / "metrics.jsonl").write_bytes(as_written(an(events.Over, code=3)))
+    (tmp_path / "metrics.jsonl").write_bytes(as_written(an(events.OverEvent, code=3)))
     assert asyncio.run(_watch(tmp_path, PlainDisplay(StringIO()))) == 3

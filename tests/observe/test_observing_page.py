@@ -41,7 +41,7 @@ def test_each_field_of_a_step_has_a_row() -> None:
 def test_its_lines_are_lines() -> None:
     shown = [line for line in PAGE.splitlines() if line.startswith('{"')]
     found = [parse_line(line.encode()) for line in shown]
-    assert [type(line) for line in found] == [StepLine, LogLine, events.View]
+    assert [type(line) for line in found] == [StepLine, LogLine, events.ViewEvent]
 
 
 def test_the_program_that_it_shows_gives_the_losses(tmp_path: Path) -> None:

@@ -18,17 +18,17 @@ from farandole.protocol.metrics import Line, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
-VIEW = an(events.View)
-SAVED = an(events.Saved, path="/c/step-10.pt")
-FINISHED = an(events.Finished, fingerprint="abc")
+VIEW = an(events.ViewEvent)
+SAVED = an(events.SavedEvent, path="/c/step-10.pt")
+FINISHED = an(events.FinishedEvent, fingerprint="abc")
 
 
 def step(number: int) -> Line:
     return step_line(number, epoch=number // 5, loss=1.5, total=10)
 
 
-def over(code: int) -> events.Over:
-    return an(events.Over, code=code)
+def over(code: int) -> events.OverEvent:
+    return an(events.OverEvent, code=code)
 
 
 def told(*lines: Line) -> Past:
@@ -44,12 +44,12 @@ OUTCOMES = [
     ((*TRAINED, SAVED, over(0)), "stopped", 0, "", "/c/step-10.pt"),
     ((*TRAINED, over(1)), "failed", 1, "", ""),
     ((*TRAINED, FINISHED, over(1)), "failed", 1, "abc", ""),
-    ((*TRAINED, an(events.Finished, equal=False, fingerprint="a != b"), over(1)), "failed", 1, "", ""),
+    ((*TRAINED, an(events.FinishedEvent, equal=False, fingerprint="a != b"), over(1)), "failed", 1, "", ""),
     (TRAINED, "cut off", None, "", ""),
     ((), "cut off", None, "", ""),
-    ((*TRAINED, an(events.Saved, whole=False), over(1)), "failed", 1, "", ""),
-    ((*WHOLE, an(events.Starting)), "finished", 0, "abc", "/c/step-10.pt"),
-    ((*WHOLE, an(events.NothingLeft), over(0)), "finished", 0, "abc", "/c/step-10.pt"),
+    ((*TRAINED, an(events.SavedEvent, whole=False), over(1)), "failed", 1, "", ""),
+    ((*WHOLE, an(events.StartingEvent)), "finished", 0, "abc", "/c/step-10.pt"),
+    ((*WHOLE, an(events.NothingLeftEvent), over(0)), "finished", 0, "abc", "/c/step-10.pt"),
     ((*WHOLE, VIEW, step(2)), "cut off", None, "", "/c/step-10.pt"),
     ((*WHOLE, step(2)), "cut off", None, "", "/c/step-10.pt"),  # a world of one that goes on
     ((*WHOLE, VIEW, step(2), over(1)), "failed", 1, "", "/c/step-10.pt"),
@@ -64,7 +64,7 @@ def test_outcomes(lines: Any, outcome: str, code: int | None, fingerprint: str, 
 
 
 def test_steps_are_those_that_count() -> None:
-    again = an(events.Resumed, step=1, path="/c/step-1.pt")
+    again = an(events.ResumedEvent, step=1, path="/c/step-1.pt")
     assert told(*TRAINED, again).steps == 1
     assert told(*TRAINED, again, step(1), step(2)).steps == 3
     found = told(*TRAINED)
@@ -86,7 +86,7 @@ def test_a_state_that_is_not_finite_is_told() -> None:
 
 def test_it_is_told_since_when_the_bits_are_not_promised() -> None:
     assert told(*WHOLE).bits == ""
-    guests = [an(events.BitsNotPromised, step=step, worker=f"guest-{step}") for step in (7, 9)]
+    guests = [an(events.BitsNotPromisedEvent, step=step, worker=f"guest-{step}") for step in (7, 9)]
     found = told(VIEW, *guests, *TRAINED, over(0), VIEW, step(2))
     assert mentions(found.bits, "step 7")
     console = Console(file=io.StringIO(), width=200)
@@ -99,23 +99,23 @@ def test_lines_that_are_none_say_nothing() -> None:
 
 
 def test_words() -> None:
-    assert mentions(describe(an(events.NotFinite, step=5)).lower(), "step 5")
-    for finite in (SAVED, an(events.Checkpoint, path="/c/step-10.pt")):
+    assert mentions(describe(an(events.NotFiniteEvent, step=5)).lower(), "step 5")
+    for finite in (SAVED, an(events.CheckpointEvent, path="/c/step-10.pt")):
         other = describe(msgspec.structs.replace(finite, finite=False))
         assert mentions(describe(finite), "/c/step-10.pt")
         assert mentions(other, "/c/step-10.pt")
         assert other != describe(finite)
-    resumed = an(events.Resumed, finite=False, last_finite="q")
+    resumed = an(events.ResumedEvent, finite=False, last_finite="q")
     assert mentions(describe(resumed), "--resume", "--folder", "q")
-    assert mentions(describe(an(events.NothingLeft, step=4)), 4)
-    assert mentions(describe(an(events.Hung, worker="w2", reason="why")), "w2", "why")
+    assert mentions(describe(an(events.NothingLeftEvent, step=4)), 4)
+    assert mentions(describe(an(events.HungEvent, worker="w2", reason="why")), "w2", "why")
 
 
 def test_a_run_that_was_started_again_and_killed_has_no_code() -> None:
-    assert told(over(0), an(events.RunStarted)).code is None
+    assert told(over(0), an(events.RunStartedEvent)).code is None
 
 
 def test_a_final_state_counts_until_a_new_start_trains_on() -> None:
-    ended = (step(0), an(events.Finished, fingerprint="f", equal=True), over(0), an(events.RunStarted))
+    ended = (step(0), an(events.FinishedEvent, fingerprint="f", equal=True), over(0), an(events.RunStartedEvent))
     assert told(*ended).fingerprint == "f"
-    assert told(*ended, an(events.Resumed)).fingerprint == ""
+    assert told(*ended, an(events.ResumedEvent)).fingerprint == ""

@@ -20,12 +20,12 @@ def steps(first: int, last: int, start: float, gap: float = 0.1) -> list[Line]:
 
 def view(number: int, time: float, members: str, step: int, cause: str = "why", **more: Any) -> Line:
     return an(
-        events.View, view=number, time=time, members=tuple(members.split()), step=step, cause=cause, **more
+        events.ViewEvent, view=number, time=time, members=tuple(members.split()), step=step, cause=cause, **more
     )  # fmt: skip
 
 
 def proposed(number: int, time: float) -> Line:
-    return an(events.Proposed, view=number, time=time)
+    return an(events.ProposedEvent, view=number, time=time)
 
 
 FIRST = [proposed(1, 0.0), view(1, 0.5, "w1 w2", 0)]
@@ -58,7 +58,7 @@ def test_a_slow_step_far_from_the_change_does_not_count() -> None:
 
 
 def test_a_crash_counts_from_its_first_loss() -> None:
-    lost = an(events.Lost, worker="w2", time=1.95)
+    lost = an(events.LostEvent, worker="w2", time=1.95)
     recovery = view(2, 2.0, "w1", 10, outcome="redo")
     pause = only([*FIRST, *steps(1, 10, 1.0), lost, recovery, *steps(11, 30, 2.15)])
     assert (pause.kind, pause.step) == ("crash", 10)
@@ -66,22 +66,22 @@ def test_a_crash_counts_from_its_first_loss() -> None:
 
 
 def test_a_crash_before_a_planned_switch_is_a_crash() -> None:
-    lost = an(events.Lost, worker="w2", time=1.95)
+    lost = an(events.LostEvent, worker="w2", time=1.95)
     lines = [*FIRST, *steps(1, 10, 1.0), proposed(2, 1.92), lost, view(3, 2.0, "w1", 10, outcome="commit"),
              *steps(11, 30, 2.0)]  # fmt: skip
     assert [p.kind for p in pauses(lines)] == ["crash"]
 
 
 def test_lost_candidates_do_not_open_a_crash() -> None:
-    other = an(events.Lost, worker="w7", time=0.9)
-    lost = an(events.Lost, worker="w2", time=3.95)
+    other = an(events.LostEvent, worker="w7", time=0.9)
+    lost = an(events.LostEvent, worker="w2", time=3.95)
     slow_start = [step_line(0, time=0.0), *steps(1, 30, 1.0)]  # a gap of 1 s while w7 died
     recovery = view(2, 4.0, "w1", 30, outcome="redo")
     assert only([*FIRST, other, *slow_start, lost, recovery, *steps(31, 50, 4.0)]).pause_ms == pytest.approx(0, abs=0.1)
 
 
 def test_first_views_and_the_last_one_have_no_pause() -> None:
-    again = [an(events.StateLost, time=3.0), proposed(2, 3.0), view(2, 3.1, "w3", 0)]
+    again = [an(events.StateLostEvent, time=3.0), proposed(2, 3.0), view(2, 3.1, "w3", 0)]
     stop = [proposed(3, 9.0), view(3, 9.1, "", 20)]
     assert pauses([*FIRST, *steps(1, 10, 1.0), *again, *steps(1, 20, 4.0), *stop]) == []
 
@@ -91,12 +91,12 @@ def test_nothing_to_measure() -> None:
     assert pauses([*FIRST, proposed(2, 1.0), view(2, 1.1, "w1", 0)]) == []
 
 
-FURTHER = [an(events.Resumed, time=231.1, step=11), proposed(2, 231.2), view(2, 231.4, "w5 w6", 12),
+FURTHER = [an(events.ResumedEvent, time=231.1, step=11), proposed(2, 231.2), view(2, 231.4, "w5 w6", 12),
            *steps(11, 30, 231.3)]  # fmt: skip
 ENDS = {
-    "it ended": [an(events.Over, time=2.1), an(events.RunStarted, time=230.0)],
-    "it was killed": [an(events.RunStarted, time=230.0)],
-    "it ended, and an older version wrote": [an(events.Over, time=2.1)],
+    "it ended": [an(events.OverEvent, time=2.1), an(events.RunStartedEvent, time=230.0)],
+    "it was killed": [an(events.RunStartedEvent, time=230.0)],
+    "it ended, and an older version wrote": [an(events.OverEvent, time=2.1)],
     "it was killed, and an older version wrote": [],
 }
 
@@ -111,7 +111,7 @@ def test_the_time_between_two_starts_is_no_pause(end: str) -> None:
 
 def test_a_change_at_the_end_of_a_start_is_not_around_the_next_one() -> None:
     leave = [proposed(2, 1.8), view(2, 1.85, "w1", 10)]  # one more step was taken, and then it was killed
-    again = [an(events.RunStarted, time=230.0), proposed(1, 230.5), view(1, 231.0, "w5", 11)]
+    again = [an(events.RunStartedEvent, time=230.0), proposed(1, 230.5), view(1, 231.0, "w5", 11)]
     first, join = pauses([*FIRST, *steps(1, 10, 1.0), *leave, *steps(11, 11, 2.0), *again, *FURTHER])
     assert (first.kind, join.kind) == ("leave", "join")
     assert first.pause_ms == pytest.approx(0, abs=0.01)
@@ -124,14 +124,14 @@ def test_an_evaluation_after_a_change_is_no_pause() -> None:
 
 
 WORDS = [
-    ([an(events.Lost, worker="w1", reason="gone", time=1.95), view(2, 2.0, "w2 w3", 10, outcome="redo"),
-      an(events.Died, worker="w1", reason="killed by signal 9")],
+    ([an(events.LostEvent, worker="w1", reason="gone", time=1.95), view(2, 2.0, "w2 w3", 10, outcome="redo"),
+      an(events.DiedEvent, worker="w1", reason="killed by signal 9")],
      ("w1", "killed", "step 10", "two")),
-    ([an(events.Lost, worker="w1", reason="it stood still", time=1.95), view(2, 2.0, "w3", 10, outcome="commit")],
+    ([an(events.LostEvent, worker="w1", reason="it stood still", time=1.95), view(2, 2.0, "w3", 10, outcome="commit")],
      ("w1", "it stood still", "w2", "why", "step 10", "one")),
     ([view(2, 2.0, "w1 w2 w3", 10, outcome="redo")], ("step 10", "why", "three")),
     ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3 w4", 10)], ("w4", "step 10", "four")),
-    ([proposed(2, 1.9), an(events.Left, worker="w2", reason="released"), view(2, 2.0, "w1 w3", 10)],
+    ([proposed(2, 1.9), an(events.LeftEvent, worker="w2", reason="released"), view(2, 2.0, "w1 w3", 10)],
      ("w2", "step 10", "released", "two")),
     ([proposed(2, 1.9), view(2, 2.0, "w1 w3 w4", 10)], ("w4", "w2", "step 10", "three")),
     ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3", 10)], ("why", "step 10")),
@@ -143,9 +143,9 @@ def test_a_pause_says_what_happened(change: list[Line], named: tuple[str, ...]) 
     first = [proposed(1, 0.0), view(1, 0.5, "w1 w2 w3", 0), *steps(1, 9, 1.0)]
     pause = only([*first, *change, *steps(10, 20, 2.1)])
     assert mentions(pause.words, *named)
-    if any(isinstance(line, events.View) and line.outcome == "redo" for line in change):
+    if any(isinstance(line, events.ViewEvent) and line.outcome == "redo" for line in change):
         held = [
-            msgspec.structs.replace(line, outcome="commit") if isinstance(line, events.View) else line
+            msgspec.structs.replace(line, outcome="commit") if isinstance(line, events.ViewEvent) else line
             for line in change
         ]
         assert only([*first, *held, *steps(10, 20, 2.1)]).words != pause.words, "that the step is done again is told"

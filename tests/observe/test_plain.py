@@ -115,9 +115,9 @@ def test_a_run_has_a_name_that_everybody_sees(tmp_path: Path) -> None:
 def shown_by(make: Any) -> str:
     stream = io.StringIO()
     with make(stream) as display:
-        display.line(an(events.View, members=(STEERS,), cause=STEERS))
-        display.line(an(events.Shares, shares={STEERS: 100}, reason=STEERS))
-        display.line(an(events.Failed, worker=STEERS, traceback=f"Traceback\n{STEERS}"))
+        display.line(an(events.ViewEvent, members=(STEERS,), cause=STEERS))
+        display.line(an(events.SharesEvent, shares={STEERS: 100}, reason=STEERS))
+        display.line(an(events.FailedEvent, worker=STEERS, traceback=f"Traceback\n{STEERS}"))
         display.line(LogLine(step=3, fields={STEERS: STEERS}))
         display.line(step_line(3, total=7))
         display.output(STEERS, STEERS)
@@ -144,7 +144,7 @@ def test_the_tables_are_not_steered() -> None:
     )  # fmt: skip
     past = Past(run=STEERS, reason=STEERS, fingerprint=STEERS, checkpoint=STEERS)
     recent = Recent()
-    recent.line(an(events.Lost, worker=STEERS, reason=STEERS))
+    recent.line(an(events.LostEvent, worker=STEERS, reason=STEERS))
     pictures = (picture(status, recent, STEERS), list_picture(dict.fromkeys((STEERS, "a", "b", "c"), status)))
     for table in (status_table(status), past_table(past), *pictures):
         stream = io.StringIO()
@@ -159,7 +159,7 @@ def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert not steers(told.err + told.out)
     assert told.err.count("\n") == 2
-    assert not steers(describe(an(events.Lost, worker=STEERS, reason=STEERS)))
+    assert not steers(describe(an(events.LostEvent, worker=STEERS, reason=STEERS)))
 
 
 PACKAGE = Path(farandole.__file__).parent

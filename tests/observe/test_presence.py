@@ -19,37 +19,37 @@ def seen(*lines: Line, by: Presence | None = None) -> tuple[list[str], list[str]
 
 
 def view(*members: str) -> Line:
-    return an(events.View, members=members)
+    return an(events.ViewEvent, members=members)
 
 
 def starts(*workers: str) -> list[Line]:
-    return [an(events.Starting, worker=worker) for worker in workers]
+    return [an(events.StartingEvent, worker=worker) for worker in workers]
 
 
 def test_they_come() -> None:
     assert seen(*starts("w1", "w2")) == ([], ["w1", "w2"], [])
-    ready = an(events.Ready, worker="w1")
-    assert seen(*starts("w1", "w2"), ready, an(events.Proposed, members=("w1",))) == ([], ["w1", "w2"], [])
+    ready = an(events.ReadyEvent, worker="w1")
+    assert seen(*starts("w1", "w2"), ready, an(events.ProposedEvent, members=("w1",))) == ([], ["w1", "w2"], [])
     assert seen(*starts("w1", "w2"), ready, view("w1")) == (["w1"], ["w2"], [])
 
 
 def test_they_go() -> None:
     both = [*starts("w1", "w2"), view("w1", "w2")]
-    told = an(events.Notice, worker="w2")
+    told = an(events.NoticeEvent, worker="w2")
     assert seen(*both, told) == (["w1", "w2"], [], ["w2"])
-    assert seen(*both, an(events.Proposed, members=("w1",))) == (["w1", "w2"], [], ["w2"]), "released"
-    assert seen(*both, told, view("w1"), an(events.Left, worker="w2")) == (["w1"], [], [])
-    assert seen(*both, told, an(events.Lost, worker="w2"), view("w1")) == (["w1"], [], [])
+    assert seen(*both, an(events.ProposedEvent, members=("w1",))) == (["w1", "w2"], [], ["w2"]), "released"
+    assert seen(*both, told, view("w1"), an(events.LeftEvent, worker="w2")) == (["w1"], [], [])
+    assert seen(*both, told, an(events.LostEvent, worker="w2"), view("w1")) == (["w1"], [], [])
 
 
 def test_who_does_not_come_in_after_all_is_not_coming() -> None:
-    for kind in (events.Exited, events.Refused, events.StartFailed, events.Failed, events.Lost):
+    for kind in (events.ExitedEvent, events.RefusedEvent, events.StartFailedEvent, events.FailedEvent, events.LostEvent):
         assert seen(*starts("w1"), an(kind, worker="w1")) == ([], [], []), kind
 
 
 def test_nobody_is_there_after_the_end() -> None:
-    assert seen(*starts("w1", "w2"), view("w1"), an(events.Over)) == ([], [], [])
-    assert seen(*starts("w1"), view("w1"), an(events.StateLost)) == ([], [], [])
+    assert seen(*starts("w1", "w2"), view("w1"), an(events.OverEvent)) == ([], [], [])
+    assert seen(*starts("w1"), view("w1"), an(events.StateLostEvent)) == ([], [], [])
 
 
 def test_who_looks_on_from_the_middle_goes_by_the_status() -> None:

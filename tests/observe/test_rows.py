@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from farandole.observe.text import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, Rows
+from farandole.observe.text import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, ProgressRows
 from tests.support.metric_lines import step_line
 
 
-def headers(rows: Rows, count: int, between: int = 0) -> list[int]:
+def headers(rows: ProgressRows, count: int, between: int = 0) -> list[int]:
     """Which of so many rows have a header, with so many lines of others before each."""
     found: list[int] = []
     for number in range(count):
@@ -19,13 +19,13 @@ def headers(rows: Rows, count: int, between: int = 0) -> list[int]:
 
 
 def test_the_header_comes_again() -> None:
-    assert headers(Rows(), 60) == [0, HEADER_ROWS, 2 * HEADER_ROWS]
-    assert headers(Rows(), 11, between=AWAY_LINES) == [0, AWAY_ROWS, 2 * AWAY_ROWS], "it is off the screen"
-    assert headers(Rows(), 25, between=1) == [0]
+    assert headers(ProgressRows(), 60) == [0, HEADER_ROWS, 2 * HEADER_ROWS]
+    assert headers(ProgressRows(), 11, between=AWAY_LINES) == [0, AWAY_ROWS, 2 * AWAY_ROWS], "it is off the screen"
+    assert headers(ProgressRows(), 25, between=1) == [0]
 
 
 def test_columns_stay_aligned_when_a_number_needs_more_room() -> None:
-    rows = Rows()
+    rows = ProgressRows()
     rows.of(step_line(5, total=100, learning_rate=0.1), 2, 10.0)
     titles, long = rows.of(step_line(1_234_567, total=2_000_000, learning_rate=0.1), 1000, 1e12)
     *none, short = rows.of(step_line(7, total=2_000_000, loss=math.nan, learning_rate=0.2, factor=2.5), 2, None)

@@ -7,13 +7,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.observe.story import BUCKETS, POINTS, Patch, Seen, Series
+from farandole.observe.story import BUCKETS, POINTS, Patch, PageState, Series
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 
 def whole(series: Series) -> Patch:
-    patch = series.patch(Seen())
+    patch = series.patch(PageState())
     return patch or Patch(at=0, x=[], y=[])
 
 
@@ -21,7 +21,7 @@ class Picture:
     """A page's, which is brought up to date by patches alone."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.seen = PageState()
         self.x: list[int] = []
         self.y: list[float | None] = []
 

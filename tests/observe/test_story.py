@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.observe.story import Seen, Story, Telling, Tick, bill, first, head
+from farandole.observe.story import PageState, Story, Telling, Tick, bill, first, head
 from farandole.protocol.cost import Prices
 from tests.support.damaged_lines import DAMAGED_LINES
 from tests.support.told_run import RUN, SPENT, STATUS, VIEW, step, written
@@ -23,7 +23,7 @@ def story(*lines: dict[str, Any], raw: list[bytes] | None = None) -> Story:
 
 
 def drawn(found: Story, name: str) -> dict[int, float | None]:
-    patch = found.series[name].patch(Seen())
+    patch = found.series[name].patch(PageState())
     return {} if patch is None else dict(zip(patch.x, patch.y, strict=True))
 
 

@@ -17,11 +17,11 @@ from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
 PRICES = Prices(date="2026-11-01", pools={"local": 3.6})
-FINISHED = [an(events.Finished, equal=True), an(events.Saved, path="/c/step-9.pt", whole=True)]
-OVER = an(events.Over, code=0, reason="the script has run to its end", time=200.0)
+FINISHED = [an(events.FinishedEvent, equal=True), an(events.SavedEvent, path="/c/step-9.pt", whole=True)]
+OVER = an(events.OverEvent, code=0, reason="the script has run to its end", time=200.0)
 
 
-def told(*lines: Line | bytes, over: events.Over | None = None, prices: Prices = PRICES) -> dict[str, str]:
+def told(*lines: Line | bytes, over: events.OverEvent | None = None, prices: Prices = PRICES) -> dict[str, str]:
     """Its rows; those of the view changes under the names of 0, 1, ..."""
     course = Course()
     for line in lines:
@@ -36,12 +36,12 @@ def steps(first: int, last: int, **more: Any) -> list[Line]:
 
 
 def began(worker: str = "w1") -> list[Line]:
-    return [an(events.Starting, worker=worker, time=90.0), an(events.View, members=(worker,), step=0, time=99.0)]
+    return [an(events.StartingEvent, worker=worker, time=90.0), an(events.ViewEvent, members=(worker,), step=0, time=99.0)]
 
 
 def spent() -> Line:
     time = WorkerTime(host="h", pool="local", step=9, seconds={"start": 9.0, "compute": 27.0})
-    return an(events.TimeSpent, workers={"w1": time}, ended=("w1",), time=150.0)
+    return an(events.TimeSpentEvent, workers={"w1": time}, ended=("w1",), time=150.0)
 
 
 def test_a_run_that_ended_well() -> None:
@@ -78,8 +78,8 @@ def test_what_is_unknown_is_not_0() -> None:
 
 
 def test_what_was_taken_again_is_told() -> None:
-    back = an(events.Resumed, step=4, path="/c/step-4.pt")
-    found = told(*began(), *steps(0, 6), an(events.StateLost), back, *steps(4, 9), *FINISHED, OVER)
+    back = an(events.ResumedEvent, step=4, path="/c/step-4.pt")
+    found = told(*began(), *steps(0, 6), an(events.StateLostEvent), back, *steps(4, 9), *FINISHED, OVER)
     assert mentions(found["taken again"], 3, 48)
     assert mentions(found["steps"], "10 of 10", 160)
     assert len(re.findall(r"\d+ (?:s|min)\b", found["time"])) == 2, "since it first began, too"
@@ -89,48 +89,48 @@ def test_what_was_taken_again_is_told() -> None:
 
 
 def test_a_run_that_was_stopped_has_taken_more_steps_than_have_lines() -> None:
-    leaves = an(events.View, members=(), step=8)
-    found = told(*began(), *steps(0, 5), leaves, an(events.Saved, path="/c/step-8.pt", whole=True), OVER)
+    leaves = an(events.ViewEvent, members=(), step=8)
+    found = told(*began(), *steps(0, 5), leaves, an(events.SavedEvent, path="/c/step-8.pt", whole=True), OVER)
     assert mentions(found["steps"], "8 of 10", 96, 6)
-    back = an(events.Resumed, step=8, path="/c/step-8.pt")
+    back = an(events.ResumedEvent, step=8, path="/c/step-8.pt")
     assert told(*began(), *steps(0, 5), leaves, OVER, back, *steps(8, 9), OVER)["steps"] == "10 of 10"
 
 
 def test_the_time_between_two_starts_is_not_the_runs() -> None:
-    start = an(events.RunStarted, time=300.0)
+    start = an(events.RunStartedEvent, time=300.0)
     first, again = steps(0, 5), [step_line(n, time=310.0 + n, samples=16, total=10) for n in range(6, 10)]
     for end in ([OVER], []):  # it ended, or was killed
-        found = told(*began(), *first, *end, start, an(events.Starting, worker="w2", time=301.0), *again)
+        found = told(*began(), *first, *end, start, an(events.StartingEvent, worker="w2", time=301.0), *again)
         assert mentions(found["time"], "2 min" if end else "34 s", "4 min")
-    older = told(*began(), *first, OVER, an(events.Starting, worker="w2", time=301.0), *again)
+    older = told(*began(), *first, OVER, an(events.StartingEvent, worker="w2", time=301.0), *again)
     assert mentions(older["time"], "2 min", "4 min")
 
 
 def test_a_state_that_was_lost_before_any_checkpoint_is_taken_again() -> None:
-    found = told(*began(), *steps(0, 6), an(events.StateLost), *steps(0, 9), *FINISHED, OVER)
+    found = told(*began(), *steps(0, 6), an(events.StateLostEvent), *steps(0, 9), *FINISHED, OVER)
     assert "lost" not in found
     assert mentions(found["taken again"], 7)
 
 
 def test_a_state_that_is_gone() -> None:
-    over = an(events.Over, code=1, reason="nobody is left")
-    found = told(*began(), *steps(0, 6), an(events.StateLost), an(events.NotSaved, reason="nobody is left"), over)
+    over = an(events.OverEvent, code=1, reason="nobody is left")
+    found = told(*began(), *steps(0, 6), an(events.StateLostEvent), an(events.NotSavedEvent, reason="nobody is left"), over)
     assert found["lost"]
     assert "taken again" not in found
     assert mentions(found["outcome"], "failed", "nobody is left", "exit code 1")
     assert mentions(found["model"], "nobody is left")
 
 
-CHECKPOINT = an(events.Checkpoint, step=4, path="/c/step-4.pt")
+CHECKPOINT = an(events.CheckpointEvent, step=4, path="/c/step-4.pt")
 MODELS = [
     ([], (), "nothing is"),
     ([CHECKPOINT], ("/c/step-4.pt", 5), "it was killed"),
-    ([CHECKPOINT, an(events.NotSaved, reason="a full disk")], ("/c/step-4.pt", "a full disk"), "the last one failed"),
-    ([CHECKPOINT, an(events.Saved, path="/c/after-4.pt", whole=False)], ("/c/after-4.pt", "/c/step-4.pt"),
+    ([CHECKPOINT, an(events.NotSavedEvent, reason="a full disk")], ("/c/step-4.pt", "a full disk"), "the last one failed"),
+    ([CHECKPOINT, an(events.SavedEvent, path="/c/after-4.pt", whole=False)], ("/c/after-4.pt", "/c/step-4.pt"),
      "half a step"),
-    ([an(events.SavedElsewhere, host="far", path="/tmp/x.pt")], ("far", "/tmp/x.pt"), "elsewhere"),
-    ([an(events.Saved, path="/c/x.pt", whole=True, finite=False)], ("/c/x.pt",), "not finite"),
-    ([CHECKPOINT, an(events.Saved, path="/c/x.pt", whole=True)], ("/c/x.pt",), "the end's"),
+    ([an(events.SavedElsewhereEvent, host="far", path="/tmp/x.pt")], ("far", "/tmp/x.pt"), "elsewhere"),
+    ([an(events.SavedEvent, path="/c/x.pt", whole=True, finite=False)], ("/c/x.pt",), "not finite"),
+    ([CHECKPOINT, an(events.SavedEvent, path="/c/x.pt", whole=True)], ("/c/x.pt",), "the end's"),
 ]  # fmt: skip
 
 
@@ -149,8 +149,8 @@ def test_the_longest_pauses_are_shown_and_the_others_counted() -> None:
     for number in range(20):
         at = 110.0 + 20 * number
         members = ("w1", *"x" * (number % 2 + 1))
-        lines += [an(events.Proposed, view=number, time=at)]
-        lines += [an(events.View, view=number, time=at, step=10 * number + 10, members=members)]
+        lines += [an(events.ProposedEvent, view=number, time=at)]
+        lines += [an(events.ViewEvent, view=number, time=at, step=10 * number + 10, members=members)]
         lines += [step_line(10 * number + n, time=at + n + (number > 15)) for n in range(10, 20)]
     found = told(*lines, OVER)
     assert mentions(found["view changes"], 20)

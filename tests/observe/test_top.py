@@ -36,7 +36,7 @@ def recent(*steps: int) -> Recent:
 
 def test_a_run_at_a_glance() -> None:
     seen = recent(50, 51, 52)
-    seen.line(an(events.Lost, worker=NASTY, reason="killed by signal 9"))
+    seen.line(an(events.LostEvent, worker=NASTY, reason="killed by signal 9"))
     text = drawn(picture(STATUS, seen))
     for values in (
         ("resnet",), (2, 4, "w3", "[bold]w2[/bold]\ufffd[31m"), ("step 57 of 100", "epoch 2", "2 min"),
@@ -67,7 +67,7 @@ def test_a_loss_that_is_no_number_and_a_training_that_stands() -> None:
 def test_only_the_newest_events_are_kept() -> None:
     seen = Recent()
     for number in range(EVENTS + 5):
-        seen.line(an(events.Lost, worker=f"w{number}"))
+        seen.line(an(events.LostEvent, worker=f"w{number}"))
     assert len(seen.events) == EVENTS
     assert f"w{EVENTS + 4} " in seen.events[-1]
 

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.observe.trace import Trace, trace
+from farandole.observe.trace import TraceTable, trace
 from farandole.protocol.messages import Spans
 from farandole.protocol.values import SAID
 from tests.support.every import every
@@ -38,7 +38,7 @@ def told(*steps: int, compute: int = 300, clock: int = 0, waits_for: str = "slow
     )  # fmt: skip
 
 
-def made(answers: dict[str, Spans], steps: int = 3) -> tuple[Trace, list[dict[str, Any]]]:
+def made(answers: dict[str, Spans], steps: int = 3) -> tuple[TraceTable, list[dict[str, Any]]]:
     """And its complete events, as a reader of the file gets them."""
     found = trace(answers, dict.fromkeys(answers, "here"), steps)
     whole = json.loads(found.json())

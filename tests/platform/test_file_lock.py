@@ -18,7 +18,7 @@ from farandole.errors import RunFolderInUse
 from farandole.platform.files import NoFileLocks, release_in_children
 from farandole.pool import agent
 from farandole.pool.local import _do_once  # pyright: ignore[reportPrivateUsage]
-from farandole.worker.participant import Alone
+from farandole.worker.participant import SingleProcess
 
 NONE_KEPT = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EIO]
 
@@ -41,7 +41,7 @@ def test_a_folder_without_locks_holds_no_run_and_takes_none(tmp_path: Path) -> N
     assert not held(folder)
     check_folder(folder)  # nobody is alive in it
     with pytest.raises(NoFileLocks):
-        Alone(str(folder), lambda: True)
+        SingleProcess(str(folder), lambda: True)
 
 
 @pytest.mark.usefixtures("no_locks")
@@ -58,10 +58,10 @@ def test_nothing_else_that_takes_a_lock_goes_on_without(tmp_path: Path) -> None:
 def test_a_folder_is_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two scripts that train by themselves; one, and a `farandole run`."""
     monkeypatch.setattr("atexit.register", lambda *_: None)
-    first = Alone(str(tmp_path), lambda: True)
+    first = SingleProcess(str(tmp_path), lambda: True)
     assert first.identity
     assert held(tmp_path)
-    for second in (lambda: Alone(str(tmp_path), lambda: True), lambda: make_folder(tmp_path, "train.py")):
+    for second in (lambda: SingleProcess(str(tmp_path), lambda: True), lambda: make_folder(tmp_path, "train.py")):
         with pytest.raises(RunFolderInUse, match=rf"\b{os.getpid()}\b"):
             second()
     assert "process" in (tmp_path / LOCK).read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.platform.output import Sink
+from farandole.platform.output import RawStream
 
 TALK = (
     "import sys; from farandole.platform.output import guard; guard()\n"
@@ -26,7 +26,7 @@ def test_what_is_lost_is_counted_and_told_when_there_is_room_again(tmp_path: Pat
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     kept = os.dup(descriptor)
     try:
-        stream = io.TextIOWrapper(Sink(descriptor), encoding="utf-8", write_through=True)
+        stream = io.TextIOWrapper(RawStream(descriptor), encoding="utf-8", write_through=True)
         print("first", file=stream)
         with open("/dev/full", "wb") as full:
             os.dup2(full.fileno(), descriptor)
@@ -57,7 +57,7 @@ def test_a_line_of_which_only_the_beginning_could_be_written_is_ended(
 
     monkeypatch.setattr(os, "write", scarce)
     with (tmp_path / "log").open("wb") as file:
-        sink = Sink(file.fileno())
+        sink = RawStream(file.fileno())
         assert sink.write(b"hello\n") == 6, "it counts as done"
         room[0] = 1000
         sink.write(b"there\n")

@@ -14,7 +14,7 @@ import pytest
 
 from farandole.pool import agent
 from farandole.pool.agent import mark
-from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Priced, Seen, Started, StartFailed
+from farandole.pool.base import HostRebalance, Event, WorkerExited, Host, HostPreempted, Pool, Priced, HostState, Started, WorkerStartFailed
 from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool
@@ -164,7 +164,7 @@ async def events(pool: Pool, number: int) -> list[Event]:
     found: list[Event] = []
     while len(found) < number:
         happened = await asyncio.wait_for(pool.events(), 50)
-        found += [event for event in happened if not isinstance(event, Seen | Priced)]
+        found += [event for event in happened if not isinstance(event, HostState | Priced)]
     return found
 
 
@@ -202,7 +202,7 @@ def test_a_start_that_fails_is_told_as_that_and_leaves_room(make: Make, tmp_path
         for worker in ("w1", "w2"):
             pool.start(worker, pool.list()[0].name)
             [failed] = await events(pool, 1)
-            assert isinstance(failed, StartFailed)
+            assert isinstance(failed, WorkerStartFailed)
             assert failed.worker == worker
             assert "no such" in failed.reason.lower()
             pool.stop(worker)  # no error
@@ -228,7 +228,7 @@ def test_a_host_that_goes_takes_its_workers_with_it_and_another_one_or_it_again_
         host = await begun(pool, "w1")
         await asyncio.to_thread(entry.lose, host)
         [gone] = await events(pool, 1)
-        assert isinstance(gone, Gone)
+        assert isinstance(gone, WorkerExited)
         assert gone.worker == "w1"
         while not pool.list():
             await pool.events()
@@ -244,11 +244,11 @@ def test_what_is_known_of_a_host_is_told_and_its_workers_go_on(make: Make, tmp_p
         host = await begun(pool, "w1")
         await asyncio.to_thread(entry.advise, host)
         [advice] = await events(pool, 1)
-        assert isinstance(advice, Advice)
+        assert isinstance(advice, HostRebalance)
         assert advice.host == host
         await asyncio.to_thread(entry.notice, host)
         [notice] = await events(pool, 1)
-        assert isinstance(notice, Notice)
+        assert isinstance(notice, HostPreempted)
         assert notice.host == host
         assert 0 < notice.deadline_s <= 120
         entry.end("w1")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farandole.platform.process import Forked, ForkServer, Lifeline, is_cut, keep_spare, receive, send
-from farandole.pool.base import StartFailed
+from farandole.pool.base import WorkerStartFailed
 from farandole.pool.local import Forks, LocalPool, Start
 
 pytestmark = pytest.mark.timeout(60)
@@ -123,8 +123,8 @@ def test_nothing_starts_in_a_pool_that_is_closed(tmp_path: Path) -> None:
         pool = LocalPool(["true"], logs=tmp_path / "logs", threads=1, environ={})
         pool.kill_all()
         pool.start("w1", "here")
-        assert [(type(each), each.worker) for each in await pool.events() if isinstance(each, StartFailed)] == [
-            (StartFailed, "w1")
+        assert [(type(each), each.worker) for each in await pool.events() if isinstance(each, WorkerStartFailed)] == [
+            (WorkerStartFailed, "w1")
         ]
         pool.kill_all()
         assert not (tmp_path / "logs").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.pool.base import Gone, Started
+from farandole.pool.base import WorkerExited, Started
 from farandole.pool.reconciler import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
 from farandole.protocol import messages as m
 from farandole.protocol.messages import Roster
@@ -132,10 +132,10 @@ def test_what_is_told_twice_or_of_nobody_counts_once_or_not_at_all() -> None:
     play = Play()
     play.roster(wanted=1)
     play.exits("w1", 100)
-    play.pool.repeat(Gone("w1", "exited with code 1"))
-    play.pool.repeat(Gone("x1", "exited with code 1"))
+    play.pool.repeat(WorkerExited("w1", "exited with code 1"))
+    play.pool.repeat(WorkerExited("x1", "exited with code 1"))
     play.at(200)
-    assert play.told(m.Exited) == [m.Exited(worker="w1", reason="exited with code 1")]
+    assert play.told(m.WorkerProcessExited) == [m.WorkerProcessExited(worker="w1", reason="exited with code 1")]
     play.pool.repeat(Started("w2", "here"))
     play.act()
     assert play.keeper.running == ["w2"]

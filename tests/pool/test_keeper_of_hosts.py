@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from farandole.pool.base import GATHER_S, Found, Host
+from farandole.pool.base import GATHER_S, RunningWorker, Host
 from farandole.pool.reconciler import OVERDUE_S, QUIET_S
 from farandole.protocol import messages as m
 from tests.support.kept import Play, two_hosts
@@ -17,7 +17,7 @@ def test_a_host_that_goes_without_notice_is_replaced_elsewhere() -> None:
     play.at(100)
     play.pool.lose("north")
     play.act()
-    assert [said.worker for said in play.told(m.Exited) if isinstance(said, m.Exited)] == ["w1", "w2"]
+    assert [said.worker for said in play.told(m.WorkerProcessExited) if isinstance(said, m.WorkerProcessExited)] == ["w1", "w2"]
     assert play.pool.at == {"w3": "south", "w4": "south"}
 
 
@@ -26,7 +26,7 @@ def test_the_workers_of_a_host_with_notice_are_told_of_and_replaced_before_they_
     play.roster(wanted=2)
     play.pool.notice("north", 120.4)
     play.at(10)
-    assert play.said == [m.Noticed(workers=("w1", "w2"), host="north", within_s=120, reason="it is reclaimed")]
+    assert play.said == [m.PreemptionNotice(workers=("w1", "w2"), host="north", within_s=120, reason="it is reclaimed")]
     assert play.pool.at == {"w1": "north", "w2": "north", "w3": "south", "w4": "south"}
     play.pool.notice("north", 110.0)
     play.at(20)
@@ -34,7 +34,7 @@ def test_the_workers_of_a_host_with_notice_are_told_of_and_replaced_before_they_
     play.pool.lose("north")
     play.at(30)
     assert len(play.pool.started) == 4
-    assert len(play.told(m.Exited)) == 2
+    assert len(play.told(m.WorkerProcessExited)) == 2
     play.pool.hosts.insert(0, Host(name="north"))
     play.roster(40, wanted=3)
     assert play.pool.at["w5"] == "north", "who comes under that name is another one"
@@ -48,8 +48,8 @@ def test_a_sooner_end_is_told_also_to_those_who_leave_already() -> None:
     play.at(1)
     play.pool.notice("north", 120.0)
     play.at(2)
-    assert [said.within_s for said in play.told(m.Noticed)] == [3600, 120]
-    assert play.told(m.Noticed)[1].workers == ("w1", "w2")
+    assert [said.within_s for said in play.told(m.PreemptionNotice)] == [3600, 120]
+    assert play.told(m.PreemptionNotice)[1].workers == ("w1", "w2")
     assert len(play.pool.started) == 4, "each is replaced once"
 
 
@@ -62,7 +62,7 @@ def test_advice_and_then_notice_replace_once() -> None:
     play.pool.notice("north", 120.0)
     play.at(2)
     assert play.pool.at == {"w1": "north", "w2": "south"}
-    assert [said.workers for said in play.told(m.Noticed)] == [("w1",)]
+    assert [said.workers for said in play.told(m.PreemptionNotice)] == [("w1",)]
 
 
 def test_a_host_that_stays_beyond_its_notice_is_used_again() -> None:
@@ -82,7 +82,7 @@ def test_advice_is_a_reason_to_ask_for_another_host_and_none_to_leave() -> None:
     for now in (1, 2):
         play.pool.advise("north")
         play.at(now)
-    assert play.said == [m.Advised(host="north", reason="its price rises")]
+    assert play.said == [m.RebalanceAdvice(host="north", reason="its price rises")]
     assert play.pool.at == {"w1": "north", "w2": "south"}
     play.tick(200)
     assert play.pool.started == ["w1", "w2"]
@@ -101,7 +101,7 @@ def test_a_worker_is_where_it_has_started() -> None:
     play.roster(wanted=1)
     play.pool.notice("north-7")
     play.act()
-    assert play.told(m.Noticed)[0].workers == ("w1",)  # type: ignore[union-attr]
+    assert play.told(m.PreemptionNotice)[0].workers == ("w1",)  # type: ignore[union-attr]
 
 
 def test_a_host_that_is_gone_is_replaced_at_once() -> None:
@@ -126,7 +126,7 @@ def test_a_worker_that_was_found_is_ours_and_its_number_is_not_used_again() -> N
     """An earlier process of the pool has started it."""
     play = two_hosts(slots=2)
     play.pool.at["w7"] = "south"
-    play.pool.repeat(Found("w7", "south"))
+    play.pool.repeat(RunningWorker("w7", "south"))
     play.roster(wanted=2)
     assert play.keeper.started == ["w7", "w8"]
 
@@ -137,13 +137,13 @@ def test_a_host_with_fewer_slots_lets_its_newest_workers_go() -> None:
     assert list(play.pool.at.values()) == ["north", "north", "south"]
     play.pool.hosts[0] = Host(name="north", slots=1)
     play.act()
-    [noticed] = play.told(m.Noticed)
-    assert isinstance(noticed, m.Noticed)
+    [noticed] = play.told(m.PreemptionNotice)
+    assert isinstance(noticed, m.PreemptionNotice)
     assert noticed.workers == ("w2",)
     assert re.search(r"\bnorth\b.*\b1\b", noticed.reason)
     assert list(play.pool.at.values()) == ["north", "north", "south", "south"], "and is replaced before it is gone"
     play.act()
-    assert len(play.told(m.Noticed)) == 1
+    assert len(play.told(m.PreemptionNotice)) == 1
 
 
 def test_what_a_pool_can_have_is_told_when_it_changes_and_whether_it_gathers() -> None:

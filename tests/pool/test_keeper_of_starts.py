@@ -24,7 +24,7 @@ def test_a_start_that_fails_is_no_worker_that_was_lost() -> None:
     play.pool.failing.clear()
     play.at(FIRST_REST_S)
     assert play.keeper.started == ["w2"], "and its id is not used again"
-    assert not play.told(m.Exited)
+    assert not play.told(m.WorkerProcessExited)
 
 
 def test_a_host_that_fails_again_and_again_is_left_alone_for_longer_each_time() -> None:
@@ -118,7 +118,7 @@ def test_a_start_that_never_comes_is_called_off() -> None:
     play.act()
     assert play.pool.at == {"w2": "south"}
     assert play.pool.stopped == ["w1"], "it came after all"
-    assert not play.told(m.Exited)
+    assert not play.told(m.WorkerProcessExited)
 
 
 def test_at_the_end_nobody_waits_for_a_start_that_never_comes() -> None:

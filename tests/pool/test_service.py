@@ -59,7 +59,7 @@ class Stage:
 
     def gone(self) -> list[str]:
         """Whose exits the coordinator knows of."""
-        return sorted(self.server.coordinator.gone)
+        return sorted(self.server.coordinator.dead)
 
 
 Scenario = Callable[[Stage], Awaitable[None]]
@@ -93,7 +93,7 @@ def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
         await until(lambda: pool.started == ["w1", "w2", "w3"])
         server.coordinator.hello(m.Hello(kind="worker", worker="w2", pool="fake"), server.now())
         nonsense = m.Welcome(run="", worker="", folder="", terms=RunTerms(), lines=(-1, 0))
-        server.coordinator.receive("w2", nonsense, server.now())
+        server.coordinator.on_message("w2", nonsense, server.now())
         server.flush()
         await until(lambda: pool.stopped == ["w2"])  # evicted for that
         await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])

@@ -36,7 +36,7 @@ def two_pools() -> Scene:
 
 
 def exits(scene: Scene, pool: str, worker: str) -> None:
-    scene.coordinator.from_pool(pool, "h", m.Exited(worker=worker, reason=KILLED), scene.now)
+    scene.coordinator.on_pool_message(pool, "h", m.WorkerProcessExited(worker=worker, reason=KILLED), scene.now)
     scene.look()
 
 
@@ -49,7 +49,7 @@ def test_all_of_them_are_in() -> None:
 def test_an_exit_is_that_of_the_pools_own_worker() -> None:
     scene = two_pools()
     exits(scene, "there", "there-w1")
-    assert list(scene.coordinator.gone) == ["there-w1"]
+    assert list(scene.coordinator.dead) == ["there-w1"]
     scene.close("there-w1")
     assert scene.fields["lost"]["worker"] == "there-w1"
     assert set(scene.coordinator.workers) == {"w1", "there-w2", "w2"}
@@ -72,7 +72,7 @@ def test_an_exit_of_somebody_who_is_in_no_pool_is_not_believed() -> None:
     scene.greet("w1", session="s", attempt=1)
     exits(scene, "here", "w1")
     assert scene.events == ["starting"]
-    assert not scene.coordinator.gone
+    assert not scene.coordinator.dead
 
 
 def rosters(scene: Scene) -> tuple[m.Roster, m.Roster]:
@@ -138,8 +138,8 @@ def test_names_survive_the_coordinator() -> None:
     given = scene.greet("there-w1", pool="there", session="there there-w1", attempt=2, synced=True)
     assert given == "there-w1"
     exits(scene, "there", "there-w2")
-    assert "there-w2" in scene.coordinator.gone
-    assert "w2" not in scene.coordinator.gone
+    assert "there-w2" in scene.coordinator.dead
+    assert "w2" not in scene.coordinator.dead
 
 
 def test_a_second_pool_of_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from farandole.pool.base import Host
 from farandole.pool.reconciler import FIRST_REST_S, LONGEST_REST_S, QUIET_S, STOOD_S
 from farandole.pool.remote import FarHosts
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE
 from farandole.protocol.messages import Report
 from tests.support.kept import Play, two_hosts
 
-EXIT = f"exited with code {UNFED}"
+EXIT = f"exited with code {EXIT_DATA_UNAVAILABLE}"
 
 
 def says_so(play: Play, worker: str, now: float, wanted: int = 1) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from farandole.protocol.coordinator import disputes, reconnection, shutdown, state, view_changes
 from farandole.protocol.coordinator import recovery as decision
 from farandole.protocol.coordinator.disputes import Conviction, Outvoted
-from farandole.protocol.coordinator.state import Books
+from farandole.protocol.coordinator.state import CoordinatorState
 from farandole.protocol.view import Lineage
 from farandole.simulate.network import Network
 
@@ -111,9 +111,9 @@ def goes_on_without_a_fence(fenced: Any) -> Any:
 def lets_the_returned_go_on(returned: Any) -> Any:
     """Whoever comes back is not stopped, though it may have missed anything."""
 
-    def mutant(books: Books, worker: Any, now: float) -> None:
+    def mutant(books: CoordinatorState, worker: Any, now: float) -> None:
         worker.connected = True
-        books.silences.begin(worker.silence, now)
+        books.failure_detector.begin(worker.silence, now)
         if books.stopping:
             returned(books, worker, now)
 
@@ -131,11 +131,11 @@ def saves_one_that_differs(compared: Any) -> Any:
     return lambda _: True
 
 
-def forgets(**fields: Callable[[Books], Any]) -> Callable[[Any], Any]:
+def forgets(**fields: Callable[[CoordinatorState], Any]) -> Callable[[Any], Any]:
     """The journal holds something else than the books."""
 
     def mutate(durable: Any) -> Any:
-        def mutant(books: Books) -> reconnection.Durable:
+        def mutant(books: CoordinatorState) -> reconnection.Durable:
             values = {name: value(books) for name, value in fields.items()}
             return msgspec.structs.replace(durable(books), **values)
 
@@ -160,7 +160,7 @@ def keeps_the_journal_late(flush: Any) -> Any:
 def saves_nothing(save: Any) -> Any:
     """A run that has finished is over, and its final state is nowhere."""
 
-    def mutant(books: Books) -> None:
+    def mutant(books: CoordinatorState) -> None:
         if books.ending and books.ending.finished:
             shutdown.end(books)
         else:
@@ -173,7 +173,7 @@ def by_rank_alone(able: Any) -> Any:
     """Who writes checkpoints."""
     del able
 
-    def mutant(books: Books) -> list[str]:
+    def mutant(books: CoordinatorState) -> list[str]:
         members = books.view.members if books.view else ()
         return [w for w in members if w in books.workers and w not in books.unsynced]
 
@@ -183,7 +183,7 @@ def by_rank_alone(able: Any) -> Any:
 def forgets_who_has_finished(durable: Any) -> Any:
     """The next coordinator compares the final states once more."""
 
-    def mutant(books: Books) -> reconnection.Durable:
+    def mutant(books: CoordinatorState) -> reconnection.Durable:
         known = durable(books)
         if known.ending is None:
             return known
@@ -196,7 +196,7 @@ def before_it_is_level(able: Any) -> Any:
     """A joiner writes checkpoints."""
     del able
 
-    def mutant(books: Books) -> list[str]:
+    def mutant(books: CoordinatorState) -> list[str]:
         return [w for w in reversed(books.view.members if books.view else ()) if books.workers[w].reaches]
 
     return mutant

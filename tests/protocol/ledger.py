@@ -23,7 +23,7 @@ from tests.protocol.unfed import UnfedWitness
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
-    from farandole.simulate.exchange import Exchange
+    from farandole.simulate.exchange import SimulatedExchange
     from farandole.simulate.process import Process
     from farandole.simulate.world import World
 
@@ -115,7 +115,7 @@ class Ledger(Witness):
             if len(ranges) != len(set(ranges)):
                 raise Violation(f"view {view.number} deals the shards of one host in several ranges: {at}")
 
-    def ended(self, worker: DataPlane, exchange: Exchange) -> None:
+    def ended(self, worker: DataPlane, exchange: SimulatedExchange) -> None:
         """R1."""
         self._world.say(worker.name, f"ends round {exchange.round} ({exchange.kind}) in view {exchange.view.number}")
         for name in exchange.view.members:
@@ -147,7 +147,7 @@ class Ledger(Witness):
             if begun_anew and not self._left_behind(worker, exchange):
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
-    def _left_behind(self, worker: DataPlane, exchange: Exchange) -> bool:
+    def _left_behind(self, worker: DataPlane, exchange: SimulatedExchange) -> bool:
         """It is out, and has had the words of this one round; all others have left its view, so it gets no further."""
         peers = [self._world.workers[name] for name in exchange.view.members if name != worker.name]
         there = [w for w in peers if w.alive and w.member.view and w.member.view.number == exchange.view.number]
@@ -167,11 +167,11 @@ class Ledger(Witness):
         there = [each for each in map(self._world.workers.__getitem__, enders) if each.alive and not self._out(each)]
         return bool(enders & self._disbelieved or place in self._to_compare) and not there
 
-    def _compared(self, exchange: Exchange) -> bool:
+    def _compared(self, exchange: SimulatedExchange) -> bool:
         """Whether two may compute one shard in this round."""
         return exchange.kind == "train" and bool(exchange.view.unproven or self._world.settings.audit)
 
-    def committed(self, worker: Process, exchange: Exchange) -> None:
+    def committed(self, worker: Process, exchange: SimulatedExchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
         if exchange.result is None or exchange.result == GARBAGE:
             raise Violation(f"{worker.name} commits round {exchange.round}, whose result it does not have")
@@ -186,7 +186,7 @@ class Ledger(Witness):
         if known != fact:
             raise Violation(f"{worker.name} commits round {exchange.round} as {fact}, others as {known}")
 
-    def _trained(self, worker: Process, exchange: Exchange) -> None:
+    def _trained(self, worker: Process, exchange: SimulatedExchange) -> None:
         """With every shard audited, what one machine computes wrong is in no step of three or more."""
         workers, held = exchange.lineage.sets[-1], exchange.lineage.assign(exchange.shards)
         first = next(name for name, mine in held.items() if 0 in mine)
@@ -224,23 +224,23 @@ class Ledger(Witness):
         world = self._world
         self._unfed.recorded(event)
         match event:
-            case events.Over():
+            case events.OverEvent():
                 self.nowhere = self.misled_step > max(world.store, default=0)
-            case events.StateLost():
+            case events.StateLostEvent():
                 self._state_lost()
-            case events.Checkpoint():
+            case events.CheckpointEvent():
                 self._checkpoint(world.workers[event.worker], event.step)
-            case events.Lost():
+            case events.LostEvent():
                 self._lost(world.workers[event.worker], event.reason)
-            case events.ComputesWrong() if not world.drifted and not world.workers[event.worker].errs:
+            case events.ComputesWrongEvent() if not world.drifted and not world.workers[event.worker].errs:
                 raise Violation(f"{event.worker} computes right, and has to go: {event.reason}")
-            case events.Refused() if not self._may_refuse():
+            case events.RefusedEvent() if not self._may_refuse():
                 raise Violation(f"{event.worker} computes right, and is refused: {event.reason}")
-            case events.Undecided() if not world.drifted and not any(world.workers[w].errs for w in event.workers):
+            case events.UndecidedEvent() if not world.drifted and not any(world.workers[w].errs for w in event.workers):
                 raise Violation(f"all compute right: {event.reason}")
-            case events.CallsDiffer() if not world.strayed and not world.mistaken:
+            case events.CallsDifferEvent() if not world.strayed and not world.mistaken:
                 raise Violation(f"{event.reason}, and they did not")
-            case events.Finished(equal=False) if not (world.strayed or world.drifted):
+            case events.FinishedEvent(equal=False) if not (world.strayed or world.drifted):
                 raise Violation("the finished workers' states differ")
             case _:
                 pass

@@ -14,29 +14,29 @@ from farandole.plan.shards import assign
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.values import NOTHING
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.protocol.worker.member import Action, Member
-from farandole.simulate.exchange import Exchange
-from farandole.simulate.worker import Worker
+from farandole.simulate.exchange import SimulatedExchange
+from farandole.simulate.worker import SimulatedWorker
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
 
 
-class AbandonedThreadHolds(Worker):
+class AbandonedThreadHolds(SimulatedWorker):
     """The thread of an abandoned exchange, handed garbage by `settle`, makes the member hold the round."""
 
-    def say_word(self, exchange: Exchange) -> Word | None:
+    def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
         del exchange
         number = self.member.view.number if self.member.view else 0
-        return self.member.word(view=number, round_=self.member.round, compute_us=0, shards=0)
+        return self.member.commit_message(view=number, round_=self.member.round, compute_us=0, shards=0)
 
 
-class WordsBeforeLevel(Worker):
-    def may_word(self, exchange: Exchange) -> bool:
+class WordsBeforeLevel(SimulatedWorker):
+    def may_word(self, exchange: SimulatedExchange) -> bool:
         del exchange
         return True
 
-    def say_word(self, exchange: Exchange) -> Word | None:
+    def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
         synced, self.member.synced = self.member.synced, True
         try:
             return super().say_word(exchange)
@@ -44,10 +44,10 @@ class WordsBeforeLevel(Worker):
             self.member.synced = synced
 
 
-class DealsByTheViewInForce(Worker):
+class DealsByTheViewInForce(SimulatedWorker):
     """And not by the shares by which the round was dealt."""
 
-    def _assigned(self, exchange: Exchange, worker: str) -> tuple[int, ...]:
+    def _assigned(self, exchange: SimulatedExchange, worker: str) -> tuple[int, ...]:
         sets, view = exchange.lineage.sets, exchange.view
         known = dict(zip(view.members, view.shares, strict=False))
         shares = tuple(known.get(w, 1000) for w in sets[0]) if known else ()
@@ -58,13 +58,13 @@ class DealsByTheViewInForce(Worker):
 
 
 class AppliesWhatOneNames(Member):
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         newest = max(word.prepared for word in words)
         return super().end_round([msgspec.structs.replace(word, prepared=newest) for word in words])
 
 
 class OverlooksTheDigests(Member):
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         return super().end_round([msgspec.structs.replace(word, digest=0) for word in words])
 
 
@@ -75,7 +75,7 @@ class SwitchesInEvaluations(Member):
 
 class ReportsHoldsTooEarly(Member):
     def receive(self, message: m.Message) -> list[Action]:
-        actions = super().receive(message)
+        actions = super().on_message(message)
         for action in actions:
             if isinstance(action, m.Stopped):
                 action.holds = action.synced
@@ -85,7 +85,7 @@ class ReportsHoldsTooEarly(Member):
 class IgnoresStop(Member):
     def receive(self, message: m.Message) -> list[Action]:
         phase = self.phase
-        actions = super().receive(message)
+        actions = super().on_message(message)
         if isinstance(message, m.Stop):
             self.phase = phase
         return actions
@@ -93,7 +93,7 @@ class IgnoresStop(Member):
 
 class PreparedBeforeConnected(Member):
     def receive(self, message: m.Message) -> list[Action]:
-        actions = super().receive(message)
+        actions = super().on_message(message)
         return [*actions, *self.connected(message.view)] if isinstance(message, m.Propose) else actions
 
 
@@ -102,7 +102,7 @@ class RemembersTheAgreement(Member):
 
     def receive(self, message: m.Message) -> list[Action]:
         agreed = self.agreed
-        actions = super().receive(message)
+        actions = super().on_message(message)
         if isinstance(message, m.Resume):
             self.agreed = agreed
         return actions
@@ -111,7 +111,7 @@ class RemembersTheAgreement(Member):
 class KeepsItsOwnLineage(Member):
     def receive(self, message: m.Message) -> list[Action]:
         lineage, round_ = self.lineage, self.round
-        actions = super().receive(message)
+        actions = super().on_message(message)
         if isinstance(message, m.Resume) and self.round == round_:
             self.lineage = lineage
         return actions
@@ -139,7 +139,7 @@ class SwitchesSharesWhenToldOf(Member):
 
 
 class TakesWordsOfOtherCalls(Member):
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         return super().end_round([msgspec.structs.replace(word, call=self.call.number) for word in words])
 
 
@@ -148,7 +148,7 @@ class TakesWordsOfOtherCalls(Member):
 
 class LetsLeaversGoAtOnce(Coordinator):
     def receive(self, worker: str, message: m.Message, now: float) -> None:
-        super().receive(worker, message, now)
+        super().on_message(worker, message, now)
         leaves = self.proposed and worker in self.workers and worker not in self.proposed.members
         if isinstance(message, m.Switched) and leaves and not self.over:
             self.dismiss(worker, "left at once")
@@ -161,7 +161,7 @@ class LeavesTheFinishedWaiting(Coordinator):
 
     def disconnected(self, worker: str, now: float) -> None:
         self.losing = True
-        super().disconnected(worker, now)
+        super().on_disconnect(worker, now)
         self.losing = False
 
     def _settle(self, now: float) -> None:
@@ -170,7 +170,7 @@ class LeavesTheFinishedWaiting(Coordinator):
 
     def from_pool(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         self.losing = True
-        super().from_pool(pool, host, message, now)
+        super().on_pool_message(pool, host, message, now)
         self.losing = False
 
     def tick(self, now: float) -> None:
@@ -186,21 +186,21 @@ class DecidesBeforeAllHaveReported(Coordinator):
             if other in self.workers:
                 self.stopping.waiting.discard(other)
                 self.stopping.reports[other] = message
-        super().receive(worker, message, now)
+        super().on_message(worker, message, now)
 
 
 class TrustsTheFrozen(Coordinator):
     def tick(self, now: float) -> None:
         for worker in self.workers.values():
-            self.silences.begin(worker.silence, now)
+            self.failure_detector.begin(worker.silence, now)
         super().tick(now)
 
 
 class TakesClosedForDead(Coordinator):
     def disconnected(self, worker: str, now: float) -> None:
         if worker in self.workers:
-            self.forget(worker)
-        super().disconnected(worker, now)
+            self.mark_dead(worker)
+        super().on_disconnect(worker, now)
 
 
 MUTANTS = (

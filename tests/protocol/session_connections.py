@@ -13,7 +13,7 @@ from farandole.errors import ProtocolError, Refused
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.member import Exit, Save
-from farandole.protocol.worker.session import BACKOFF_S, FIRST_S, ORPHANED, PATIENCE
+from farandole.protocol.worker.session import BACKOFF_S, FIRST_S, EXIT_ORPHANED, PATIENCE
 from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welcome
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -21,9 +21,9 @@ from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welc
 
 def attempts_grow_and_the_name_stays() -> None:
     it = Worker()
-    first = it.session.connected(0.0)
-    it.session.hear(first.attempt, welcome(), 0.0)
-    second = it.session.connected(1.0)
+    first = it.session.on_connected(0.0)
+    it.session.on_message(first.attempt, welcome(), 0.0)
+    second = it.session.on_connected(1.0)
     assert (first.worker, second.worker) == ("", "a")
     assert (first.attempt, second.attempt) == (1, 2)
     assert first.session == second.session == "s"
@@ -33,7 +33,7 @@ def a_hello_tells_who_holds_the_state() -> None:
     it = Worker()
     it.welcomed()
     it.member_of("a")
-    assert it.session.connected(1.0).synced
+    assert it.session.on_connected(1.0).synced
 
 
 def what_stands_is_said_again_and_nothing_else() -> None:
@@ -51,13 +51,13 @@ def what_is_told_without_a_connection_is_lost_unless_it_stands() -> None:
     it = Worker()
     attempt = it.welcomed()
     it.session.tell(m.Prepared(view=1), 0.0)
-    it.session.closed(attempt)
+    it.session.on_closed(attempt)
     it.session.tell(m.Prepared(view=2), 0.0)
     it.session.tell(READY, 0.0)
-    attempt = it.session.connected(1.0).attempt
+    attempt = it.session.on_connected(1.0).attempt
     it.session.tell(m.Prepared(view=3), 1.0)
     assert it.said() == [], "nothing before Welcome"
-    it.session.hear(attempt, welcome(), 1.0)
+    it.session.on_message(attempt, welcome(), 1.0)
     assert it.said() == [READY]
 
 
@@ -76,12 +76,12 @@ def a_difference_stands_until_the_worker_goes_on() -> None:
     it.member_of("a", "b")
     it.session.member.apart = ("b",)
     it.session.tell(m.Differs(step=3, workers=("b",)), 0.0)
-    it.session.hear(it.session.attempt, m.Stop(stop=1), 0.0)
+    it.session.on_message(it.session.attempt, m.Stop(stop=1), 0.0)
     attempt = it.welcomed(1.0)
     assert m.Differs(step=3, workers=("b",)) in it.said()
     view = View(number=2, members=("a",), group=2)
     resume = m.Resume(view=view, round=it.session.member.round, commit=False, lineage=Lineage(sets=(("a",),)))
-    it.session.hear(attempt, resume, 1.0)
+    it.session.on_message(attempt, resume, 1.0)
     it.welcomed(2.0)
     assert not [said for said in it.said() if isinstance(said, m.Differs)]
 
@@ -91,9 +91,9 @@ def what_comes_late_on_an_old_connection_is_left_out() -> None:
     old = it.welcomed()
     it.member_of("a", "b")
     it.welcomed(1.0)
-    assert it.session.hear(old, m.Stop(stop=1), 1.0) == []
+    assert it.session.on_message(old, m.Stop(stop=1), 1.0) == []
     assert it.session.member.phase == "member"
-    it.session.closed(old)
+    it.session.on_closed(old)
     it.session.tell(LEAVING, 1.0)
     assert LEAVING in it.said(), "the newest one stands"
 
@@ -102,8 +102,8 @@ def nothing_is_heard_on_a_closed_connection() -> None:
     it = Worker()
     attempt = it.welcomed()
     it.member_of("a", "b")
-    it.session.closed(attempt)
-    it.session.hear(attempt, m.Stop(stop=1), 1.0)
+    it.session.on_closed(attempt)
+    it.session.on_message(attempt, m.Stop(stop=1), 1.0)
     assert it.session.member.phase == "member"
 
 
@@ -118,17 +118,17 @@ def tries_are_further_and_further_apart_up_to_a_bound() -> None:
 
 def who_hears_nothing_gives_the_connection_up() -> None:
     it = Worker()
-    attempt = it.session.connected(0.0).attempt
+    attempt = it.session.on_connected(0.0).attempt
     assert (it.session.silent(FIRST_S), it.session.silent(FIRST_S + 0.1)) == (False, True)
-    it.session.hear(attempt, welcome(), 1.0)
+    it.session.on_message(attempt, welcome(), 1.0)
     limit = PATIENCE * TIMEOUT_S
     assert limit < TIMEOUT_S, "before the coordinator does"
     assert (it.session.silent(1.0 + limit), it.session.silent(1.1 + limit)) == (False, True)
-    it.session.hear(attempt, m.Heard(beat=1), 3.0)
+    it.session.on_message(attempt, m.LinesHeard(beat=1), 3.0)
     assert (it.session.silent(3.0 + limit), it.session.silent(3.1 + limit)) == (False, True)
-    it.session.connected(10.0)
+    it.session.on_connected(10.0)
     assert (it.session.silent(10.0 + TIMEOUT_S), it.session.silent(10.1 + TIMEOUT_S)) == (False, True)
-    it.session.closed(it.session.attempt)
+    it.session.on_closed(it.session.attempt)
     assert not it.session.silent(100.0)
 
 
@@ -152,24 +152,24 @@ def another_name_or_another_run_is_refused() -> None:
 
 def whatever_else_is_answered_first_is_no_welcome() -> None:
     for answer, why in (
-        (m.Refused(reason="full"), "full"),
+        (m.JoinRefused(reason="full"), "full"),
         (m.Goodbye(reason="evicted"), "evicted"),
         (m.Stop(stop=1), "Stop"),
     ):
         it = Worker()
-        attempt = it.session.connected(0.0).attempt
+        attempt = it.session.on_connected(0.0).attempt
         with pytest.raises(Refused, match=why):
-            it.session.hear(attempt, answer, 0.0)
+            it.session.on_message(attempt, answer, 0.0)
         assert it.said() == []
 
 
 def who_comes_back_may_be_sent_away() -> None:
     it = Worker()
     it.welcomed()
-    attempt = it.session.connected(1.0).attempt
-    (exit_,) = it.session.hear(attempt, m.Goodbye(reason="over", code=3, save=True), 1.0)
-    assert it.session.told.exit == exit_ == Exit("over", 3, save=True)
-    assert it.session.told.orphaned
+    attempt = it.session.on_connected(1.0).attempt
+    (exit_,) = it.session.on_message(attempt, m.Goodbye(reason="over", code=3, save=True), 1.0)
+    assert it.session.instructions.exit == exit_ == Exit("over", 3, save=True)
+    assert it.session.instructions.orphaned
 
 
 # --- what is heard ---------------------------------------------------------------------------------------------------
@@ -178,22 +178,22 @@ def who_comes_back_may_be_sent_away() -> None:
 def instructions_are_kept_for_the_training_side() -> None:
     it = Worker()
     attempt = it.welcomed()
-    told = it.session.told
+    told = it.session.instructions
     assert (told.exit, told.save, told.saves, told.save_at_once) == (None, None, False, False)
-    it.session.hear(attempt, m.Saver(worker="a", at_once=True), 0.0)
+    it.session.on_message(attempt, m.Saver(worker="a", at_once=True), 0.0)
     assert (told.saves, told.save_at_once) == (True, True)
-    it.session.hear(attempt, m.Saver(worker="b", at_once=True), 0.0)
+    it.session.on_message(attempt, m.Saver(worker="b", at_once=True), 0.0)
     assert (told.saves, told.save_at_once) == (False, False)
-    it.session.hear(attempt, m.Saver(worker="a"), 0.0)
-    it.session.hear(attempt, m.Demoted(), 0.0)
+    it.session.on_message(attempt, m.Saver(worker="a"), 0.0)
+    it.session.on_message(attempt, m.Demoted(), 0.0)
     assert not told.saves, "it holds no state"
     assert (
-        it.session.hear(attempt, m.End(reason="stopped", save=True, between=True), 0.0)
+        it.session.on_message(attempt, m.End(reason="stopped", save=True, between=True), 0.0)
         == [told.save]
         == [Save(True, True)]
     )
-    it.session.hear(attempt, m.Goodbye(reason="over"), 0.0)
-    told.leave(Exit("its lease is over, too", ORPHANED, save=True))
+    it.session.on_message(attempt, m.Goodbye(reason="over"), 0.0)
+    told.leave(Exit("its lease is over, too", EXIT_ORPHANED, save=True))
     assert (told.exit, told.orphaned) == (Exit("over", 0), False), "the first reason counts"
 
 
@@ -201,7 +201,7 @@ def what_is_for_others_is_handed_on() -> None:
     it = Worker()
     attempt = it.welcomed()
     for message in (m.Stacks(reason="hangs"), m.Published(group=1, key="k", value=b"v")):
-        assert it.session.hear(attempt, message, 0.0) == [message]
+        assert it.session.on_message(attempt, message, 0.0) == [message]
 
 
 def what_cannot_be_is_an_error() -> None:
@@ -210,7 +210,7 @@ def what_cannot_be_is_an_error() -> None:
     it.member_of("a", "b")
     view = View(number=2, members=("a",), group=1)
     with pytest.raises(ProtocolError):
-        it.session.hear(attempt, m.Resume(view=view, round=1, commit=False, lineage=Lineage(sets=())), 0.0)
+        it.session.on_message(attempt, m.Resume(view=view, round=1, commit=False, lineage=Lineage(sets=())), 0.0)
 
 
 CHECKS: tuple[Callable[[], None], ...] = (

@@ -9,20 +9,20 @@ import math
 from collections.abc import Callable
 
 from farandole.protocol import messages as m
-from farandole.protocol.messages import LEFT, LONGEST_S, PART, SHORTEST_S
-from farandole.protocol.view import Word
+from farandole.protocol.messages import EXIT_PREEMPTED, LONGEST_S, PART, SHORTEST_S
+from farandole.protocol.view import CommitMessage
 from farandole.protocol.worker.member import Exit
-from farandole.protocol.worker.session import ORPHANED
+from farandole.protocol.worker.session import EXIT_ORPHANED
 from tests.support.mentioned import mentions
 from tests.support.played_session import ORPHAN_S, Worker
 
 
 def told_by_itself(it: Worker, within_s: float, now: float) -> None:
-    it.session.tell(m.Leaving(reason="it is interrupted", within_s=within_s), now)
+    it.session.tell(m.LeaveRequest(reason="it is interrupted", within_s=within_s), now)
 
 
 def told_by_the_coordinator(it: Worker, within_s: float, now: float) -> None:
-    it.session.hear(it.session.attempt, m.Deadline(within_s=within_s), now)
+    it.session.on_message(it.session.attempt, m.PreemptionDeadline(within_s=within_s), now)
 
 
 def who_is_still_there_saves_and_goes_a_quarter_of_its_notice_before_the_deadline() -> None:
@@ -32,10 +32,10 @@ def who_is_still_there_saves_and_goes_a_quarter_of_its_notice_before_the_deadlin
         assert it.session.watch(25.0) == []
         (exit_,) = it.session.watch(25.1)
         assert isinstance(exit_, Exit)
-        assert exit_ == Exit(exit_.reason, LEFT, save=True, within_s=2.5)
+        assert exit_ == Exit(exit_.reason, EXIT_PREEMPTED, save=True, within_s=2.5)
         assert mentions(exit_.reason, "5 s")
-        assert it.session.told.exit == exit_
-        assert it.session.told.orphaned
+        assert it.session.instructions.exit == exit_
+        assert it.session.instructions.orphaned
         assert it.session.watch(26.0) == [], "once"
 
 
@@ -54,16 +54,16 @@ def the_earliest_deadline_counts_and_a_later_one_takes_nothing_back() -> None:
         it = trained()
         told_by_itself(it, first, 10.0)
         told_by_the_coordinator(it, second, 10.0)
-        assert not it.session.lapsed(25.0)
-        assert it.session.lapsed(25.1)
+        assert not it.session.lease_over(25.0)
+        assert it.session.lease_over(25.1)
 
 
 def of_a_long_notice_no_more_is_kept_than_saving_takes() -> None:
     it = trained(orphan_is_far=True)
     seconds = 10 * LONGEST_S / PART
     told_by_itself(it, seconds, 0.0)
-    assert not it.session.lapsed(seconds - LONGEST_S)
-    assert it.session.lapsed(seconds - LONGEST_S + 0.1)
+    assert not it.session.lease_over(seconds - LONGEST_S)
+    assert it.session.lease_over(seconds - LONGEST_S + 0.1)
 
 
 def a_notice_that_is_too_short_is_left_to_the_machine() -> None:
@@ -78,7 +78,7 @@ def a_notice_that_is_too_short_is_left_to_the_machine() -> None:
 
 def a_notice_without_a_deadline_ends_nobody() -> None:
     it = trained()
-    it.session.tell(m.Leaving(reason="SIGTERM"), 10.0)
+    it.session.tell(m.LeaveRequest(reason="SIGTERM"), 10.0)
     assert it.session.watch(ORPHAN_S) == []
 
 
@@ -86,8 +86,8 @@ def what_it_says_when_it_connects_again_moves_no_deadline() -> None:
     it = trained()
     told_by_itself(it, 20.0, 10.0)
     it.welcomed(22.0)
-    assert m.Leaving(reason="it is interrupted", within_s=20.0) in it.said()
-    assert it.session.lapsed(25.1)
+    assert m.LeaveRequest(reason="it is interrupted", within_s=20.0) in it.said()
+    assert it.session.lease_over(25.1)
 
 
 def the_lease_ends_no_later_for_a_deadline() -> None:
@@ -95,7 +95,7 @@ def the_lease_ends_no_later_for_a_deadline() -> None:
     told_by_itself(it, 10 * ORPHAN_S, 0.0)
     (exit_,) = it.session.watch(ORPHAN_S + 0.1)
     assert isinstance(exit_, Exit)
-    assert (exit_.code, exit_.within_s) == (ORPHANED, None)
+    assert (exit_.code, exit_.within_s) == (EXIT_ORPHANED, None)
 
 
 def trained(*, orphan_is_far: bool = False) -> Worker:
@@ -107,9 +107,9 @@ def trained(*, orphan_is_far: bool = False) -> Worker:
     return it
 
 
-def words(it: Worker, now: float) -> Word | None:
+def words(it: Worker, now: float) -> CommitMessage | None:
     it.session.member.synced = True
-    return it.session.word(now, view=1, round_=0, compute_us=1, shards=1)
+    return it.session.commit_message(now, view=1, round_=0, compute_us=1, shards=1)
 
 
 CHECKS: tuple[Callable[[], None], ...] = (

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KEPT
 from farandole.protocol.values import MAX_LINES
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.protocol.worker.member import Exit
-from farandole.protocol.worker.session import ORPHANED
+from farandole.protocol.worker.session import EXIT_ORPHANED
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import logged, stepped
 from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome
@@ -45,11 +45,11 @@ def lines_are_sent_until_the_coordinator_has_them() -> None:
     it.session.beat(1.0)
     assert [len(beat.lines) for beat in it.said() if isinstance(beat, m.Heartbeat)] == [MAX_LINES, 60]
     assert beaten(it) == [], "they are on their way"
-    it.session.hear(attempt, m.Heard(beat=1, lines=(4, 0)), 1.0)
+    it.session.on_message(attempt, m.LinesHeard(beat=1, lines=(4, 0)), 1.0)
     it.welcomed(2.0, lines=(4, 0))
     assert stepped_first(it) == 5, "the others may be lost"
     for lines, first in (((80, 0), 5), ((90, 0), 81)):
-        it.session.hear(it.session.attempt, m.Heard(beat=2, lines=lines), 3.0)
+        it.session.on_message(it.session.attempt, m.LinesHeard(beat=2, lines=lines), 3.0)
         it.welcomed(4.0, lines=(-1, 0))
         assert stepped_first(it) == first, "what it had written when it last said so, nobody needs any more"
 
@@ -87,8 +87,8 @@ def of_more_lines_than_are_kept_the_others_are_counted() -> None:
     assert (lines[-1].step, lines[-1].index, lines[-1].missing) == (0, KEPT + 4, 5)
     it.session.add_line(stepped(1))
     it.session.add_line(stepped(2))
-    it.session.hear(attempt, m.Heard(beat=1, lines=(0, KEPT + 4)), 3.0)
-    it.session.hear(attempt, m.Heard(beat=2, lines=(0, KEPT + 4)), 4.0)
+    it.session.on_message(attempt, m.LinesHeard(beat=1, lines=(0, KEPT + 4)), 3.0)
+    it.session.on_message(attempt, m.LinesHeard(beat=2, lines=(0, KEPT + 4)), 4.0)
     it.session.add_line(stepped(3))
     it.session.beat(5.0)
     [beat] = [said for said in it.said() if isinstance(said, m.Heartbeat)]
@@ -126,7 +126,7 @@ def beaten(it: Worker) -> list[int]:
 
 
 def the_lines_go_before_what_may_be_the_last() -> None:
-    last = (m.NotFinite(step=1, loss="nan"), m.Failed(traceback="no"), m.Finished())
+    last = (m.NotFinite(step=1, loss="nan"), m.ScriptFailed(traceback="no"), m.Finished())
     for message in (*last, m.Synced(view=1)):
         it = Worker()
         it.welcomed()
@@ -167,7 +167,7 @@ def who_is_not_rank_0_sends_none_when_it_switches_but_all_when_it_has_saved() ->
     it.session.add_line(stepped(0, seconds=1.0))
     switch(it)
     assert stepped_lines(it) == [[-1]]
-    it.session.hear(attempt, m.End(save=True, reason="stop"), 2.0)
+    it.session.on_message(attempt, m.End(save=True, reason="stop"), 2.0)
     it.session.tell(m.Saved(path="p"), 3.0)
     assert stepped_lines(it) == [[0], [-1]]
 
@@ -175,9 +175,9 @@ def who_is_not_rank_0_sends_none_when_it_switches_but_all_when_it_has_saved() ->
 def switch(it: Worker, *members: str) -> None:
     """To a view of these, after the round in hand; the empty one ends the run."""
     view = View(number=2, members=members, group=2)
-    it.session.hear(it.session.attempt, m.Propose(view=view), 0.5)
+    it.session.on_message(it.session.attempt, m.Propose(view=view), 0.5)
     it.session.member.connected(view)
-    word = it.session.word(0.6, view=1, round_=0, compute_us=0, shards=1)
+    word = it.session.commit_message(0.6, view=1, round_=0, compute_us=0, shards=1)
     assert word
     assert it.session.end_round(0.6, [word, word])
     for message in it.session.member.begin_round(1, may_switch=True) or ():
@@ -187,27 +187,27 @@ def switch(it: Worker, *members: str) -> None:
 # --- the lease, and peers --------------------------------------------------------------------------------------------
 
 
-def words(it: Worker, now: float) -> Word | None:
-    return it.session.word(now, view=1, round_=0, compute_us=0, shards=1)
+def words(it: Worker, now: float) -> CommitMessage | None:
+    return it.session.commit_message(now, view=1, round_=0, compute_us=0, shards=1)
 
 
 def a_lease_counts_from_when_the_question_left() -> None:
     for asked, given in ((20.0 + ORPHAN_S, True), (20.1 + ORPHAN_S, False)):
         it = Worker()
-        attempt = it.session.connected(10.0).attempt
-        it.session.hear(attempt, welcome(), 15.0)
+        attempt = it.session.on_connected(10.0).attempt
+        it.session.on_message(attempt, welcome(), 15.0)
         it.member_of("a")
-        assert not it.session.lapsed(10.0 + ORPHAN_S)
+        assert not it.session.lease_over(10.0 + ORPHAN_S)
         it.session.beat(20.0)
         it.session.beat(30.0)
-        it.session.hear(attempt, m.Heard(beat=1), 50.0)
+        it.session.on_message(attempt, m.LinesHeard(beat=1), 50.0)
         word = words(it, 50.0)
         assert word is not None
         assert (words(it, asked) is not None) is given
         assert it.session.end_round(asked, [word]) is given
     it = Worker()
-    it.session.hear(it.session.connected(10.0).attempt, welcome(), 15.0)
-    assert it.session.lapsed(10.1 + ORPHAN_S)
+    it.session.on_message(it.session.on_connected(10.0).attempt, welcome(), 15.0)
+    assert it.session.lease_over(10.1 + ORPHAN_S)
 
 
 def what_has_ended_stays_ended() -> None:
@@ -215,38 +215,38 @@ def what_has_ended_stays_ended() -> None:
     attempt = it.welcomed()
     it.session.beat(5.0)
     assert words(it, ORPHAN_S + 0.5) is None
-    it.session.hear(attempt, m.Heard(beat=1), ORPHAN_S + 0.6)
-    assert it.session.lapsed(ORPHAN_S + 0.7), "the word was not given, and nobody asks for it again"
+    it.session.on_message(attempt, m.LinesHeard(beat=1), ORPHAN_S + 0.6)
+    assert it.session.lease_over(ORPHAN_S + 0.7), "the word was not given, and nobody asks for it again"
     it = Worker()
     attempt = it.welcomed()
     it.session.beat(ORPHAN_S + 1.0)
-    it.session.hear(attempt, m.Heard(beat=1), ORPHAN_S + 1.1)
-    assert it.session.lapsed(ORPHAN_S + 1.2), "the run may have begun again"
+    it.session.on_message(attempt, m.LinesHeard(beat=1), ORPHAN_S + 1.1)
+    assert it.session.lease_over(ORPHAN_S + 1.2), "the run may have begun again"
     it.welcomed(ORPHAN_S + 2.0)
-    assert it.session.lapsed(ORPHAN_S + 2.1)
+    assert it.session.lease_over(ORPHAN_S + 2.1)
 
 
 def a_worker_goes_when_its_lease_is_over_and_not_before() -> None:
     it = Worker()
     it.welcomed()
     it.member_of("a", "b")
-    it.session.closed(it.session.attempt)
+    it.session.on_closed(it.session.attempt)
     assert it.session.watch(ORPHAN_S) == []
     (exit_,) = it.session.watch(ORPHAN_S + 0.1)
     assert isinstance(exit_, Exit)
-    assert exit_ == Exit(exit_.reason, ORPHANED, save=True)
+    assert exit_ == Exit(exit_.reason, EXIT_ORPHANED, save=True)
     assert mentions(exit_.reason, f"{ORPHAN_S:g} s")
-    assert it.session.told.exit == exit_
-    assert it.session.told.orphaned
+    assert it.session.instructions.exit == exit_
+    assert it.session.instructions.orphaned
     assert it.session.watch(ORPHAN_S + 1.0) == [], "once"
 
 
 def who_was_sent_away_is_no_orphan() -> None:
     it = Worker()
     attempt = it.welcomed()
-    it.session.hear(attempt, m.Goodbye(reason="over"), 0.0)
+    it.session.on_message(attempt, m.Goodbye(reason="over"), 0.0)
     assert it.session.watch(ORPHAN_S + 1.0) == []
-    assert not it.session.told.orphaned
+    assert not it.session.instructions.orphaned
 
 
 def without_a_coordinator_ever_there_is_no_end() -> None:
@@ -258,7 +258,7 @@ def who_stalls_is_reported_and_who_holds_up_is_named() -> None:
     it.welcomed()
     it.member_of("a", "b")
     it.session.beat(50.0)
-    it.session.hear(it.session.attempt, m.Heard(beat=1), 50.1)
+    it.session.on_message(it.session.attempt, m.LinesHeard(beat=1), 50.1)
     it.waiting = (1, "b", 60.0)
     assert it.session.watch(60.0 + STALL_S) == []
     (suspect,) = it.session.watch(60.1 + STALL_S)

@@ -26,14 +26,14 @@ def of(*lines: Line | bytes, prices: Prices | None = None) -> Account:
     return account("r", [line if isinstance(line, bytes) else as_written(line) for line in lines], prices)
 
 
-def came(worker: str, time: float = 100.0, host: str = "h") -> events.Starting:
-    return events.Starting(worker=worker, host=host, pid=1, time=time)
+def came(worker: str, time: float = 100.0, host: str = "h") -> events.StartingEvent:
+    return events.StartingEvent(worker=worker, host=host, pid=1, time=time)
 
 
-def spent(time: float, workers: Mapping[str, tuple[int, Seconds]], *ended: str, host: str = "h") -> events.TimeSpent:
+def spent(time: float, workers: Mapping[str, tuple[int, Seconds]], *ended: str, host: str = "h") -> events.TimeSpentEvent:
     """`workers`: the step that each is in, and its seconds."""
     told = {w: WorkerTime(host=host, pool="local", step=step, seconds=s) for w, (step, s) in workers.items()}
-    return events.TimeSpent(workers=told, ended=ended, time=time)
+    return events.TimeSpentEvent(workers=told, ended=ended, time=time)
 
 
 def seconds(found: Account, worker: str) -> Seconds:
@@ -54,7 +54,7 @@ def test_the_newest_line_of_a_worker_says_all_of_it() -> None:
         spent(120.0, {"a": (9, {"start": 2.0, "compute": 16.0, "exchange": 2.0})}),
         spent(121.0, {"a": (9, {"start": 2.0, "compute": 17.0, "exchange": 2.0}), "b": (9, {"start": 3.0, "few": 6.0})},
               "a", "b"),
-        an(events.Over, code=0, time=121.0),
+        an(events.OverEvent, code=0, time=121.0),
     )  # fmt: skip
     assert seconds(found, "a") == {"start": 2.0, "compute": 17.0, "exchange": 2.0}
     assert found.seconds == {**dict.fromkeys(CLASSES, 0.0), "start": 5.0, "compute": 17.0, "exchange": 2.0, "few": 6.0}
@@ -68,7 +68,7 @@ def test_the_newest_line_of_a_worker_says_all_of_it() -> None:
 
 def test_a_run_of_another_version_has_none_of_it() -> None:
     """It is unknown, and never 0."""
-    found = of(came("a"), step_line(3), an(events.Over, code=0, time=121.0))
+    found = of(came("a"), step_line(3), an(events.OverEvent, code=0, time=121.0))
     assert (found.seconds, found.total_s, found.goodput, found.worker_hours, found.dollars) == (None,) * 5
     assert found.silent == ("a",)
     said = shown(found)
@@ -84,9 +84,9 @@ def test_no_lines_at_all() -> None:
 # --- who could not say more -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("event", "rest"), [(events.Lost, "lost"), (events.Left, "end")])
+@pytest.mark.parametrize(("event", "rest"), [(events.LostEvent, "lost"), (events.LeftEvent, "end")])
 def test_a_last_word_that_the_coordinator_could_not_write(
-    event: type[events.Lost] | type[events.Left], rest: TimeClass
+    event: type[events.LostEvent] | type[events.LeftEvent], rest: TimeClass
 ) -> None:
     told = spent(110.0, {"a": (1, {"start": 2.0, "compute": 8.0})})
     gone = event(worker="a", host="h", reason="", time=113.5)
@@ -111,13 +111,13 @@ def test_one_name_two_processes() -> None:
 # --- again ------------------------------------------------------------------------------------------------------
 
 
-def lost_and_resumed(step: int, *after: events.TimeSpent) -> Account:
+def lost_and_resumed(step: int, *after: events.TimeSpentEvent) -> Account:
     """Steps up to 19 were taken when the state was lost; the run goes on from `step`."""
     return of(
         came("a"), spent(110.0, {"a": (10, {"compute": 10.0})}), *(step_line(n) for n in (18, 19)),
-        an(events.Lost, worker="a", time=120.0), an(events.StateLost, time=120.0),
+        an(events.LostEvent, worker="a", time=120.0), an(events.StateLostEvent, time=120.0),
         spent(120.1, {"a": (20, {"compute": 19.0, "lost": 1.0})}, "a"),
-        came("b", 121.0), an(events.Resumed, worker="b", step=step, time=122.0), *after,
+        came("b", 121.0), an(events.ResumedEvent, worker="b", step=step, time=122.0), *after,
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_steps_beyond_are_not() -> None:
 def test_a_resumed_run_is_one_account() -> None:
     found = of(
         came("a"), spent(110.0, {"a": (20, {"compute": 9.0})}), step_line(19),  # everything is killed
-        came("b", 500.0), an(events.Resumed, worker="b", step=20, time=501.0),
+        came("b", 500.0), an(events.ResumedEvent, worker="b", step=20, time=501.0),
         spent(510.0, {"b": (29, {"compute": 9.0})}),
     )  # fmt: skip
     assert found.total_s == 18.0
@@ -153,15 +153,15 @@ def test_a_resumed_run_is_one_account() -> None:
 def test_a_run_that_was_killed_and_began_again_computes_its_steps_again() -> None:
     found = of(
         came("a", 99.0), spent(110.0, {"a": (9, {"compute": 10.0})}), step_line(9),
-        an(events.RunStarted, time=400.0), came("b", 400.0), spent(410.0, {"b": (19, {"compute": 10.0})}),
+        an(events.RunStartedEvent, time=400.0), came("b", 400.0), spent(410.0, {"b": (19, {"compute": 10.0})}),
     )  # fmt: skip
     assert seconds(found, "a") == {"compute": 10.0}, "of which nobody knows what came after its newest line"
     assert seconds(found, "b") == {"compute": pytest.approx(100 / 19), "again": pytest.approx(90 / 19)}
     assert [each.ended for each in found.workers] == [True, False]
 
 
-def priced(host: str, dollars: float | None, since: float, day: str = "2026-11-01") -> events.Priced:
-    return events.Priced(pool="ec2", host=host, dollars=dollars, since=since, day=day, time=since)
+def priced(host: str, dollars: float | None, since: float, day: str = "2026-11-01") -> events.PricedEvent:
+    return events.PricedEvent(pool="ec2", host=host, dollars=dollars, since=since, day=day, time=since)
 
 
 def test_an_instance_is_paid_for_from_its_launch_until_it_is_gone() -> None:
@@ -169,8 +169,8 @@ def test_an_instance_is_paid_for_from_its_launch_until_it_is_gone() -> None:
     found = of(
         priced("i-1", 36.0, 1000.0), priced("i-2", 3.6, 1100.0),
         came("a", 1050.0, "i-1"), spent(1060.0, {"a": (1, {"start": 20.0})}, host="i-1"),
-        an(events.Host, pool="ec2", host="i-1", state="gone", time=1200.0), priced("i-1", 36.0, 1000.0),
-        an(events.Over, code=0, time=1300.0), prices=Prices(date="2026-10-01", pools={"local": 1e5, "ec2": 1e5}),
+        an(events.HostEvent, pool="ec2", host="i-1", state="gone", time=1200.0), priced("i-1", 36.0, 1000.0),
+        an(events.OverEvent, code=0, time=1300.0), prices=Prices(date="2026-10-01", pools={"local": 1e5, "ec2": 1e5}),
     )  # fmt: skip
     assert [(each.host, each.dollars) for each in found.cost.hosts] == [("i-1", 2.0), ("i-2", pytest.approx(0.2))]
     assert found.dollars == pytest.approx(2.2)
@@ -178,11 +178,11 @@ def test_an_instance_is_paid_for_from_its_launch_until_it_is_gone() -> None:
 
 
 def test_an_instance_without_a_price_is_not_free() -> None:
-    found = of(priced("i-1", None, 1000.0, ""), an(events.Over, code=0, time=1360.0))
+    found = of(priced("i-1", None, 1000.0, ""), an(events.OverEvent, code=0, time=1360.0))
     assert found.dollars is None
     assert found.cost.unknown == ("i-1",)
     named = of(
-        priced("i-1", None, 1000.0, ""), an(events.Over, code=0, time=1360.0),
+        priced("i-1", None, 1000.0, ""), an(events.OverEvent, code=0, time=1360.0),
         prices=Prices(date="2026-10-01", pools={"ec2": 10.0}),
     )  # fmt: skip
     assert named.dollars == pytest.approx(1.0)
@@ -217,7 +217,7 @@ def test_names_are_shown_and_not_read() -> None:
 
 # --- whatever happened -------------------------------------------------------------------------------------------
 
-gone = st.sampled_from((events.Lost, events.Left)).flatmap(
+gone = st.sampled_from((events.LostEvent, events.LeftEvent)).flatmap(
     lambda kind: st.builds(
         kind, worker=st.sampled_from("ab"), host=st.just("h"), reason=st.just(""), time=st.floats(1, 500)
     )
@@ -230,8 +230,8 @@ told = st.builds(
 )  # fmt: skip
 anything = st.one_of(
     told, gone, st.builds(came, st.sampled_from("ab"), st.floats(1, 500)), st.builds(step_line, st.integers(0, 50)),
-    st.builds(lambda step: an(events.Resumed, worker="a", step=step), st.integers(-1, 50)),
-    st.just(an(events.StateLost)), st.just(an(events.Over, code=0)),
+    st.builds(lambda step: an(events.ResumedEvent, worker="a", step=step), st.integers(-1, 50)),
+    st.just(an(events.StateLostEvent)), st.just(an(events.OverEvent, code=0)),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from farandole.protocol import events
 from farandole.protocol.coordinator import accounting
 from farandole.protocol.coordinator.accounting import EARLY_S, MICRO, PERIOD_S
-from farandole.protocol.coordinator.state import EVICTED, Books, Departed, Ending, Record, RunSettings, Worker
+from farandole.protocol.coordinator.state import EXIT_EVICTED, CoordinatorState, Departed, Ending, Record, RunSettings, Worker
 from farandole.protocol.failure_detector import Silence
 from farandole.protocol.messages import Heartbeat
 from farandole.protocol.values import CLASSES, MEANING, SAID
@@ -17,14 +17,14 @@ from farandole.protocol.values import CLASSES, MEANING, SAID
 LATE_S = 5.0
 
 
-def books(*workers: str) -> Books:
-    made = Books(RunSettings(run="r", heartbeat_timeout_s=LATE_S))
+def books(*workers: str) -> CoordinatorState:
+    made = CoordinatorState(RunSettings(run="r", heartbeat_timeout_s=LATE_S))
     for worker in workers:
         come(made, worker)
     return made
 
 
-def come(made: Books, worker: str, session: str = "s", attempt: int = 1) -> Worker:
+def come(made: CoordinatorState, worker: str, session: str = "s", attempt: int = 1) -> Worker:
     made.workers[worker] = Worker(
         id=worker, host="h", pid=1, pool="local", silence=Silence(), session=session, attempt=attempt
     )
@@ -35,17 +35,17 @@ def beat(step: int = 3, **seconds: float) -> Heartbeat:
     return Heartbeat(view=1, step=step, time_us=tuple(round(MICRO * seconds.get(name, 0.0)) for name in SAID))
 
 
-def written(made: Books) -> list[events.TimeSpent]:
-    found = [a.event for a in made.actions if isinstance(a, Record) and isinstance(a.event, events.TimeSpent)]
+def written(made: CoordinatorState) -> list[events.TimeSpentEvent]:
+    found = [a.event for a in made.actions if isinstance(a, Record) and isinstance(a.event, events.TimeSpentEvent)]
     made.actions.clear()
     return found
 
 
-def say(made: Books, worker: str, now: float, **seconds: float) -> None:
-    accounting.heard(made, made.workers[worker], beat(**seconds), now)
+def say(made: CoordinatorState, worker: str, now: float, **seconds: float) -> None:
+    accounting.on_heartbeat(made, made.workers[worker], beat(**seconds), now)
 
 
-def last(made: Books, worker: str) -> dict[str, float]:
+def last(made: CoordinatorState, worker: str) -> dict[str, float]:
     return dict(written(made)[-1].workers[worker].seconds)
 
 
@@ -90,7 +90,7 @@ def test_with_many_workers_lines_are_rarer() -> None:
     [
         (None, "lost"),  # its process has ended
         (Departed(session="s", reason="left gracefully", code=0, started=True), "end"),
-        (Departed(session="s", reason="evicted: no heartbeat", code=EVICTED, started=True), "lost"),
+        (Departed(session="s", reason="evicted: no heartbeat", code=EXIT_EVICTED, started=True), "lost"),
     ],
 )
 def test_what_it_could_not_say_any_more_is_added(departed: Departed | None, rest: str) -> None:
@@ -147,8 +147,8 @@ def test_what_can_not_be_is_passed_over(lie: dict[str, float]) -> None:
 
 def test_a_word_of_another_length_says_nothing() -> None:
     made = books("a")
-    accounting.heard(made, made.workers["a"], Heartbeat(time_us=(1, 2)), 0.0)
-    accounting.heard(made, made.workers["a"], Heartbeat(), 0.0)
+    accounting.on_heartbeat(made, made.workers["a"], Heartbeat(time_us=(1, 2)), 0.0)
+    accounting.on_heartbeat(made, made.workers["a"], Heartbeat(), 0.0)
     accounting.tick(made, 0.1)
     assert not written(made)
 
@@ -198,8 +198,8 @@ def test_whatever_is_said_no_one_has_more_time_than_there_was(words: list[tuple[
     made, now, first = books("a"), 100.0, None
     for passes, said in words:
         now += passes
-        accounting.heard(made, made.workers["a"], Heartbeat(time_us=tuple(said)), now)
-        if first is None and "a" in made.told_times:
+        accounting.on_heartbeat(made, made.workers["a"], Heartbeat(time_us=tuple(said)), now)
+        if first is None and "a" in made.reported_times:
             first = (now, sum(said) / MICRO)
     made.workers.clear()
     accounting.tick(made, now + end)

@@ -212,7 +212,7 @@ def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str)
 def member(name: str) -> Member:
     made = Member(name)
     view = View(number=1, members=("a", "b"), group=1)
-    made.receive(m.Propose(view=view))
+    made.on_message(m.Propose(view=view))
     made.connected(view)
     made.adopt(0, 0, view=1)
     return made
@@ -223,11 +223,11 @@ def test_a_round_ends_only_if_all_have_called_the_same() -> None:
     assert a.call == b.call == m.Call()
     a.begin_round(0, may_switch=False, call=EVALUATION)
     b.begin_round(0, may_switch=False, call=STEP)
-    words = [each.word(view=1, round_=0, compute_us=0, shards=0) for each in (a, b)]
+    words = [each.commit_message(view=1, round_=0, compute_us=0, shards=0) for each in (a, b)]
     assert not a.end_round([word for word in words if word])
     assert a.round == 0
     b.begin_round(0, may_switch=False, call=EVALUATION)
-    words = [each.word(view=1, round_=0, compute_us=0, shards=0) for each in (a, b)]
+    words = [each.commit_message(view=1, round_=0, compute_us=0, shards=0) for each in (a, b)]
     assert a.end_round([word for word in words if word])
     assert a.call == m.Call(), "the next round has not begun"
 

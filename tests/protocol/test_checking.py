@@ -6,7 +6,7 @@ import pytest
 
 from farandole.plan.shards import Check
 from farandole.protocol.messages import NO_DIGESTS, Resume, RunTerms
-from farandole.protocol.view import Lineage, View, Word, unlike
+from farandole.protocol.view import Lineage, View, CommitMessage, unlike
 from farandole.protocol.worker.member import Checking, Member
 from tests.support.mentioned import mentions
 
@@ -25,9 +25,9 @@ def test_a_holder_says_what_it_has_found_once_all_of_it_is_there() -> None:
     member, mine = checking("a", audit=1.0)
     mine.arrange(LINEAGE, 6, 0)
     assert [shard for shard in range(6) if mine.concerns(shard)] == [0, 1]
-    mine.found(0, SEEN, (1,))
+    mine.on_digests(0, SEEN, (1,))
     assert member.held == NO_DIGESTS
-    mine.found(1, SEEN, (2,))
+    mine.on_digests(1, SEEN, (2,))
     first, second = member.held.names
     assert mentions(first, "shard 0")
     assert mentions(second, "shard 1")
@@ -42,7 +42,7 @@ def test_who_proves_itself_is_known_alike_to_all_whatever_round_they_were_in() -
         member, _ = checking("b")
         member.phase, member.synced, member.trains = "stopped", True, True
         member.round, member.holds = (6, True) if behind else (7, False)
-        member.receive(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
+        member.on_message(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
         assert (member.round, member.unproven) == (7, ("b",))
 
 
@@ -50,7 +50,7 @@ def test_who_proves_itself_is_known_alike_to_all_whatever_round_they_were_in() -
 def test_an_idle_round_proves_nothing(trains: bool, unproven: tuple[str, ...]) -> None:
     member, _ = checking("b", View(number=1, members=("a", "b"), group=1, unproven=("b",)))
     member.phase, member.synced, member.trains = "member", True, trains
-    assert member.end_round([Word(view=1, round=0, prepared=0, compute_us=0, shards=0)] * 2)
+    assert member.end_round([CommitMessage(view=1, round=0, prepared=0, compute_us=0, shards=0)] * 2)
     assert member.unproven == unproven
 
 
@@ -58,10 +58,10 @@ def test_a_checker_owes_all_of_it_before_its_word() -> None:
     member, mine = checking("b", audit=1.0)
     mine.arrange(LINEAGE, 6, 0)
     first, second = mine.owed()
-    mine.checked(first, SEEN, (1,))
+    mine.on_check(first, SEEN, (1,))
     assert mine.owed() == (second,)
     assert member.checked == NO_DIGESTS
-    mine.checked(second, SEEN, (2,))
+    mine.on_check(second, SEEN, (2,))
     assert mine.owed() == ()
     assert member.checked.holder != "b"
 
@@ -71,9 +71,9 @@ def test_who_finds_the_same_says_the_same_and_who_does_not_does_not() -> None:
     for worker, digest in (("a", 1), ("b", 1), ("c", 2)):
         member, mine = checking(worker)
         mine.arrange(Lineage(sets=LINEAGE.sets, again=(("b", (0,)), ("c", (0,)))), 3, 0)
-        (mine.found if worker == "a" else mine.checked)(0, SEEN, (digest,))
+        (mine.on_digests if worker == "a" else mine.on_check)(0, SEEN, (digest,))
         checks = member.checks
-        words[worker] = Word(
+        words[worker] = CommitMessage(
             view=1, round=0, prepared=0, compute_us=0, shards=1, held=member.held.number, checked=member.checked.number
         )
     assert unlike(checks, words) == (Check(holder="a", checker="c", shards=(0,)),)
@@ -83,7 +83,7 @@ def test_what_has_been_found_is_kept_when_the_round_is_done_again_and_no_longer(
     member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unproven=("b",)))
     mine.arrange(LINEAGE, 3, 0)
     assert mine.owed() == (0,)
-    mine.checked(0, SEEN, (1,))
+    mine.on_check(0, SEEN, (1,))
     mine.arrange(Lineage(sets=(("a", "b", "c"), ("a", "b"))), 3, 0)
     assert mine.owed() == ()
     assert member.checked.digests == (1,)
@@ -109,10 +109,10 @@ def test_who_is_to_prove_itself_is_until_a_step_has_ended_in_the_view() -> None:
     view = View(number=3, members=("a", "b"), group=1, unproven=("b",))
     member, _ = checking("a")
     member.phase, member.round, member._proving = "member", 7, False
-    member.receive(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
+    member.on_message(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
     assert member.unproven == ("b",), "stopped, and done again"
     for trains, left in ((False, ("b",)), (True, ())):
         member.trains = trains
-        words = [Word(view=3, round=member.round, prepared=0, compute_us=0, shards=1)] * 2
+        words = [CommitMessage(view=3, round=member.round, prepared=0, compute_us=0, shards=1)] * 2
         assert member.end_round(words)
         assert member.unproven == left

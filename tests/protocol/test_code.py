@@ -7,7 +7,7 @@ import pytest
 from farandole.observe.text import describe
 from farandole.protocol import messages as m
 from farandole.protocol.difference import in_words, other_code
-from farandole.protocol.events import CodeEdited
+from farandole.protocol.events import CodeEditedEvent
 from tests.support.mentioned import mentions
 from tests.support.scene import FACTS, Scene
 
@@ -43,7 +43,7 @@ def test_many_names_are_counted() -> None:
 def test_a_guest_with_another_script_is_refused_although_it_is_the_first() -> None:
     scene = Scene(code=CODE)
     scene.ready("guest", pool="", facts=(*FACTS, ("script train.py", "a2"), OWN))
-    assert scene.last("guest", m.Refused)
+    assert scene.last("guest", m.JoinRefused)
     assert mentions(scene.fields["refused"]["reason"], "script train.py", "code")
     scene.ready("a", "b", facts=MINE)
     assert "proposed" in scene.events
@@ -84,5 +84,5 @@ def test_by_option_it_is_let_in_and_told() -> None:
 def test_what_was_edited_since_the_run_was_on_before_is_told_once() -> None:
     scene = Scene(edited=("train.py", "net.py"))
     assert scene.fields["code edited"] == {"files": ["train.py", "net.py"]}
-    assert mentions(describe(CodeEdited(files=("train.py", "net.py"))), "train.py", "net.py")
+    assert mentions(describe(CodeEditedEvent(files=("train.py", "net.py"))), "train.py", "net.py")
     assert "code edited" not in Scene().events

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import UsageError
-from farandole.protocol.cost import GAP_S, Prices, Stay, cost, paid_s
+from farandole.protocol.cost import GAP_S, Prices, HostUse, cost, paid_s
 
 PRICES = Prices(date="2026-11-01", pools={"gpus": 3.6}, hosts={"dear": 36.0})
 
 
-def stay(host: str, began: float, seconds: float, pool: str = "gpus") -> Stay:
-    return Stay(host=host, pool=pool, began=began, seconds=seconds)
+def stay(host: str, began: float, seconds: float, pool: str = "gpus") -> HostUse:
+    return HostUse(host=host, pool=pool, began=began, seconds=seconds)
 
 
 def test_a_host_is_paid_for_once() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.worker.session import STEPS, held_up_by
+from farandole.protocol.worker.session import STEPS, peer_over_soft_limit
 from tests.support.mentioned import mentions
 from tests.support.scene import trained
 
@@ -23,7 +23,7 @@ TIMEOUT_S, STALL_S = 5.0, 30.0
 )
 def test_too_long_is_measured_by_the_steps(step_s: float | None, limit: float) -> None:
     def held_up(waiting: tuple[int, str, float] | None, now: float) -> str:
-        return held_up_by(waiting, step_s, stall_s=STALL_S, heartbeat_timeout_s=TIMEOUT_S, now=now)
+        return peer_over_soft_limit(waiting, step_s, stall_s=STALL_S, heartbeat_timeout_s=TIMEOUT_S, now=now)
 
     assert held_up((3, "b", 100.0), 100.0 + limit) == ""
     assert held_up((3, "b", 100.0), 100.1 + limit) == "b"

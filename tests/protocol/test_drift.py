@@ -7,7 +7,7 @@ import pytest
 from farandole.errors import UsageError
 from farandole.protocol import messages as m
 from farandole.protocol.messages import RunTerms
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.protocol.worker.member import EVERY, Drift, Member
 from tests.support.scene import trained
 
@@ -21,8 +21,8 @@ def member(*, tolerant: bool) -> Member:
     return it
 
 
-def words(round_: int, *digests: int) -> list[Word]:
-    return [Word(view=1, round=round_, prepared=0, compute_us=0, shards=1, digest=digest) for digest in digests]
+def words(round_: int, *digests: int) -> list[CommitMessage]:
+    return [CommitMessage(view=1, round=round_, prepared=0, compute_us=0, shards=1, digest=digest) for digest in digests]
 
 
 def test_the_round_ends_and_it_is_told_ever_more_seldom() -> None:
@@ -36,14 +36,14 @@ def test_the_round_ends_and_it_is_told_ever_more_seldom() -> None:
 
 def test_every_so_many_steps_the_longest_standing_one_gives_the_state_to_who_differs_from_it() -> None:
     drift = Drift()
-    drift.heard(VIEW, 5, {"a": 5, "b": 5, "c": 7})
-    drift.heard(VIEW, 6, {"a": 5, "b": 5, "c": 5})
+    drift.on_step(VIEW, 5, {"a": 5, "b": 5, "c": 7})
+    drift.on_step(VIEW, 6, {"a": 5, "b": 5, "c": 5})
     assert drift.renewal(VIEW, EVERY - 1) is None
     renewal = drift.renewal(VIEW, EVERY)
     assert renewal is not None
     assert (renewal.number, renewal.senders("any"), renewal.joining) == (1, ("a",), ("c",))
     assert drift.renewal(VIEW, 2 * EVERY) is None, "it has been done"
-    drift.heard(VIEW, EVERY, {"a": 5, "b": 7, "c": 7})
+    drift.on_step(VIEW, EVERY, {"a": 5, "b": 7, "c": 7})
     renewal = drift.renewal(VIEW, 2 * EVERY)
     assert renewal is not None
     assert renewal.joining == ("b", "c"), "also where most differ from it"
@@ -57,9 +57,9 @@ def test_all_who_hold_the_state_send_it_unless_they_may_hold_different_ones(bits
 def test_what_was_seen_in_another_view_does_not_count() -> None:
     """Who has come in since has not seen it."""
     drift, next_ = Drift(), View(number=2, members=("a", "b", "c", "d"), group=2)
-    drift.heard(VIEW, 5, {"a": 5, "b": 5, "c": 7})
+    drift.on_step(VIEW, 5, {"a": 5, "b": 5, "c": 7})
     assert drift.renewal(next_, EVERY) is None
-    drift.heard(next_, EVERY + 1, {"a": 5, "b": 7, "c": 5, "d": 5})
+    drift.on_step(next_, EVERY + 1, {"a": 5, "b": 7, "c": 5, "d": 5})
     renewal = drift.renewal(next_, 2 * EVERY)
     assert renewal is not None
     assert renewal.joining == ("b",)

@@ -12,7 +12,7 @@ import pytest
 from farandole.plan.shards import Position
 from farandole.protocol.messages import RunTerms, Saved
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.driver import Change, Driver, Instructions, Script, Task, _join, enter
+from farandole.protocol.worker.driver import Change, Driver, Instructions, Script, Task, _join, join_view
 from farandole.protocol.worker.member import EVERY, Exit, Member
 
 ONE = View(number=1, members=("a", "b"), group=1)
@@ -106,7 +106,7 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(proven: bool, saves: li
     driver, port, told = driving()
     driver.proven, told.orphaned, told.exit = proven, True, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
-        play(driver.obey())
+        play(driver.handle_requests())
     assert port.asked == saves
 
 
@@ -115,7 +115,7 @@ def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> Non
     driver, port, told = driving()
     driver.proven, told.orphaned, told.exit = True, True, Exit("no coordinator", 0, save=True, within_s=2.0)
     with pytest.raises(Left, match="no coordinator"):
-        play(driver.obey())
+        play(driver.handle_requests())
     assert port.asked == ["save False"]
     assert not told.orphaned, "no other thread needs to"
 
@@ -135,7 +135,7 @@ def test_who_has_drifted_takes_the_state_over_before_it_computes_and_its_word_sa
     member, view = driver.member, msgspec.structs.replace(ONE, members=("b", "a"))
     assert member.drift
     member.view, member.round, member.lineage = view, 1, None
-    member.drift.heard(view, 5, {"a": 1, "b": 2})
+    member.drift.on_step(view, 5, {"a": 1, "b": 2})
     port.receive = lambda _: SimpleNamespace(state={})
     assert play(driver.begin(Task(position=Position(step=EVERY), shards=lambda _: 2, trains=True)))
     asked = [what.partition(" ")[0] for what in port.asked]
@@ -171,11 +171,11 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bo
         restore=lambda _: Position(), entered=lambda: None,
         first=lambda *_: Task(position=Position(), shards=lambda _: 2, trains=True),
     )  # fmt: skip
-    assert play(enter(driver, entrance))  # type: ignore[arg-type]
+    assert play(join_view(driver, entrance))  # type: ignore[arg-type]
     port.asked.clear()
     told.orphaned, told.exit = orphaned, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
-        play(driver.obey())
+        play(driver.handle_requests())
     assert port.asked == (["save False", "save True"] if orphaned else [])
 
 

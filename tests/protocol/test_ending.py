@@ -53,13 +53,13 @@ def test_one_dies_while_others_have_finished() -> None:
 
 def test_a_failed_script_ends_the_run_after_a_checkpoint() -> None:
     scene = trained("a", "b", "c")
-    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
     scene.report("a", 7, holds=True)
     scene.report("b", 8)
     scene.report("c", 7, holds=True)
     assert scene.last("b", m.End).save
     assert "Resume" not in scene.kinds("a")
-    scene.say("c", m.Failed(traceback="ValueError"))  # others fail alike
+    scene.say("c", m.ScriptFailed(traceback="ValueError"))  # others fail alike
     scene.say("b", m.Saved(error="its state is of no whole step"))
     assert scene.last("a", m.End).save
     scene.lose("a")
@@ -73,7 +73,7 @@ def test_a_failed_script_ends_the_run_after_a_checkpoint() -> None:
 
 def test_a_script_that_failed_between_two_steps_everywhere() -> None:
     scene = trained("a", "b", "c")
-    scene.say("a", m.Failed(traceback="ValueError"))
+    scene.say("a", m.ScriptFailed(traceback="ValueError"))
     for worker in ("a", "b", "c"):
         scene.report(worker, 7)
     for worker in ("a", "b"):
@@ -88,7 +88,7 @@ def test_a_script_that_failed_between_two_steps_everywhere() -> None:
 
 def test_nobody_can_save() -> None:
     scene = trained("a")
-    scene.say("a", m.Failed(traceback="ValueError"))
+    scene.say("a", m.ScriptFailed(traceback="ValueError"))
     scene.report("a", 7)
     scene.say("a", m.Saved(error="disk full"))
     assert scene.events[-2:] == ["not saved", "over"]
@@ -98,7 +98,7 @@ def test_a_joiners_failed_script_is_its_own_affair() -> None:
     scene = trained("a", "b")
     scene.ready("c")
     assert scene.last("a", m.Propose)
-    scene.say("c", m.Failed(traceback="OSError"))
+    scene.say("c", m.ScriptFailed(traceback="OSError"))
     assert scene.last("c", m.Goodbye).code == 1
     scene.report("a", 3)  # c was in the proposed view, which is given up
     scene.report("b", 3)
@@ -109,15 +109,15 @@ def test_a_joiners_failed_script_is_its_own_affair() -> None:
 def test_the_script_fails_before_there_is_a_view() -> None:
     scene = Scene(wanted=2)
     scene.hello("a", "b")
-    scene.say("a", m.Failed(traceback="ImportError"))
+    scene.say("a", m.ScriptFailed(traceback="ImportError"))
     assert {w: scene.last(w, m.Goodbye).code for w in "ab"} == {"a": 1, "b": 1}
 
 
 def test_a_leaver_that_fails_between_two_steps_ends_the_run_like_any_member() -> None:
     scene = trained("a", "b")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     scene.switch(scene.last("a", m.Propose).view, 4, "a")
-    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
     assert scene.coordinator.ending
     assert scene.coordinator.ending.failed
 

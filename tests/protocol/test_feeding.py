@@ -7,12 +7,12 @@ import pytest
 
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.failures import FATAL
-from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE
 from farandole.protocol.values import MAX_TEXT
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
-FULL = m.Unfed(reason="no space left in /cache")
+FULL = m.DataUnavailable(reason="no space left in /cache")
 
 
 def test_it_goes_and_the_others_redo_its_shards() -> None:
@@ -27,7 +27,7 @@ def test_it_goes_and_the_others_redo_its_shards() -> None:
     resume = scene.last("a", m.Resume)
     assert (resume.round, resume.commit, resume.lineage.sets[-1]) == (7, False, ("a", "c"))
     goodbye = scene.last("b", m.Goodbye)
-    assert goodbye.code == UNFED
+    assert goodbye.code == EXIT_DATA_UNAVAILABLE
     assert scene.events == ["unfed", "lost", "view"]
     assert mentions(scene.fields["view"]["cause"], "b")
     assert scene.coordinator.ending is None
@@ -116,7 +116,7 @@ def test_a_leaver_is_no_heir() -> None:
     """It has left at a round that the others may be far beyond."""
     scene = trained("a", "b")
     first = scene.coordinator.view
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("a", m.Propose).view
     scene.switch(view, 4, "a")
     scene.say("a", FULL)
@@ -133,7 +133,7 @@ def test_a_joiner_that_is_refused_with_that_decision_is_no_heir() -> None:
     scene.say("a", m.Differs(step=5, workers=("b",)), FULL)
     scene.report("a", 5)
     scene.report("b", 5)
-    assert scene.last("b", m.Refused)
+    assert scene.last("b", m.JoinRefused)
     assert scene.last("a", m.End).save
     assert "state lost" not in scene.events
 
@@ -157,7 +157,7 @@ def test_it_stays_until_the_joiners_hold_the_state(*, left: bool) -> None:
     scene.report("a", 0)
     scene.report("b", 0)
     assert scene.members("b") == ("b",)
-    assert scene.last("a", m.Goodbye).code == UNFED
+    assert scene.last("a", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
 
 
 def test_who_has_not_entered_the_joiners_view_never_hands_them_the_state() -> None:
@@ -165,7 +165,7 @@ def test_who_has_not_entered_the_joiners_view_never_hands_them_the_state() -> No
     scene = trained("a", "b", "c", minimum=1)
     scene.lose("c")
     scene.ready("d")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     for worker in "ab":
         scene.report(worker, 3, holds=True)
     view = scene.last("d", m.Propose).view
@@ -183,10 +183,10 @@ def test_a_joiner_that_has_no_state_costs_itself() -> None:
     for worker in ("a", "b", "c"):
         scene.report(worker, 3, synced=worker != "c")
     assert scene.members("a", "b") == ("a", "b")
-    assert scene.last("c", m.Goodbye).code == UNFED
+    assert scene.last("c", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
     scene.hello("d")
     scene.say("d", FULL)
-    assert scene.last("d", m.Goodbye).code == UNFED, "before it asks in it costs nobody anything"
+    assert scene.last("d", m.Goodbye).code == EXIT_DATA_UNAVAILABLE, "before it asks in it costs nobody anything"
     assert scene.coordinator.stops == 1
     assert scene.coordinator.ending is None
 
@@ -195,13 +195,13 @@ def test_before_there_is_a_view_the_run_ends_when_all_that_are_wanted_have_said_
     scene = Scene(wanted=2)
     scene.hello("a")
     scene.say("a", FULL)
-    assert scene.last("a", m.Goodbye).code == UNFED
+    assert scene.last("a", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
     assert scene.coordinator.over is None, "another one may be fed"
     scene.hello("b", "c")
     scene.say("b", FULL)
     assert scene.coordinator.over is None, "c is there"
     scene.say("c", FULL)
-    assert scene.last("c", m.Goodbye).code == UNFED
+    assert scene.last("c", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
     assert scene.coordinator.roster().over == 1
     assert mentions(scene.fields["over"]["reason"], 3, "c", "h-c", FULL.reason)
 
@@ -228,7 +228,7 @@ def test_a_stop_that_was_asked_for_keeps_its_code() -> None:
 
 def test_where_the_run_fails_it_is_not_let_go_it_may_have_to_save() -> None:
     scene = trained("a", "b")
-    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
     scene.say("a", FULL)
     scene.report("a", 8)
     scene.report("b", 7, holds=True)
@@ -242,7 +242,7 @@ def test_once_others_hold_the_final_state_it_is_not_waited_for() -> None:
     scene.look()
     assert scene.coordinator.deadline is not None
     scene.say("b", FULL)
-    assert scene.last("b", m.Goodbye).code == UNFED
+    assert scene.last("b", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
     scene.say("a", m.Saved(path="checkpoint"))
     assert scene.coordinator.roster().over == 130
 
@@ -256,11 +256,11 @@ def test_a_coordinator_that_comes_back_hears_it_before_the_answers() -> None:
     scene.report("b", 7)
     scene.report("a", 7)
     assert scene.members("a") == ("a",)
-    assert scene.last("b", m.Goodbye).code == UNFED
+    assert scene.last("b", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
     scene = scene.restarted()
     assert scene.coordinator.roster().unfed == ("b",), "the next one knows who was let go, and why"
     scene.back("b")
-    assert scene.last("b", m.Goodbye).code == UNFED
+    assert scene.last("b", m.Goodbye).code == EXIT_DATA_UNAVAILABLE
 
 
 def test_it_is_in_no_row_of_losses() -> None:
@@ -272,21 +272,21 @@ def test_it_is_in_no_row_of_losses() -> None:
         scene.say(joiner, FULL)
         scene.report("a", 100 * number)
         scene.report(joiner, 100 * number)
-        scene.coordinator.from_pool("pool", "h", m.Exited(worker=joiner, reason=f"exited with code {UNFED}"), scene.now)
+        scene.coordinator.on_pool_message("pool", "h", m.WorkerProcessExited(worker=joiner, reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"), scene.now)
         scene.wait(3.0, "a")
         scene.hello(f"k{number}")
         scene.say(f"k{number}", FULL)
-        scene.coordinator.from_pool(
-            "pool", "h", m.Exited(worker=f"k{number}", reason=f"exited with code {UNFED}"), scene.now
+        scene.coordinator.on_pool_message(
+            "pool", "h", m.WorkerProcessExited(worker=f"k{number}", reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"), scene.now
         )
     books = scene.look().coordinator
-    assert (books.losses.count, books.losses.joiners, books.startup_failures) == (0, 0, {})
+    assert (books.crash_loop.count, books.crash_loop.joiners, books.startup_failures) == (0, 0, {})
     assert books.roster().wanted == 2, "others are started all the same"
     assert books.roster().losses == 0
     assert books.ending is None
 
 
 def test_what_it_says_is_bounded() -> None:
-    assert m.decode_from_worker(m.encode(m.Unfed(reason="x" * MAX_TEXT)))
+    assert m.decode_from_worker(m.encode(m.DataUnavailable(reason="x" * MAX_TEXT)))
     with pytest.raises(msgspec.ValidationError):
-        m.decode_from_worker(m.encode(m.Unfed(reason="x" * (MAX_TEXT + 1))))
+        m.decode_from_worker(m.encode(m.DataUnavailable(reason="x" * (MAX_TEXT + 1))))

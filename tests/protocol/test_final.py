@@ -212,7 +212,7 @@ def test_a_coordinator_that_is_killed_meanwhile(stored: bool) -> None:
 
 def test_the_script_of_one_that_has_not_finished_fails() -> None:
     scene = hurried()
-    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
     scene.say("a", m.Saved(path="checkpoint"))
     assert scene.fields["over"]["code"] == 1
     assert mentions(scene.fields["over"]["reason"], "SIGTERM", "b")

@@ -45,7 +45,7 @@ def test_an_evicted_worker_is_told_so_as_often_as_it_comes_back() -> None:
 
 def test_a_leaver_whose_goodbye_was_lost_is_told_again() -> None:
     scene = trained("a", "b")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     scene.switch(scene.last("b", m.Propose).view, 4, "a", "b")
     scene.close("b")
     scene.forget()
@@ -88,7 +88,7 @@ def test_a_joiner_comes_back_while_it_connects() -> None:
 
 def test_the_saver_comes_back() -> None:
     scene = trained("a", "b", "c")
-    scene.say("c", m.Failed(traceback="ValueError"))
+    scene.say("c", m.ScriptFailed(traceback="ValueError"))
     for worker in ("a", "b", "c"):
         scene.report(worker, 7)
     assert scene.last("a", m.End).save

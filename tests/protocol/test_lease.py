@@ -11,7 +11,7 @@ ORPHAN_S = 60.0
 
 def welcomed() -> Lease:
     lease = Lease()
-    lease.welcomed(0.0, ORPHAN_S)
+    lease.on_welcome(0.0, ORPHAN_S)
     return lease
 
 
@@ -21,7 +21,7 @@ def test_it_counts_from_when_the_answered_message_was_sent() -> None:
     assert (lease.over(60.0), lease.over(60.1)) == (False, True), "sent is not answered"
     lease = welcomed()
     number = lease.beat(10.0)
-    lease.heard(number, ORPHAN_S)
+    lease.on_answer(number, ORPHAN_S)
     assert (lease.over(70.0), lease.over(70.1)) == (False, True)
 
 
@@ -32,24 +32,24 @@ def test_without_a_coordinator_ever_there_is_no_end() -> None:
 def test_an_answer_that_comes_twice_or_late_counts_once() -> None:
     lease = welcomed()
     first, second = lease.beat(10.0), lease.beat(20.0)
-    lease.heard(second, ORPHAN_S)
-    lease.heard(first, ORPHAN_S)
-    lease.heard(second, 10 * ORPHAN_S)
-    lease.heard(99, ORPHAN_S)
+    lease.on_answer(second, ORPHAN_S)
+    lease.on_answer(first, ORPHAN_S)
+    lease.on_answer(second, 10 * ORPHAN_S)
+    lease.on_answer(99, ORPHAN_S)
     assert (lease.over(80.0), lease.over(80.1)) == (False, True)
 
 
 def test_answers_to_an_earlier_connections_heartbeats_do_not_count() -> None:
     lease = welcomed()
     number = lease.beat(10.0)
-    lease.welcomed(5.0, ORPHAN_S)
-    lease.heard(number, ORPHAN_S)
+    lease.on_welcome(5.0, ORPHAN_S)
+    lease.on_answer(number, ORPHAN_S)
     assert lease.over(65.1)
 
 
 def test_what_has_ended_stays_ended() -> None:
     lease = welcomed()
-    lease.welcomed(60.3, ORPHAN_S)  # it came back just before it noticed
+    lease.on_welcome(60.3, ORPHAN_S)  # it came back just before it noticed
     assert lease.over(60.4)
 
 
@@ -86,7 +86,7 @@ def test_one_that_returns_after_all_counts_again() -> None:
 
 def test_the_run_begins_again_when_the_lease_of_one_that_was_put_out_is_over() -> None:
     scene = trained("a", orphan_s=ORPHAN_S)
-    scene.say("a", m.Heard(beat=1))  # not a worker's message
+    scene.say("a", m.LinesHeard(beat=1))  # not a worker's message
     assert scene.closed == ["a"]
     scene.ready("b")
     scene.wait(ORPHAN_S + 1.0, "b")
@@ -96,9 +96,9 @@ def test_the_run_begins_again_when_the_lease_of_one_that_was_put_out_is_over() -
 def test_a_lease_that_was_found_to_be_over_stays_so() -> None:
     """Else a word that was refused would be missing for ever: its worker stays, and nobody asks for it again."""
     lease = Lease()
-    lease.welcomed(0.0, 6.0)
+    lease.on_welcome(0.0, 6.0)
     beat = lease.beat(5.0)
     assert lease.over(6.5)
-    lease.heard(beat, 6.0)
-    lease.welcomed(5.5, 6.0)
+    lease.on_answer(beat, 6.0)
+    lease.on_welcome(5.5, 6.0)
     assert lease.over(6.6)

@@ -7,7 +7,7 @@ import pytest
 from farandole.observe.text import describe
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.admission import MOST_TOLD
-from farandole.protocol.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
+from farandole.protocol.events import BitsNotPromisedEvent, NumericsEvent, OtherVersionsEvent, SettingChangedEvent
 from farandole.protocol.numeric_facts import (
     REPLAYED,
     SINCE_THEN,
@@ -81,7 +81,7 @@ def test_it_does_not_matter_on_which_side_something_is_missing() -> None:
 def test_code_data_and_shapes_refuse_whatever_is_promised_of_the_bits() -> None:
     scene = trained("a", facts=facts(), bits="any")
     scene.ready("b", facts=facts(weight="(2, 4) float32", matmul="1a"))
-    assert mentions(scene.last("b", m.Refused).reason, "weight", "(2, 3) float32", "(2, 4) float32")
+    assert mentions(scene.last("b", m.JoinRefused).reason, "weight", "(2, 3) float32", "(2, 4) float32")
     assert "bits not promised" not in scene.events
 
 
@@ -156,13 +156,13 @@ def test_a_record_is_compared_in_what_it_says(then: Facts, now: Facts, named: tu
 def test_in_words() -> None:
     (replayed,) = numeric_differences(facts(), facts(exp="1b")).words(REPLAYED)
     assert mentions(replayed, EXP)
-    assert mentions(describe(Numerics(worker="w1", facts=dict(facts()))), "w1", "CPU with AVX512", "torch", "2.13")
-    changed = describe(SettingChanged(worker="w1", step=3, setting="setting TF32", before="off", now="on"))
+    assert mentions(describe(NumericsEvent(worker="w1", facts=dict(facts()))), "w1", "CPU with AVX512", "torch", "2.13")
+    changed = describe(SettingChangedEvent(worker="w1", step=3, setting="setting TF32", before="off", now="on"))
     assert mentions(changed, "w1", "step 3", "setting TF32", "off", "on")
-    assert mentions(describe(OtherVersions(worker="b", what=("torch version: ...",))), "b", "torch version: ...")
-    told = describe(BitsNotPromised(worker="b", step=7, what=("exp: ...", "log: ...")))
+    assert mentions(describe(OtherVersionsEvent(worker="b", what=("torch version: ...",))), "b", "torch version: ...")
+    told = describe(BitsNotPromisedEvent(worker="b", step=7, what=("exp: ...", "log: ...")))
     assert mentions(told.lower(), "b", "step 7", "exp: ...", "log: ...")
-    told = describe(BitsNotPromised(worker="b", step=-1, what=("exp: ...",)))
+    told = describe(BitsNotPromisedEvent(worker="b", step=-1, what=("exp: ...",)))
     assert mentions(told, "b", "exp: ...")
     assert not mentions(told, -1)
 

@@ -62,7 +62,7 @@ CASES = (
 def test_everyone_dies(case: Case) -> None:
     scene = Scene(wanted=2, minimum=2)
     lives(scene, case.ats, case.reason, case.apart)
-    assert scene.coordinator.losses.count == case.count
+    assert scene.coordinator.crash_loop.count == case.count
     assert (scene.coordinator.over is not None) == (case.count == FATAL)
     assert scene.coordinator.roster().losses == case.count
 
@@ -104,7 +104,7 @@ def one_after_the_other(reason: str, steps: Sequence[int], apart: float = APART,
                 scene.say(other, stopped(scene, step))
         if peers_first:
             assert worker in scene.coordinator.departed
-            scene.coordinator.from_pool("pool", f"h-{worker}", m.Exited(worker=worker, reason=reason), scene.now)
+            scene.coordinator.on_pool_message("pool", f"h-{worker}", m.WorkerProcessExited(worker=worker, reason=reason), scene.now)
             scene.look()
         if scene.coordinator.ending:
             break
@@ -129,7 +129,7 @@ def test_members_die_one_after_the_other(
 ) -> None:
     """Only by their own doing: a kill -9 may be anybody's."""
     scene = one_after_the_other(reason, steps, apart, peers_first=peers_first)
-    assert scene.coordinator.losses.count == count
+    assert scene.coordinator.crash_loop.count == count
     assert (scene.coordinator.ending is not None) == (count == FATAL)
 
 
@@ -137,7 +137,7 @@ def test_what_it_died_of_is_told_although_the_others_have_gone_on() -> None:
     scene = one_after_the_other(SEGV, [5], peers_first=True)
     assert scene.fields["died"] == {"worker": "f", "reason": SEGV}
     assert "died" not in one_after_the_other(KILL, [5], peers_first=True).events, "that was its pool"
-    assert one_after_the_other(SEGV, [5], peers_first=True).restarted().coordinator.losses.count == 1
+    assert one_after_the_other(SEGV, [5], peers_first=True).restarted().coordinator.crash_loop.count == 1
 
 
 def test_who_is_left_then_saves() -> None:
@@ -159,7 +159,7 @@ def test_it_counts_on_with_a_step_and_begins_anew_beyond_it(peers_first: bool) -
 
 
 def who_leaves(scene: Scene) -> None:
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     die(scene, "b", SEGV)
 
 
@@ -167,7 +167,7 @@ def who_is_silent(scene: Scene) -> None:
     scene.wait(5.5, "a")
     scene.report("a", 5)
     assert "b" in scene.coordinator.departed
-    scene.coordinator.from_pool("pool", "h-b", m.Exited(worker="b", reason=KILL), scene.now)
+    scene.coordinator.on_pool_message("pool", "h-b", m.WorkerProcessExited(worker="b", reason=KILL), scene.now)
 
 
 def who_had_finished(scene: Scene) -> None:

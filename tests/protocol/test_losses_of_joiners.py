@@ -40,7 +40,7 @@ def test_joiners_that_die_as_they_come(after: tuple[int, ...], joiners: int, rem
     scene = trained("a", wanted=2)
     for number, steps in enumerate(after):
         joiner_dies(scene, f"j{number}", 100 * (number + 1), steps)
-    assert scene.coordinator.losses.joiners == joiners, remark
+    assert scene.coordinator.crash_loop.joiners == joiners, remark
     assert scene.coordinator.roster().losses == joiners, "the pool takes its time"
     assert scene.coordinator.roster().wanted == (1 if joiners == FATAL else 2)
     assert scene.coordinator.ending is None, "the run goes on"
@@ -51,7 +51,7 @@ def test_joiners_that_die_as_they_come(after: tuple[int, ...], joiners: int, rem
 def test_joiners_that_come_one_after_the_other_count_however_soon_they_die(apart: float) -> None:
     scene = trained("a", wanted=2)
     for number in range(FATAL):
-        assert scene.coordinator.losses.joiners == number
+        assert scene.coordinator.crash_loop.joiners == number
         joiner_dies(scene, f"j{number}", 100 * (number + 1), 1, SEGV, apart)
     assert scene.coordinator.roster().wanted == 1
     assert mentions(scene.fields["no replacements"]["reason"], FATAL)
@@ -70,7 +70,7 @@ def test_joiners_that_one_cause_takes_count_once(apart: float, joiners: int) -> 
         scene.lose(f"j{number}")
         scene.now += apart
         scene.coordinator.tick(scene.now)
-    assert scene.coordinator.losses.joiners == joiners
+    assert scene.coordinator.crash_loop.joiners == joiners
 
 
 def test_where_the_run_begins_again_its_joiners_count_from_there() -> None:
@@ -86,7 +86,7 @@ def test_where_the_run_begins_again_its_joiners_count_from_there() -> None:
     scene.switch(scene.last("b", m.Propose).view, 1)
     beat(scene, 2)
     die(scene, "j", KILL)
-    assert scene.coordinator.losses.joiners == 1
+    assert scene.coordinator.crash_loop.joiners == 1
 
 
 def test_it_is_said_and_scale_begins_anew() -> None:
@@ -97,7 +97,7 @@ def test_it_is_said_and_scale_begins_anew() -> None:
     assert mentions(scene.fields["no replacements"]["reason"], FATAL, "10 steps", "signal 11")
     scene.coordinator.scale(2, scene.now)
     assert scene.coordinator.roster().wanted == 2
-    assert scene.coordinator.losses.joiners == 0
+    assert scene.coordinator.crash_loop.joiners == 0
 
 
 def test_one_that_came_with_them_and_lives_breaks_the_row() -> None:
@@ -106,7 +106,7 @@ def test_one_that_came_with_them_and_lives_breaks_the_row() -> None:
     joins(scene, "b", 200)
     for number in range(1, FATAL):
         joiner_dies(scene, f"j{number}", 100 * (number + 2), 1)
-    assert scene.coordinator.losses.joiners == FATAL - 1, "j0 is not in it"
+    assert scene.coordinator.crash_loop.joiners == FATAL - 1, "j0 is not in it"
 
 
 def test_too_few_without_them_end_the_run() -> None:
@@ -129,7 +129,7 @@ def test_a_coordinator_that_comes_back_knows_of_joiners() -> None:
     joins(scene, "last", 900)
     scene = scene.restarted()
     scene.back("a", "last")
-    scene.coordinator.from_pool("pool", "h-last", m.Exited(worker="last", reason=SEGV), scene.now)
+    scene.coordinator.on_pool_message("pool", "h-last", m.WorkerProcessExited(worker="last", reason=SEGV), scene.now)
     scene.close("last")
-    assert scene.coordinator.losses.joiners == FATAL
+    assert scene.coordinator.crash_loop.joiners == FATAL
     assert scene.coordinator.roster().wanted == 1

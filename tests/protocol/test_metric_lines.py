@@ -103,7 +103,7 @@ def test_a_member_that_says_it_is_far_makes_nobody_s_lines_count_but_rank_0_s() 
 
 def test_the_last_lines_of_a_leaver_count_and_so_do_the_next_one_s() -> None:
     scene = trained("a", "b", "c")
-    scene.say("a", m.Leaving(reason="SIGTERM"))
+    scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     view = scene.coordinator.proposed
     assert view is not None
     assert view.members == ("b", "c")
@@ -122,7 +122,7 @@ def test_the_last_lines_of_a_leaver_count_and_so_do_the_next_one_s() -> None:
 
 def test_the_next_rank_0_may_be_heard_before_it_has_reported_the_switch() -> None:
     scene = trained("a", "b")
-    scene.say("a", m.Leaving(reason="SIGTERM"))
+    scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     view = scene.coordinator.proposed
     assert view is not None
     beat(scene, "b", 6, *steps(4, 5), view=view.number)
@@ -206,8 +206,8 @@ def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again()
 # --- bounds ------------------------------------------------------------------------------------------------------
 
 
-def lost(scene: Scene) -> list[events.LinesLost]:
-    return [event for event in scene.recorded if isinstance(event, events.LinesLost)]
+def lost(scene: Scene) -> list[events.LinesLostEvent]:
+    return [event for event in scene.recorded if isinstance(event, events.LinesLostEvent)]
 
 
 def test_what_waits_is_bounded_and_what_is_left_out_is_counted() -> None:

@@ -77,7 +77,7 @@ def test_a_coordinator_begins_with_what_is_whole_and_counts_the_rest_once(file: 
         assert journal.recent == [made(VIEW), *STEPS, made(SAVED)]
         assert journal.damaged == count()
         assert journal.last_line() == (2, 0)
-        write(journal, an(events.MetricsDamaged, lines=journal.damaged))
+        write(journal, an(events.MetricsDamagedEvent, lines=journal.damaged))
     with closing(Journal(file.parent)) as journal:
         assert journal.damaged == 0, "it has been said"
 
@@ -127,6 +127,6 @@ def test_status_of_a_run_whose_file_is_damaged(file: Path) -> None:
 
 
 def test_words() -> None:
-    assert mentions(describe(an(events.MetricsDamaged, lines=1)), "metrics.jsonl", 1)
-    assert mentions(describe(an(events.NotTold, reason="why")), "why")
-    assert mentions(describe(an(events.LinesLost, worker="w1", lines=7, reason="why")), "w1", 7, "why")
+    assert mentions(describe(an(events.MetricsDamagedEvent, lines=1)), "metrics.jsonl", 1)
+    assert mentions(describe(an(events.NotToldEvent, reason="why")), "why")
+    assert mentions(describe(an(events.LinesLostEvent, worker="w1", lines=7, reason="why")), "w1", 7, "why")

@@ -26,7 +26,7 @@ import msgspec
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import BARRED, EVICTED
+from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.member import Member
 from tests.support.mentioned import mentions
@@ -84,7 +84,7 @@ def test_what_was_never_issued_steers_nothing(liar: str, wrong: dict[str, Any], 
     assert scene.members(*honest) == tuple(honest)
     assert scene.last(honest[0], m.Resume).round == 8
     assert mentions(scene.fields["lost"]["reason"], *named)
-    assert scene.last(liar, m.Goodbye).code == BARRED
+    assert scene.last(liar, m.Goodbye).code == EXIT_BANNED
 
 
 def test_who_holds_no_state_may_be_in_a_view_that_all_others_have_left_long_since() -> None:
@@ -115,7 +115,7 @@ def test_a_round_that_contradicts_both_others(liar: str, wrong: dict[str, Any]) 
         says(scene, worker, **(wrong if worker == liar else {}))
     assert scene.members(*honest) == tuple(honest)
     assert scene.last(honest[0], m.Resume).round == 8
-    assert scene.last(liar, m.Goodbye).code == BARRED
+    assert scene.last(liar, m.Goodbye).code == EXIT_BANNED
     assert mentions(scene.fields["lost"]["reason"], *honest)
 
 
@@ -125,7 +125,7 @@ def test_one_word_against_one_other_is_the_longer_standing_ones() -> None:
     says(scene, "a", round=8)
     says(scene, "b", round=2000)
     assert scene.members("a") == ("a",)
-    assert scene.last("b", m.Goodbye).code == EVICTED, "it may have been right"
+    assert scene.last("b", m.Goodbye).code == EXIT_EVICTED, "it may have been right"
 
 
 def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it() -> None:
@@ -146,7 +146,7 @@ def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it(
 def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before() -> None:
     """All are prepared for it; shards that the others have computed would be dealt by it to somebody else."""
     scene = trained("a", "b", "c")
-    scene.say("c", m.Leaving(reason="SIGTERM"))
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
     proposed = scene.last("a", m.Propose).view
     stop(scene)
     call = m.Call.of("step 8")
@@ -155,13 +155,13 @@ def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_
     says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=call)
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
-    assert scene.last("c", m.Goodbye).code == BARRED
+    assert scene.last("c", m.Goodbye).code == EXIT_BANNED
 
 
 def test_replicas_of_two_rounds_are_not_compared_and_who_says_so_is_proved_wrong() -> None:
     scene = trained("a", "b", "c")
     scene.say("c", m.Differs(step=7, workers=("b",)))
-    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
     scene.report("b", 7, holds=True)
     scene.report("c", 7, holds=True)
     scene.report("a", 8)
@@ -171,21 +171,21 @@ def test_replicas_of_two_rounds_are_not_compared_and_who_says_so_is_proved_wrong
 
 def test_no_member_has_entered_it_either_and_begun_nothing() -> None:
     scene = trained("a", "b", "c", "d")
-    scene.say("d", m.Leaving(reason="SIGTERM"))
+    scene.say("d", m.LeaveRequest(reason="SIGTERM"))
     proposed = scene.last("a", m.Propose).view
     stop(scene)
     for worker in "abd":
         says(scene, worker, prepared=proposed.number, call=m.Call.of("step 8"))
     says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8))
     assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c", "d")
-    assert scene.last("c", m.Goodbye).code == BARRED
+    assert scene.last("c", m.Goodbye).code == EXIT_BANNED
 
 
 @pytest.mark.parametrize("round_", [7, 8])
 def test_a_leaver_is_never_ahead_in_the_view_without_it(round_: int) -> None:
     """Else the others were told to go on there, in a round for which what they have computed is somebody else's."""
     scene = trained("a", "b", "c")
-    scene.say("c", m.Leaving(reason="SIGTERM"))
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
     proposed = scene.last("a", m.Propose).view
     stop(scene)
     for worker in "ab":
@@ -194,13 +194,13 @@ def test_a_leaver_is_never_ahead_in_the_view_without_it(round_: int) -> None:
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).round == round_
     assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
-    assert scene.last("c", m.Goodbye).code == BARRED
+    assert scene.last("c", m.Goodbye).code == EXIT_BANNED
 
 
 def test_a_leaver_may_be_behind() -> None:
     """The others have gone on without it, in the view that all of them have agreed on."""
     scene = trained("a", "b", "c")
-    scene.say("c", m.Leaving(reason="SIGTERM"))
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
     proposed = scene.last("a", m.Propose).view
     stop(scene)
     for worker in "ab":
@@ -228,16 +228,16 @@ def test_who_has_agreed_on_a_view_reports_that_it_is_prepared() -> None:
     """Though it has not begun anything in it."""
     member = Member("a")
     second = View(number=2, members=("a", "b"), group=1)
-    member.receive(m.Propose(view=View(number=1, members=("a",), group=1)))
+    member.on_message(m.Propose(view=View(number=1, members=("a",), group=1)))
     member.connected(View(number=1, members=("a",), group=1))
     member.adopt(0, 0, view=1)
     member.begin_round(0, may_switch=True)
-    member.receive(m.Propose(view=second))
+    member.on_message(m.Propose(view=second))
     member.connected(second)
-    word = member.word(view=1, round_=0, compute_us=0, shards=0)
+    word = member.commit_message(view=1, round_=0, compute_us=0, shards=0)
     assert word is not None
     assert member.end_round([word])
-    [report] = member.receive(m.Stop(stop=1))
+    [report] = member.on_message(m.Stop(stop=1))
     assert isinstance(report, m.Stopped)
     assert (report.view, report.prepared) == (View(number=1, members=("a",), group=1), 2)
 

@@ -60,14 +60,14 @@ class Play:
 
     def say(self, worker: str, message: m.Message) -> None:
         decoded = m.decode_from_worker(m.encode(message))
-        self.coordinator.receive(worker, decoded, self.now)
+        self.coordinator.on_message(worker, decoded, self.now)
 
     def come(self, worker: str) -> None:
         if worker not in self.coordinator.workers:
             self.coordinator.hello(m.Hello(kind="worker", worker=worker, host="here", pool="local"), self.now)
 
     def go(self, worker: str) -> None:
-        self.coordinator.disconnected(worker, self.now)
+        self.coordinator.on_disconnect(worker, self.now)
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -90,7 +90,7 @@ class Play:
                 return
             send = self.unanswered.popleft()
             for message in self.honest(send.worker, send.message):
-                self.coordinator.receive(send.worker, message, self.now)
+                self.coordinator.on_message(send.worker, message, self.now)
 
     def honest(self, worker: str, message: m.Message) -> list[m.Message]:
         view = self.views.get(worker)

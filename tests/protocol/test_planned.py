@@ -58,7 +58,7 @@ def test_joiners_that_are_ready_together_enter_in_one_view() -> None:
 
 def test_a_leaver_goes_when_everyone_has_switched() -> None:
     scene = trained("a", "b", "c")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("b", m.Propose).view
     assert view == view_of(2, "a", "c", group=1, unproven=("a", "c"))
     scene.switch(view, 4, "b", "a")
@@ -74,17 +74,17 @@ def test_a_join_and_a_leave_are_one_view() -> None:
     scene = trained("a", "b", maximum=2)
     scene.ready("c")
     assert "Propose" not in scene.kinds("c")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     assert scene.last("c", m.Propose).view == view_of(2, "a", "c", joining=("c",), unproven=("a", "c"))
     assert scene.last("b", m.Propose).view.number == 2
 
 
 def test_the_last_who_hold_the_state_stay_until_a_joiner_has_it() -> None:
     scene = trained("a", "b")
-    scene.say("a", m.Leaving(reason="SIGTERM"))
+    scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     first = scene.last("a", m.Propose).view
     assert first.members == ("b",)
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     scene.switch(first, 1, "a", "b")
     assert scene.coordinator.proposed is None
     scene.ready("c")
@@ -97,7 +97,7 @@ def test_the_last_who_hold_the_state_stay_until_a_joiner_has_it() -> None:
 def test_a_candidate_that_has_notice_goes_at_once() -> None:
     scene = trained("a", maximum=1)
     scene.ready("b")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     assert scene.last("b", m.Goodbye).code == 0
     assert scene.events.count("left") == 1
 
@@ -106,7 +106,7 @@ def test_a_different_worker_is_refused_with_the_first_difference() -> None:
     scene = trained("a")
     other = (FACTS[0], ("intra-op threads", "2"), ("weight", "(2, 4) float32"))
     scene.ready("b", facts=other)
-    reason = scene.last("b", m.Refused).reason
+    reason = scene.last("b", m.JoinRefused).reason
     assert mentions(reason, "intra-op threads", 1, 2)
     assert not mentions(reason, "weight")
     assert "b" not in scene.coordinator.workers
@@ -232,7 +232,7 @@ def test_joins_and_leaves_come_first_and_keep_the_shares() -> None:
     assert scene.last("a", m.Propose).view is join, "one change at a time"
     scene.switch(join, 6)
     assert join.lineage(join.synced) == Lineage(sets=(("a", "b", "c"),), shares=(1000, 500, 250))
-    scene.say("a", m.Leaving(reason="SIGTERM"))
+    scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     assert scene.last("b", m.Propose).view.shares == (500, 250, 500)
 
 
@@ -240,7 +240,7 @@ def test_who_remains_alone_or_among_equals_has_no_shares() -> None:
     scene = trained("a", "b", "c")
     beat(scene, {"a": 100, "b": 400, "c": 100})
     scene.switch(scene.last("a", m.Propose).view, 5)
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     assert scene.last("a", m.Propose).view.shares == ()
 
 

@@ -17,7 +17,7 @@ from tests.support.scene import Scene
             {"pool": "pool", "reason": "no machine of 8 slots"},
         ),
         (
-            m.Advised(host="h-2", reason="a price rises"),
+            m.RebalanceAdvice(host="h-2", reason="a price rises"),
             "advice",
             {"pool": "pool", "host": "h-2", "reason": "a price rises"},
         ),
@@ -39,7 +39,7 @@ def test_what_concerns_no_worker_yet_is_told_and_ends_nothing(
     scene = Scene()
     scene.ready("a")
     scene.forget()
-    scene.coordinator.from_pool("pool", "h-1", said, scene.now)
+    scene.coordinator.on_pool_message("pool", "h-1", said, scene.now)
     scene.look()
     assert scene.events == [event]
     told = scene.fields[event]

@@ -39,7 +39,7 @@ def of_two(**settings: object) -> Scene:
 
 
 def told(scene: Scene, pool: str, message: m.FromPool) -> None:
-    scene.coordinator.from_pool(pool, "here", message, scene.now)
+    scene.coordinator.on_pool_message(pool, "here", message, scene.now)
     scene.look()
 
 

@@ -150,7 +150,7 @@ def test_the_last_who_holds_the_state_is_waited_for() -> None:
 def leaver_alone() -> Scene:
     """c has left for view 2 of a and b and lingers; what a and b do there is unknown. c knows of view 2."""
     scene = trained("a", "b", "c", orphan_s=60.0)
-    scene.say("c", m.Leaving(reason="SIGTERM"))
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("c", m.Propose).view
     scene.close("a", "b")
     scene.say("c", m.Switched(view=view.number, round=6, step=6))

@@ -38,7 +38,7 @@ def fails_its_proof(
     scene.switch(scene.last("a", m.Propose).view, step)
     beat(scene, step + after)
     for each in ("a", worker):
-        scene.say(each, m.Unlike(step=step + after))
+        scene.say(each, m.ShardsDiffer(step=step + after))
     answer(scene, "a", step + after, computed("a", 1, what), Computed(), new=False)
     answer(scene, worker, step + after, Computed(), computed("a", 2, what), new=True)
     ends(scene, worker, pool)
@@ -46,8 +46,8 @@ def fails_its_proof(
 
 def ends(scene: Scene, worker: str, pool: str = "pool") -> None:
     if pool:
-        scene.coordinator.from_pool(
-            pool, f"h-{worker}", m.Exited(worker=worker, reason="exited with code 1"), scene.now
+        scene.coordinator.on_pool_message(
+            pool, f"h-{worker}", m.WorkerProcessExited(worker=worker, reason="exited with code 1"), scene.now
         )
     scene.close(worker)
 
@@ -64,14 +64,14 @@ def wanted(scene: Scene) -> int:
 def test_five_refused_joiners_in_a_row_are_the_last() -> None:
     scene = trained("a", wanted=2)
     for number in range(FATAL):
-        assert (scene.coordinator.losses.joiners, wanted(scene)) == (number, 2)
+        assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (number, 2)
         fails_its_proof(scene, f"j{number}", 10 * number)
     assert wanted(scene) == 1
     assert scene.coordinator.roster().losses == FATAL, "the pool took its time between them"
     assert scene.coordinator.ending is None, "the run goes on"
     assert scene.events.count("no replacements") == 1
     assert ANY in scene.fields["no replacements"]["reason"]
-    assert (scene.coordinator.losses.joiners, scene.coordinator.losses.refusals) == (FATAL, FATAL)
+    assert (scene.coordinator.crash_loop.joiners, scene.coordinator.crash_loop.refusals) == (FATAL, FATAL)
 
 
 def test_a_row_counts_its_refusals_apart_from_its_deaths() -> None:
@@ -81,7 +81,7 @@ def test_a_row_counts_its_refusals_apart_from_its_deaths() -> None:
     scene.switch(scene.last("a", m.Propose).view, 10)
     beat(scene, 10)
     die(scene, "j1", "signal 11")
-    assert (scene.coordinator.losses.joiners, scene.coordinator.losses.refusals) == (2, 1)
+    assert (scene.coordinator.crash_loop.joiners, scene.coordinator.crash_loop.refusals) == (2, 1)
 
 
 @pytest.mark.parametrize("what", [MICRO_BATCH, UPDATES])
@@ -121,14 +121,14 @@ def test_other_numerics_are_the_hosts() -> None:
     scene = trained("a", wanted=2, startup_failures=100)
     for number in range(2 * FATAL):
         asks_in_and_differs(scene, f"j{number}", ELSEWHERE)
-    assert (scene.coordinator.losses.joiners, wanted(scene)) == (0, 2)
+    assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)
 
 
 def test_refused_guests_stop_no_replacements() -> None:
     scene = trained("a", wanted=2)
     for number in range(2 * FATAL):
         fails_its_proof(scene, f"g{number}", 10 * number, pool="")
-    assert (scene.coordinator.losses.joiners, wanted(scene)) == (0, 2)
+    assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)
 
 
 def test_guests_that_die_stop_none_either() -> None:
@@ -141,7 +141,7 @@ def test_guests_that_die_stop_none_either() -> None:
         scene.lose(guest)
         scene.report("a", at + 1)
         pass_by(scene, 3.0)
-    assert (scene.coordinator.losses.joiners, wanted(scene)) == (0, 2)
+    assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)
 
 
 @pytest.mark.parametrize(("pool", "joiners"), [("pool", 1), ("", FATAL - 1)])
@@ -153,7 +153,7 @@ def test_a_worker_of_a_pool_that_stays_in_ends_the_row(pool: str, joiners: int) 
     scene.switch(scene.last("a", m.Propose).view, 100)
     beat(scene, 100 + TRIAL + 1)
     asks_in_and_differs(scene, "last")
-    assert scene.coordinator.losses.joiners == joiners
+    assert scene.coordinator.crash_loop.joiners == joiners
 
 
 def test_scale_begins_anew() -> None:
@@ -161,7 +161,7 @@ def test_scale_begins_anew() -> None:
     for number in range(FATAL):
         fails_its_proof(scene, f"j{number}", 10 * number)
     scene.coordinator.scale(2, scene.now)
-    assert (scene.coordinator.losses.joiners, wanted(scene)) == (0, 2)
+    assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)
     fails_its_proof(scene, "again", 1000)
     assert wanted(scene) == 2
 

@@ -56,7 +56,7 @@ def join_switched_by_some() -> Scene:
 
 def leave_proposed() -> Scene:
     scene = training()
-    scene.say("c", m.Leaving(reason="SIGTERM"))
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
     return scene
 
 
@@ -94,7 +94,7 @@ def ending_with_a_saver() -> Scene:
 
 def failed() -> Scene:
     scene = training()
-    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
     return scene
 
 
@@ -232,4 +232,4 @@ def test_what_people_had_asked_for_stays() -> None:
 def test_a_different_worker_is_refused_as_before() -> None:
     scene = training().restarted()
     scene.ready("z", facts=(("torch version", "1.0"),))
-    assert mentions(scene.last("z", m.Refused).reason, "torch version", "2.13", "1.0")
+    assert mentions(scene.last("z", m.JoinRefused).reason, "torch version", "2.13", "1.0")

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.reconnection import Durable, KnownWorker, durable
-from farandole.protocol.coordinator.state import BARRED, EVICTED, RETURNS, Departed, Ending, Issued, Losses
+from farandole.protocol.coordinator.reconnection import Durable, KnownWorker, to_durable
+from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED, RETURNS, Departed, Ending, IssuedView, CrashLoop
 from farandole.protocol.values import Newest
 from tests.support.metric_lines import stepped
 from tests.support.scene import SIGNATURE, Scene, trained, view_of
@@ -16,9 +16,9 @@ VIEWS = [view_of(number, "a", "b", group=1) for number in (7, 8, 9)]
 EVERYTHING = Durable(
     number=9, stops=4, guests=2, pools=("p", "q"), wants={"p": 2, "q": 1}, shared=3, can={"p": 4},
     startup_failures={"": 1},
-    losses=Losses(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6, signature=SIGNATURE,
+    losses=CrashLoop(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6, signature=SIGNATURE,
     previous=VIEWS[0], view=VIEWS[1], proposed=VIEWS[2],
-    issued=tuple(Issued(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), parts=("a", "b"),
+    issued=tuple(IssuedView(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), parts=("a", "b"),
     workers=tuple(
         KnownWorker(id=worker, host="h", pid=3, pool="p", session=f"s-{worker}", state=state, leaving=leaving,
         entered=5, unreached="why")
@@ -42,7 +42,7 @@ def test_all_that_was_kept_is_taken_over_and_kept_again(*, over: bool) -> None:
     known = EVERYTHING if over else msgspec.structs.replace(EVERYTHING, over=None)
     scene = Scene(msgspec.json.decode(msgspec.json.encode(known), type=Durable))
     asked = {"expelled": {}, "parts": ("a", "b")} if over else {"stops": known.stops + 1}
-    assert durable(scene.coordinator) == msgspec.structs.replace(known, **asked)
+    assert to_durable(scene.coordinator) == msgspec.structs.replace(known, **asked)
 
 
 @pytest.mark.parametrize("barred", [True, False])
@@ -63,20 +63,20 @@ def test_one_was_being_put_out(*, barred: bool) -> None:
     scene.back("a", "b", "c")
     scene.close("b")
     assert scene.kinds("b") == ["Goodbye"], "it is not asked in again, nor where it stands"
-    assert scene.last("b", m.Goodbye).code == (BARRED if barred else EVICTED)
+    assert scene.last("b", m.Goodbye).code == (EXIT_BANNED if barred else EXIT_EVICTED)
     for worker in ("a", "c"):
         scene.report(worker, 7)
     assert scene.members("a", "c") == ("a", "c")
     again = scene.restarted()
     again.back("b")
     assert again.kinds("b") == ["Goodbye"]
-    assert again.last("b", m.Goodbye).code == (BARRED if barred else EVICTED), "nor by the next one"
+    assert again.last("b", m.Goodbye).code == (EXIT_BANNED if barred else EXIT_EVICTED), "nor by the next one"
 
 
 def test_rank_0_of_the_view_before_still_says_what_it_has_to_say() -> None:
     """a leaves, and has the lines of the steps that it was in; b has gone on already."""
     before = trained("a", "b", "c")
-    before.say("a", m.Leaving(reason="SIGTERM"))
+    before.say("a", m.LeaveRequest(reason="SIGTERM"))
     view = before.last("b", m.Propose).view
     before.switch(view, 4, "b")
     scene = before.restarted()
@@ -136,7 +136,7 @@ def test_who_was_still_starting_is_missed() -> None:
 
 def test_an_evicted_worker_and_a_leaver_are_still_known() -> None:
     before = trained("a", "b", "c")
-    before.say("c", m.Leaving(reason="SIGTERM"))
+    before.say("c", m.LeaveRequest(reason="SIGTERM"))
     before.switch(before.last("c", m.Propose).view, 4, "a", "b", "c")
     before.close("b", "c")
     before.wait(5.5, "a")

@@ -61,7 +61,7 @@ def test_the_first_that_reaches_the_store_writes_and_is_told() -> None:
 
 def test_a_guest_of_rank_0_that_does_not_reach_it_leaves_it_to_another() -> None:
     scene = training("a", "b", "c", elsewhere=["b"], minimum=1)
-    scene.say("a", m.Leaving(reason="SIGTERM"))
+    scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     settled(scene)
     assert scene.coordinator.view
     assert scene.coordinator.view.members == ("b", "c")
@@ -278,7 +278,7 @@ def test_who_finds_less_than_the_run_has_does_not_begin() -> None:
     asking(scene, "guest")
     view = scene.last("guest", m.Propose).view
     asking(scene, "w1", pool="local")
-    scene.say("guest", m.Short(view=view.number, reason="step 0 of 40"))
+    scene.say("guest", m.CannotStart(view=view.number, reason="step 0 of 40"))
     assert scene.fields["short"] == {"worker": "guest", "host": "h-guest", "reason": "step 0 of 40"}
     scene.report("guest", 0, synced=False)
     assert scene.coordinator.proposed
@@ -290,7 +290,7 @@ def test_what_is_too_little_for_another_view_says_nothing_of_this_one() -> None:
     scene = Scene(wanted=2, minimum=1, newest=Newest(step=40, path="forty"))
     asking(scene, "guest")
     view = scene.last("guest", m.Propose).view
-    scene.say("guest", m.Short(view=view.number + 1, reason="step 0 of 40"))
+    scene.say("guest", m.CannotStart(view=view.number + 1, reason="step 0 of 40"))
     assert scene.coordinator.proposed == view
     assert "short" not in scene.events
 
@@ -357,6 +357,6 @@ def test_short_of_anything_but_the_first_view_says_nothing() -> None:
     scene = training("a", "b")
     view = scene.coordinator.view
     assert view
-    scene.say("a", m.Short(view=view.number, reason="x"))
+    scene.say("a", m.CannotStart(view=view.number, reason="x"))
     assert scene.coordinator.stopping is None
     assert scene.coordinator.workers["a"].reaches

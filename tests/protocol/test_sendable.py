@@ -31,12 +31,12 @@ METRICS = ("epoch", "samples", "loss", "seconds", "samples_per_s", "view", "work
 
 MESSAGES = st.one_of(
     st.builds(m.Ready, signature=st.just(SIGNATURE), unreached=texts),
-    st.builds(m.Leaving, reason=texts, within_s=st.none() | st.floats()),
-    st.builds(m.Failed, traceback=texts),
-    st.builds(m.Unfed, reason=texts),
+    st.builds(m.LeaveRequest, reason=texts, within_s=st.none() | st.floats()),
+    st.builds(m.ScriptFailed, traceback=texts),
+    st.builds(m.DataUnavailable, reason=texts),
     st.builds(m.Unrecorded, reason=texts),
     st.builds(m.LoaderEnded, reason=texts),
-    st.builds(m.Short, view=whole, reason=texts),
+    st.builds(m.CannotStart, view=whole, reason=texts),
     st.builds(m.Suspect, view=whole, peer=st.just("b"), reason=texts, waited_s=whole),
     st.builds(m.NotFinite, step=whole, loss=texts),
     st.builds(m.SettingChanged, step=whole, setting=texts, before=texts, now=texts),
@@ -54,7 +54,7 @@ def session_of(**activity: Any) -> Session:
     """A worker's, whose connection stands, in the first view."""
     hello = m.Hello(kind="worker", session="s")
     session = Session(hello, Member(""), lambda: Activity(**activity), lambda: None, 0.0)
-    session.hear(session.connected(0.0).attempt, welcome(worker="a"), 0.0)
+    session.on_message(session.on_connected(0.0).attempt, welcome(worker="a"), 0.0)
     return session
 
 
@@ -69,9 +69,9 @@ def test_the_coordinator_takes_whatever_a_worker_sends(message: m.Message) -> No
     session = session_of()
     session.tell(message, 0.0)
     said = [arrives(each) for each in session.take()]
-    assert type(said[-1]) in (type(message), m.Failed)
-    session.connected(1.0)
-    session.hear(session.attempt, welcome(worker="a"), 1.0)
+    assert type(said[-1]) in (type(message), m.ScriptFailed)
+    session.on_connected(1.0)
+    session.on_message(session.attempt, welcome(worker="a"), 1.0)
     assert [arrives(each) for each in session.take()] == [s for s in said if not isinstance(s, m.Heartbeat)][
         : len(session._standing)
     ]
@@ -82,8 +82,8 @@ def test_the_coordinator_takes_whatever_a_worker_sends(message: m.Message) -> No
 def test_the_coordinator_takes_whatever_a_heartbeat_would_hold(activity: dict[str, int]) -> None:
     session = session_of(**activity)
     session.beat(0.0)
-    session.tell(m.Failed(traceback="why"), 0.0)
-    assert all(isinstance(arrives(message), m.Heartbeat | m.Failed) for message in session.take())
+    session.tell(m.ScriptFailed(traceback="why"), 0.0)
+    assert all(isinstance(arrives(message), m.Heartbeat | m.ScriptFailed) for message in session.take())
 
 
 def test_what_cannot_be_sent_ends_the_run_with_the_reason_and_expels_nobody() -> None:
@@ -102,9 +102,9 @@ def test_what_cannot_be_sent_ends_the_run_with_the_reason_and_expels_nobody() ->
 
 def test_a_long_reason_keeps_its_beginning_and_its_end() -> None:
     session = session_of()
-    session.tell(m.Failed(traceback="first" + "x" * 200_000 + "\udcff" + "last"), 0.0)
+    session.tell(m.ScriptFailed(traceback="first" + "x" * 200_000 + "\udcff" + "last"), 0.0)
     said = arrives(session.take()[-1])
-    assert isinstance(said, m.Failed)
+    assert isinstance(said, m.ScriptFailed)
     assert said.traceback.startswith("first")
     assert said.traceback.endswith("?last")
 
@@ -187,8 +187,8 @@ def test_a_report_of_many_checked_shards_fits_into_a_message(name: str) -> None:
         checking.begin()
         checking.arrange(Lineage(sets=(("a", "b"),)), 2 * shards, 3)
         for shard, names, digests in found:
-            checking.found(shard, names, [*digests[:-1], changed])
-            checking.checked(shard + shards, names, digests)
+            checking.on_digests(shard, names, [*digests[:-1], changed])
+            checking.on_check(shard + shards, names, digests)
         return member.held
 
     held = computed(1)

@@ -20,7 +20,7 @@ from farandole.protocol.failure_detector import (
     STANDSTILL_S,
     STOCK,
     Silence,
-    Silences,
+    FailureDetector,
 )
 from tests.support.record_silences import Recorded
 
@@ -33,7 +33,7 @@ class Watched:
     """The judge of some workers, who beat as they are told."""
 
     def __init__(self, workers: int, beat_s: float = BEAT_S) -> None:
-        self.judge = Silences(beat_s, CEILING_S)
+        self.judge = FailureDetector(beat_s, CEILING_S)
         self.now = 0.0
         self.silences = [Silence() for _ in range(workers)]
         for silence in self.silences:

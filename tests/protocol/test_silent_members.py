@@ -116,7 +116,7 @@ def test_what_it_does_before_its_first_step_teaches_nothing() -> None:
 
 def test_who_writes_the_last_checkpoint_has_the_ceiling() -> None:
     training = Training(trained("a", "b", "c"))
-    training.scene.say("c", m.Failed(traceback="OSError: no disk"))
+    training.scene.say("c", m.ScriptFailed(traceback="OSError: no disk"))
     for worker in ("a", "b", "c"):
         training.scene.report(worker, training.round)
     assert training.scene.coordinator.savers[0] == "a"

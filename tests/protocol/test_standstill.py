@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.failures import PATIENCE, hung, stalled_s
+from farandole.protocol.coordinator.failures import PATIENCE, hung_workers, stalled_s
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import stepped
 from tests.support.scene import Scene, trained
@@ -196,7 +196,7 @@ def test_a_first_view_that_never_comes_about_does_not_hold_up_a_stop() -> None:
 def test_who_has_finished_does_not_hang() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Finished(fingerprint="f"))
-    assert hung(scene.coordinator) == ("b",)
+    assert hung_workers(scene.coordinator) == ("b",)
 
 
 def test_a_stalled_peer_writes_its_stacks_before_it_has_to_go() -> None:

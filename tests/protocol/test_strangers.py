@@ -20,7 +20,7 @@ def accuse(scene: Scene, worker: str, peer: str = "x") -> int:
     view = scene.coordinator.proposed
     assert view is not None
     scene.forget()
-    scene.say(worker, m.Unproved(view=view.number, peer=peer, address=WHERE))
+    scene.say(worker, m.PeerUnproved(view=view.number, peer=peer, address=WHERE))
     for member in view.members:
         scene.report(member, 5, synced=member != "x")
     return view.number
@@ -66,14 +66,14 @@ def test_a_group_that_comes_about_ends_the_waiting() -> None:
     scene.switch(scene.last("x", m.Propose).view, 6)
     scene.ready("y")
     scene.forget()
-    scene.say("a", m.Unproved(view=scene.coordinator.number, peer="y", address=WHERE))
+    scene.say("a", m.PeerUnproved(view=scene.coordinator.number, peer="y", address=WHERE))
     assert scene.fields["stranger in group"]["again_s"] == SHORTEST_S
 
 
 def test_leavers_do_not_wait_for_it() -> None:
     scene = joining("a", "b")
     accuse(scene, "a")
-    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     assert scene.last("a", m.Propose).view.members == ("a",)
 
 
@@ -82,7 +82,7 @@ def test_a_first_view_is_proposed_anew_too() -> None:
     scene.ready("a", "b")
     first = scene.coordinator.proposed
     assert first is not None
-    scene.say("b", m.Unproved(view=first.number, peer="a", address=WHERE))
+    scene.say("b", m.PeerUnproved(view=first.number, peer="a", address=WHERE))
     for worker in "ab":
         scene.report(worker, 0, synced=False)
     scene.wait(SHORTEST_S + 0.5, "a", "b")
@@ -95,9 +95,9 @@ def test_of_what_is_not_proposed_nobody_can_speak() -> None:
     assert view is not None
     scene.hello("guest")
     scene.forget()
-    scene.say("guest", m.Unproved(view=view.number, peer="x", address=WHERE))
-    scene.say("a", m.Unproved(view=view.number + 1, peer="x", address=WHERE))
-    scene.say("a", m.Unproved(view=view.number - 1, peer="x", address=WHERE))
+    scene.say("guest", m.PeerUnproved(view=view.number, peer="x", address=WHERE))
+    scene.say("a", m.PeerUnproved(view=view.number + 1, peer="x", address=WHERE))
+    scene.say("a", m.PeerUnproved(view=view.number - 1, peer="x", address=WHERE))
     assert scene.events == []
     assert scene.coordinator.proposed == view
 

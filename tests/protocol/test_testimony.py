@@ -13,7 +13,7 @@ from farandole.errors import Refused
 from farandole.pool.fake import FakePool
 from farandole.pool.reconciler import keep
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import BARRED, OwnPool
+from farandole.protocol.coordinator.state import EXIT_BANNED, OwnPool
 from farandole.protocol.messages import UPDATES
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
@@ -72,7 +72,7 @@ def test_what_one_has_seen_to_differ_is_not_committed_before_the_others_have_loo
 def test_where_the_run_ends_anyway_what_one_has_seen_to_differ_is_compared_first() -> None:
     scene = trained("a", "b", "c")
     scene.say("c", DIFFERS)
-    scene.say("a", m.Failed(traceback="ValueError"))
+    scene.say("a", m.ScriptFailed(traceback="ValueError"))
     for worker in "abc":
         scene.report(worker, 7, holds=True)
         assert "End" not in scene.kinds(worker)
@@ -95,7 +95,7 @@ def test_a_leaver_whose_view_two_others_have_left_is_one_of_three() -> None:
     scene = trained("a", "b", wanted=4)
     scene.ready("c")
     first = scene.last("c", m.Propose).view
-    scene.say("a", m.Leaving(reason="SIGTERM"))
+    scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     scene.ready("d")
     scene.switch(first, 7)
     view = scene.last("d", m.Propose).view
@@ -116,7 +116,7 @@ def test_who_is_beyond_a_round_that_several_could_not_end_goes() -> None:
     for worker in "acd":
         scene.report(worker, 7, holds=True)
     scene.report("b", 8)
-    assert scene.last("b", m.Goodbye).code == BARRED
+    assert scene.last("b", m.Goodbye).code == EXIT_BANNED
     assert scene.coordinator.ending
 
 
@@ -140,7 +140,7 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
     scene.say("c", DIFFERS)
     for worker in "abc":
         scene.report(worker, 7, holds=True)
-    assert UPDATES in scene.last("b", m.Refused).reason
+    assert UPDATES in scene.last("b", m.JoinRefused).reason
     assert scene.members("a", "c") == ("a", "c")
 
 
@@ -168,7 +168,7 @@ def test_of_two_nobody_says_of_the_longest_standing_that_its_replica_is_the_odd_
 def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
     """One wrong number ended the run: the others seemed to call what nobody calls there."""
     scene = trained("a", "b", "c", "d")
-    scene.say("d", m.Leaving(reason="SIGTERM"))
+    scene.say("d", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("a", m.Propose).view
     scene.say("c", m.Switched(view=view.number, round=round_, step=0))
     call = m.Call.of("step 7")
@@ -179,7 +179,7 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
     for worker in list(scene.coordinator.stopping.waiting if scene.coordinator.stopping else ()):
         scene.report(worker, 8)
     assert "calls differ" not in scene.events
-    assert scene.last("c", m.Goodbye).code == BARRED
+    assert scene.last("c", m.Goodbye).code == EXIT_BANNED
     assert scene.members("a", "b") == ("a", "b")
 
 
@@ -187,7 +187,7 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
 def test_a_leaver_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> None:
     """The last to say in which round a view took effect says another one: it is expelled, and who leaves is asked."""
     scene = trained("a", "b", "c", "d")
-    scene.say("d", m.Leaving(reason="SIGTERM"))
+    scene.say("d", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("a", m.Propose).view
     for worker in [worker for worker in "abcd" if worker != wrong]:
         scene.say(worker, m.Switched(view=view.number, round=8, step=8))
@@ -203,7 +203,7 @@ def test_a_leaver_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> No
 @pytest.mark.parametrize("further", ["a", "ab"])
 def test_a_switch_that_two_have_gone_beyond_was_none(further: str) -> None:
     scene = trained("a", "b", "c", "d")
-    scene.say("d", m.Leaving(reason="SIGTERM"))
+    scene.say("d", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("a", m.Propose).view
     scene.say("c", m.Switched(view=view.number, round=6, step=6))
     for worker in further:
@@ -258,7 +258,7 @@ def test_nobody_but_its_pool_says_that_a_worker_has_exited(pool: str) -> None:
     scene.greet("", session="t", attempt=1, pool="")
     for worker in ("w1", "guest-1", "1"):
         scene.exit(worker, pool=pool)
-    assert not {"w1", "guest-1"} & set(scene.coordinator.gone)
+    assert not {"w1", "guest-1"} & set(scene.coordinator.dead)
 
 
 def test_another_pools_failures_end_no_replacements() -> None:

@@ -14,12 +14,12 @@ from tests.support.scene import Scene, trained
 
 
 def asked(scene: Scene, steps: int = 5, number: int = 77) -> None:
-    accounting.ask(scene.coordinator, steps, number, scene.now)
+    accounting.start_trace(scene.coordinator, steps, number, scene.now)
     scene.look()
 
 
 def look(scene: Scene) -> Traced:
-    return accounting.look(scene.coordinator, scene.now)
+    return accounting.trace_answers(scene.coordinator, scene.now)
 
 
 def test_every_member_is_asked_and_what_it_says_is_kept() -> None:
@@ -31,9 +31,9 @@ def test_every_member_is_asked_and_what_it_says_is_kept() -> None:
     told = m.Spans(number=77, steps=((4, 0, 9),), spans=((3, 0, 9),), peers=("a",), waits=((0, 0, 9),))
     scene.say("b", told)
     assert look(scene) == Traced(number=77, steps=5, asked=("a", "b"), answered=("b",), owed=("a",))
-    assert msgspec.msgpack.decode(accounting.answer(scene.coordinator, "b"), type=m.Spans) == told
+    assert msgspec.msgpack.decode(accounting.trace_answer(scene.coordinator, "b"), type=m.Spans) == told
     with pytest.raises(UsageError, match="'a'"):
-        accounting.answer(scene.coordinator, "a")
+        accounting.trace_answer(scene.coordinator, "a")
     assert scene.events == [], "it is nothing of the run's"
 
 
@@ -103,12 +103,12 @@ def test_who_is_back_on_another_connection_is_asked_again() -> None:
 
 def test_at_its_end_those_who_owe_it_are_asked_for_what_they_have_once() -> None:
     scene = trained("a", "b")
-    accounting.end(scene.coordinator)
+    accounting.end_trace(scene.coordinator)
     asked(scene)
     scene.say("a", m.Spans(number=77))
     scene.forget()
     for _ in range(2):
-        accounting.end(scene.coordinator)
+        accounting.end_trace(scene.coordinator)
     scene.look()
     assert "a" not in scene.sent
     assert scene.sent["b"] == [m.Trace(number=77, steps=0)]

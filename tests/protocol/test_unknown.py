@@ -16,7 +16,7 @@ def test_who_holds_a_state_that_is_not_known_saves_it_and_goes() -> None:
     assert (goodbye.code, goodbye.save) == (3, True)
     assert worker not in coordinator.workers, "it has no part in the run"
     member = Member("w1")
-    assert member.receive(goodbye) == [Exit(goodbye.reason, 3, save=True)]
+    assert member.on_message(goodbye) == [Exit(goodbye.reason, 3, save=True)]
     assert member.phase == "out", "it gives no word any more"
 
 

@@ -85,7 +85,7 @@ def test_a_new_deal_keeps_the_hosts() -> None:
     scene = trained("a", "b", "c", views_per_group=2)
     view = scene.coordinator.view
     assert view
-    scene.say("c", m.Leaving(reason="SIGTERM"))
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
     proposed = scene.last("a", m.Propose).view
     assert (proposed.members, proposed.hosts) == (("a", "b"), ("h-a", "h-b"))
     scene.switch(proposed, 4, "a", "b", "c")

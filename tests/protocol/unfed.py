@@ -28,18 +28,18 @@ class UnfedWitness:
 
     def recorded(self, event: events.Event) -> None:
         match event:
-            case events.Lost(worker=worker, reason=reason) if reason == LOST:
+            case events.LostEvent(worker=worker, reason=reason) if reason == LOST:
                 if not self._world.workers[worker].unfed:
                     raise Violation(f"{worker} has its data, and has to go for want of it")
                 self._let_go.append(worker)
-            case events.View():
+            case events.ViewEvent():
                 self._let_go.clear()  # others have gone on; what befalls these is another matter
-            case events.StateLost():
+            case events.StateLostEvent():
                 for worker in self._let_go:
                     there = self._world.workers[worker]
                     if there.alive and there.member.synced and there.told.exit is None:
                         raise Violation(f"{worker} was the last that held the state, and was let go")
-            case events.Over(code=1, reason=reason) if NOBODY_FED in reason:
+            case events.OverEvent(code=1, reason=reason) if NOBODY_FED in reason:
                 self._ended()
             case _:
                 pass

@@ -10,8 +10,8 @@ from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 STEP: dict[str, Any] = json.loads(as_written(step_line(0)))
-VIEW: dict[str, Any] = json.loads(as_written(an(events.View, members=("w1",), step=0)))
-SAVED: dict[str, Any] = json.loads(as_written(an(events.Saved, path="/c/step-00000002-0123abcd.pt")))
+VIEW: dict[str, Any] = json.loads(as_written(an(events.ViewEvent, members=("w1",), step=0)))
+SAVED: dict[str, Any] = json.loads(as_written(an(events.SavedEvent, path="/c/step-00000002-0123abcd.pt")))
 DAMAGED_LINES = [
     b"",
     b"null",

@@ -17,10 +17,10 @@ from torch import nn
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange, Waits
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.plan.shards import assign
-from farandole.protocol.view import Lineage, View, Word
+from farandole.protocol.view import Lineage, View, CommitMessage
 from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill
 
 DEADLINE_S = 30.0
@@ -44,16 +44,16 @@ class Agreement:
         self.asked = (
             0  # how often for a word, which is the last thing that this worker does before it waits for others'
         )
-        self.words: list[Word] = []
+        self.words: list[CommitMessage] = []
         self._changed = threading.Condition()
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         self.asked += 1
         if self.stopped or (view, round_) != (self.view.number, self.round):
             return None
-        return Word(view=self.view.number, round=self.round, prepared=0, compute_us=compute_us, shards=shards)
+        return CommitMessage(view=self.view.number, round=self.round, prepared=0, compute_us=compute_us, shards=shards)
 
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         self.words = list(words)
         if self.stopped or any((w.view, w.round) != (self.view.number, self.round) for w in words):
             return False
@@ -206,7 +206,7 @@ def workers(
     stage: bool | None = None,
     shapes: list[tuple[int, ...]] = SHAPES,
     doomed: Sequence[int] = (),
-    network: Network | None = None,
+    network: FakeNetwork | None = None,
     device: torch.device = HOST,
     hosts: Sequence[str] = (),
     apart: Sequence[int] = (),

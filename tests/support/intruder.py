@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 
 from farandole.control.client import dial
-from farandole.control.security import Claim
+from farandole.control.security import TicketProof
 from farandole.control.ticket import Ticket, load
 from farandole.protocol import messages as m
 
@@ -74,7 +74,7 @@ class Intruder:
     # --- attacks ---------------------------------------------------------------------------------------------
 
     async def attack(self) -> None:
-        opening = Claim(self.ticket).opening
+        opening = TicketProof(self.ticket).opening
         heads = (f"Authorization: {each}\r\n\r\n" for each in (opening, f"Farandole proof={'0' * 64}"))
         wrong = "".join(f"GET /control HTTP/1.1\r\nHost: x\r\n{each}" for each in heads)
         await asyncio.gather(

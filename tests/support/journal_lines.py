@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farandole.protocol.coordinator.reconnection import Durable
-from farandole.protocol.events import Lost, View
+from farandole.protocol.events import LostEvent, ViewEvent
 
-VIEW = View(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
-LOST = Lost(worker="w2", host="h", reason="why", time=11.5)
+VIEW = ViewEvent(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
+LOST = LostEvent(worker="w2", host="h", reason="why", time=11.5)
 BOOKS, OTHER = Durable(wants={"": 1}, number=2), Durable(wants={"": 3}, number=4, gone=("w2",))

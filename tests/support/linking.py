@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 
 from farandole.collective.arena import Memory
-from farandole.collective.fake import Fake, Network
+from farandole.collective.fake import Fake, FakeNetwork
 from farandole.collective.gloo import GlooLinks, Rendezvous
 from farandole.collective.schedule import REDUCED
 from farandole.collective.shm import ByHost, LinksByHost
@@ -118,7 +118,7 @@ def by_host(view: View, memory: Sequence[Memory], interfaces: Sequence[str]) -> 
         return [future.result(DEADLINE_S) for future in made]
 
 
-def in_memory(network: Network, view: View) -> list[Links]:
+def in_memory(network: FakeNetwork, view: View) -> list[Links]:
     with ThreadPoolExecutor(view.size) as pool:
         return list(pool.map(lambda member: Fake(network).connect(view, member), view.members))
 

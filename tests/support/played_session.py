@@ -9,7 +9,7 @@ from farandole.protocol.worker.driver import Activity
 from farandole.protocol.worker.member import Member
 from farandole.protocol.worker.session import Session, Waiting
 
-READY, LEAVING = m.Ready(signature=m.Signature(facts=(("torch", "2"),))), m.Leaving(reason="SIGTERM")
+READY, LEAVING = m.Ready(signature=m.Signature(facts=(("torch", "2"),))), m.LeaveRequest(reason="SIGTERM")
 ORPHAN_S, TIMEOUT_S, STALL_S = 60.0, 5.0, 30.0
 
 
@@ -24,18 +24,18 @@ class Worker:
 
     def _activity(self) -> Activity:
         self.asked += 1
-        return Activity(epoch=3, done=7, whole=True)
+        return Activity(epoch=3, shards_computed=7, state_complete=True)
 
     def welcomed(self, now: float = 0.0, *, worker: str = "a", run: str = "r", lines: tuple[int, int] = (-1, 0)) -> int:
         """The number of a connection that is answered as soon as it stands."""
-        attempt = self.session.connected(now).attempt
-        self.session.hear(attempt, welcome(worker=worker, run=run, lines=lines), now)
+        attempt = self.session.on_connected(now).attempt
+        self.session.on_message(attempt, welcome(worker=worker, run=run, lines=lines), now)
         return attempt
 
     def member_of(self, *members: str) -> None:
         """In the first view, with the state, and in a round."""
         s, view = self.session, View(number=1, members=members, group=1)
-        s.hear(s.attempt, m.Propose(view=view), 0.0)
+        s.on_message(s.attempt, m.Propose(view=view), 0.0)
         s.member.connected(view)
         s.member.adopt(0, 0, view=1)
         s.member.begin_round(0, may_switch=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
-from farandole.protocol.coordinator.reconnection import Durable, durable
+from farandole.protocol.coordinator.reconnection import Durable, to_durable
 from farandole.protocol.coordinator.state import Close, Log, Record, RunSettings, Send
 from farandole.protocol.events import Event, fields_of, name_of
 from farandole.protocol.view import Lineage, View
@@ -50,7 +50,7 @@ class Scene:
     def look(self) -> Scene:
         actions = self.coordinator.drain()
         if any(isinstance(action, Record) for action in actions):  # as the server does
-            self.journal = msgspec.json.encode(durable(self.coordinator))
+            self.journal = msgspec.json.encode(to_durable(self.coordinator))
         for action in actions:
             match action:
                 case Send(worker, message) if worker in self.reached:
@@ -101,7 +101,7 @@ class Scene:
 
     def say(self, worker: str, *messages: m.Message) -> None:
         for message in messages:
-            self.coordinator.receive(worker, message, self.now)
+            self.coordinator.on_message(worker, message, self.now)
         self.look()
 
     def ready(self, *workers: str, pool: str = "pool", facts: tuple[tuple[str, str], ...] = FACTS) -> None:
@@ -153,14 +153,14 @@ class Scene:
         """Their connections close: they may be alive."""
         for worker in workers:
             self.reached.discard(worker)
-            self.coordinator.disconnected(worker, self.now)
+            self.coordinator.on_disconnect(worker, self.now)
         self.look()
 
     def exit(self, *workers: str, pool: str = "pool") -> None:
         """Their pool has seen their processes end."""
         for worker in workers:
-            self.coordinator.from_pool(
-                pool, host(worker), m.Exited(worker=worker, reason="killed by signal 9"), self.now
+            self.coordinator.on_pool_message(
+                pool, host(worker), m.WorkerProcessExited(worker=worker, reason="killed by signal 9"), self.now
             )
         self.look()
 
@@ -168,7 +168,7 @@ class Scene:
         """It is dead: for certain, and seen from both sides."""
         known = self.coordinator.workers.get(worker)
         if known and not known.pool:
-            self.coordinator.forget(worker, "killed by signal 9")  # of a guest nobody could say that
+            self.coordinator.mark_dead(worker, "killed by signal 9")  # of a guest nobody could say that
         self.exit(worker, pool=known.pool if known else "pool")
         self.close(worker)
 

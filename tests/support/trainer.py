@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.metric_lines import stepped
@@ -25,7 +25,7 @@ class Board:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._words: dict[tuple[int, int], dict[str, Word]] = {}
+        self._words: dict[tuple[int, int], dict[str, CommitMessage]] = {}
         self._begins: dict[int, int] = {}
 
     def begin(self, view: int, round_: int) -> None:
@@ -36,7 +36,7 @@ class Board:
         with self._lock:
             return self._begins.get(view)
 
-    def exchange(self, worker: str, word: Word, view: View) -> list[Word] | None:
+    def exchange(self, worker: str, word: CommitMessage, view: View) -> list[CommitMessage] | None:
         """Leave a word, the first of a round counts; all words of the round, once they are there."""
         with self._lock:
             words = self._words.setdefault((word.view, word.round), {})

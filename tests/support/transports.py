@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from farandole.collective.arena import Arena, Memory, Ordinary
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.protocol.view import View
 from tests.support.linking import by_host, connect, cut, in_memory, kill
@@ -65,7 +65,7 @@ class OfTwoHosts:
 
 class InMemory:
     def __init__(self) -> None:
-        self._network = Network()
+        self._network = FakeNetwork()
         self.memory: Sequence[Memory] = [Ordinary()] * 3
         self.links: Sequence[Links] = in_memory(self._network, View(number=1, members=NAMES, group=1))
 

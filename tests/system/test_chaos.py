@@ -23,7 +23,7 @@ from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger, count
 from farandole.errors import LedgerError
-from farandole.protocol.events import ComputesWrong, Finished, Lost, Starting, TimeSpent, WorkerTime
+from farandole.protocol.events import ComputesWrongEvent, FinishedEvent, LostEvent, StartingEvent, TimeSpentEvent, WorkerTime
 from farandole.protocol.metrics import LOG, Line, as_written
 from tests.support.fake_worker import gone, until
 from tests.support.metric_lines import KINDS as KINDS_OF_EVENTS
@@ -127,7 +127,7 @@ def test_who_is_dead_already_is_not_chosen(tmp_path: Path) -> None:
 
 SAMPLES = Counter({(epoch, sample): 1 for epoch in range(2) for sample in range(4)})
 REFERENCE = Reference("abc", SAMPLES)
-GOOD_END = [an(Finished, fingerprint="abc")]
+GOOD_END = [an(FinishedEvent, fingerprint="abc")]
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_ledgers_that_contradict_each_other_are_told(ledger: Path) -> None:
 def timed(seconds: float) -> list[Line]:
     """A worker is there for 20 s, and `seconds` are accounted for."""
     told = WorkerTime(host="h", pool="", step=1, seconds={"compute": seconds})
-    spent = an(TimeSpent, workers={"a": told}, ended=("a",), time=120.0)
-    return [an(Starting, worker="a", time=100.0), an(Lost, worker="a", time=120.0), spent]
+    spent = an(TimeSpentEvent, workers={"a": told}, ended=("a",), time=120.0)
+    return [an(StartingEvent, worker="a", time=100.0), an(LostEvent, worker="a", time=120.0), spent]
 
 
 def test_a_time_that_is_whole_is_no_complaint(ledger: Path) -> None:
@@ -184,13 +184,13 @@ def test_a_time_that_is_whole_is_no_complaint(ledger: Path) -> None:
         (1, GOOD_END, {}, ["1"]),
         (None, GOOD_END, {}, []),
         (0, [], {}, ["0"]),
-        (0, [an(Finished, fingerprint="abd")], {}, ["abd", "abc"]),
-        (0, [an(Finished, fingerprint="abc", equal=False)], {}, ["abc"]),
+        (0, [an(FinishedEvent, fingerprint="abd")], {}, ["abd", "abc"]),
+        (0, [an(FinishedEvent, fingerprint="abc", equal=False)], {}, ["abc"]),
         (0, GOOD_END, {7: ["python", "job.py"]}, ["7", "python job.py"]),
         (0, [*timed(13.0), *GOOD_END], {}, ["a", "-7.0 s", "{'compute': 13.0}"]),
         (0, [*timed(99.0), *GOOD_END], {}, ["a", "79.0 s", "{'compute': 99.0}"]),
         (0, [*timed(2e6), *GOOD_END], {}, ["1"]),
-        (0, [*GOOD_END, an(ComputesWrong, worker="w1", host="h", reason="so")], {}, ["w1", "h", "so"]),
+        (0, [*GOOD_END, an(ComputesWrongEvent, worker="w1", host="h", reason="so")], {}, ["w1", "h", "so"]),
     ],
 )
 def test_every_broken_promise_is_told(
@@ -219,9 +219,9 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
         code = run.finish()
         left, lines, ledger = run.watch.processes(), run.watch.lines, run.folder / "ledger"
         [fingerprint] = complaints(code, lines, ledger, left, reference)[:1]
-        assert run.watch.events(Finished)[0].fingerprint != reference.fingerprint
-        assert all(value in fingerprint for value in (run.watch.events(Finished)[0].fingerprint, reference.fingerprint))
-        own = replace(reference, fingerprint=run.watch.events(Finished)[0].fingerprint)
+        assert run.watch.events(FinishedEvent)[0].fingerprint != reference.fingerprint
+        assert all(value in fingerprint for value in (run.watch.events(FinishedEvent)[0].fingerprint, reference.fingerprint))
+        own = replace(reference, fingerprint=run.watch.events(FinishedEvent)[0].fingerprint)
         assert complaints(code, lines, ledger, left, own) == []
         retell(ledger, "w1", lambda text: re.sub(r'"samples":\[(\d+),(\d+),', r'"samples":[\1,\1,', text, count=1))
         missing, surplus = complaints(code, lines, ledger, left, own)

@@ -14,7 +14,7 @@ from chaos.network import Network, missing
 from chaos.partition import KINDS, Break, Partition, breaks
 from chaos.trial import digits, judged
 from chaos.verdict import Reference
-from farandole.protocol.events import Lost
+from farandole.protocol.events import LostEvent
 from farandole.protocol.failure_detector import FLOOR_S
 
 pytestmark = [pytest.mark.processes]
@@ -57,11 +57,11 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
         partition.strike(on(0, "link slow", 1.0))
         partition.strike(on(1, "cut between two", 1.0, other=2))
         assert len(partition.struck) == 3
-        assert watch.events(Lost) == []
+        assert watch.events(LostEvent) == []
         partition.strike(
             on(1, "link down", 7.0), on(2, "cut to the coordinator", 7.0), on(3, "cut from the coordinator", 7.0)
         )
-        lost = watch.events(Lost)
+        lost = watch.events(LostEvent)
         assert sorted(event.host for event in lost) == ["h1", "h2", "h3"]
         limits = [re.fullmatch(r"no heartbeat for ([0-9.]+) s", event.reason) for event in lost]
         assert all(limit and FLOOR_S <= float(limit[1]) <= 5 for limit in limits), "less than 5 s where that is usual"
@@ -85,7 +85,7 @@ def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count
         hosts.cut(1, 2)
         assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 60)
         hosts.mend(1, 2)
-        [lost] = watch.events(Lost)
+        [lost] = watch.events(LostEvent)
         assert lost.host in ("h1", "h2")
         assert not lost.reason.startswith("stalled"), lost.reason
         assert len(set(re.findall(r"\bw\d+\b", lost.reason))) == 2, "both are named"

@@ -24,7 +24,7 @@ from chaos.trial import digits, judged
 from chaos.verdict import Reference
 from chaos.watch import Watch
 from farandole.coordinator.journal import Journal
-from farandole.protocol.events import Finished, Lost, Resumed
+from farandole.protocol.events import FinishedEvent, LostEvent, ResumedEvent
 from farandole.protocol.failure_detector import FLOOR_S
 from tests.support.by_hand import by_hand
 from tests.support.disks import fill, small_disk
@@ -107,7 +107,7 @@ def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wa
         assert watch.seen["lost"] == 0
         watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
         assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
-        [lost] = watch.events(Lost)
+        [lost] = watch.events(LostEvent)
         assert lost.worker == "guest-1"
         assert not lost.reason.startswith("stalled"), "its silence, not that others wait"
         before = watch.step
@@ -190,7 +190,7 @@ def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_t
     with Launched(folder, digits(place), ["--workers", "1"]) as resumed:
         told = judged(0, resumed, resumed.finish(), [], reference)
     assert not told.complaints, capsys.readouterr().out
-    assert resumed.watch.events(Resumed)[0].step > watch.step
+    assert resumed.watch.events(ResumedEvent)[0].step > watch.step
 
 
 # --- the script ------------------------------------------------------------------------------------------------------
@@ -214,11 +214,11 @@ def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path
         assert run.coordinator.wait(60) == 0
         watch = Watch(run.folder)
         watch.look()
-        [lost] = watch.events(Lost)
+        [lost] = watch.events(LostEvent)
         assert lost.reason.startswith("stalled: ")
         assert re.search(r"\b\d+(\.\d+)? s\b", lost.reason)
         assert watch.pids[lost.worker] == int((tmp_path / "hung").read_text())
-        assert [event.equal for event in watch.events(Finished)] == [True]
+        assert [event.equal for event in watch.events(FinishedEvent)] == [True]
         codes = sorted(process.wait(60) for process in run.workers)
         assert codes in ([0, 0, 0], [0, 0, 1]), "the hung one ends by its grace, and begins anew: the run may be over"
 

@@ -10,7 +10,7 @@ import pytest
 from chaos.launched import Launched
 from chaos.trial import digits, judged
 from chaos.verdict import Reference
-from farandole.protocol.events import Lost
+from farandole.protocol.events import LostEvent
 from farandole.protocol.failure_detector import FLOOR_S
 from farandole.protocol.messages import RunTerms
 
@@ -33,7 +33,7 @@ def test_who_is_frozen_is_given_up_by_what_is_usual_and_who_is_so_for_less_than_
         frozen = watch.members[1]
         watch.signal(watch.pids[frozen], signal.SIGSTOP)
         assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
-        [lost] = watch.events(Lost)
+        [lost] = watch.events(LostEvent)
         assert (lost.worker, lost.reason[: len(FIRST)]) == (frozen, FIRST)
         limit_s = float(lost.reason.removeprefix(FIRST).removesuffix(" s"))
         assert TERMS.heartbeat_s + FLOOR_S <= limit_s < TERMS.heartbeat_timeout_s, "the machine may be busy"

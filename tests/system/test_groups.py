@@ -9,7 +9,7 @@ import pytest
 from chaos.watch import Watch
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.view_changes import REGROUP_S
-from farandole.protocol.events import Finished, Lost, View
+from farandole.protocol.events import FinishedEvent, LostEvent, ViewEvent
 from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
 from tests.support.scene import Scene, trained, view_of
@@ -21,7 +21,7 @@ def worn(workers: str, **settings: object) -> Scene:
     """A run whose next view, the fourth of its group, is to have new connections."""
     scene = trained(*workers, "x", "y", views_per_group=3, **settings)
     for leaver, stay in (("y", (*workers, "x")), ("x", tuple(workers))):
-        scene.say(leaver, m.Leaving(reason="SIGTERM"))
+        scene.say(leaver, m.LeaveRequest(reason="SIGTERM"))
         scene.switch(scene.last(workers[0], m.Propose).view, 4, *stay, leaver)
         scene.exit(leaver)
     return scene
@@ -79,17 +79,17 @@ def test_a_run_goes_on_over_new_connections(tmp_path: Path) -> None:
     with by_hand(tmp_path / "run", 2, [str(TROUBLED), str(tmp_path)], wanted=2, minimum=2, views_per_group=1) as run:
         watch = Watch(run.folder)
 
-        def views() -> list[View]:
+        def views() -> list[ViewEvent]:
             watch.look()
-            return watch.events(View)
+            return watch.events(ViewEvent)
 
         until(lambda: len(views()) > 1)
         slow.unlink()
         until(lambda: run.coordinator.poll() is not None)
         assert run.coordinator.returncode == 0
         watch.look()
-        first, second = watch.events(View)[:2]
+        first, second = watch.events(ViewEvent)[:2]
         assert (first.cause, second.cause) == ("first view", "new connections")
         assert first.members == second.members
-        assert [event.equal for event in watch.events(Finished)] == [True]
-        assert not watch.events(Lost)
+        assert [event.equal for event in watch.events(FinishedEvent)] == [True]
+        assert not watch.events(LostEvent)

@@ -14,7 +14,7 @@ import pytest
 
 from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import BARRED, EVICTED
+from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED
 from farandole.worker import departure
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.lines import naming
@@ -79,7 +79,7 @@ def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
 def test_a_guest_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins() -> None:
     scene = Scene()
     scene.hello("guest", pool="")
-    scene.say("guest", m.Failed(traceback="UsageError"))
+    scene.say("guest", m.ScriptFailed(traceback="UsageError"))
     assert scene.last("guest", m.Goodbye).code == 1
     assert scene.coordinator.ending is None
     scene.ready("a")
@@ -115,7 +115,7 @@ def test_an_evicted_guest_begins_anew_in_its_own_place(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     done = subprocess.run(
-        [sys.executable, script, str(EVICTED), "an argument"], env=ENVIRON, cwd=tmp_path, input=b"ticket",
+        [sys.executable, script, str(EXIT_EVICTED), "an argument"], env=ENVIRON, cwd=tmp_path, input=b"ticket",
         capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def test_an_evicted_guest_begins_anew_in_its_own_place(tmp_path: Path) -> None:
     assert naming(other, "farandole: ", "2 s")
 
 
-@pytest.mark.parametrize("code", [0, 1, 4, BARRED])
+@pytest.mark.parametrize("code", [0, 1, 4, EXIT_BANNED])
 def test_who_ends_for_another_reason_does_not(code: int, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     command = [sys.executable, tmp_path / "worker.py", str(code)]
@@ -163,10 +163,10 @@ def _catches(status: Path, number: int) -> bool:
 
 def test_who_broke_the_protocol_is_told_to_stay_out() -> None:
     scene = trained("a", "b")
-    scene.say("b", m.Exited(worker="b", reason="nonsense"))
-    assert scene.last("b", m.Goodbye).code == BARRED
-    assert scene.restarted().coordinator.eviction("b") == BARRED
+    scene.say("b", m.WorkerProcessExited(worker="b", reason="nonsense"))
+    assert scene.last("b", m.Goodbye).code == EXIT_BANNED
+    assert scene.restarted().coordinator.eviction_code("b") == EXIT_BANNED
     scene.report("a", 0)
     assert scene.coordinator.roster().evicted == ("b",)
-    assert scene.coordinator.departed["b"].code == BARRED
-    assert scene.coordinator.eviction("a") == EVICTED
+    assert scene.coordinator.departed["b"].code == EXIT_BANNED
+    assert scene.coordinator.eviction_code("a") == EXIT_EVICTED

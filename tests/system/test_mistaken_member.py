@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.protocol.coordinator.state import BARRED
+from farandole.protocol.coordinator.state import EXIT_BANNED
 from tests.support.harness import ENVIRON, Elastic, alone
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
@@ -56,7 +56,7 @@ def test_a_round_too_far_ahead_costs_its_sender_the_run_and_nobody_else(tmp_path
             run.until(lambda: bool(run.events("lost")), "the guest's eviction")
             pace.unlink()
             said, _ = guest.communicate(timeout=60)
-            assert guest.returncode == BARRED, said
+            assert guest.returncode == EXIT_BANNED, said
             run.finish()
         finally:
             guest.kill()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.pool.base import Gone
+from farandole.pool.base import WorkerExited
 from farandole.pool.local import LocalPool, join_command
 from tests.support.fake_worker import gone, until
 
@@ -39,15 +39,15 @@ def play(folder: Path, command: list[str], scenario: Callable[[LocalPool], Await
     asyncio.run(perform())
 
 
-async def gone_from(pool: LocalPool) -> Gone:
+async def gone_from(pool: LocalPool) -> WorkerExited:
     return (await all_gone_from(pool, 1)).pop()
 
 
-async def all_gone_from(pool: LocalPool, number: int) -> set[Gone]:
+async def all_gone_from(pool: LocalPool, number: int) -> set[WorkerExited]:
     """So many workers that have gone."""
-    found: set[Gone] = set()
+    found: set[WorkerExited] = set()
     while len(found) < number:
-        found |= {event for event in await pool.events() if isinstance(event, Gone)}
+        found |= {event for event in await pool.events() if isinstance(event, WorkerExited)}
     return found
 
 

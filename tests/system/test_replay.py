@@ -20,7 +20,7 @@ from farandole.plan.batch import RULES
 from farandole.plan.shards import History
 from farandole.protocol.coordinator.reconnection import Durable
 from farandole.protocol.coordinator.state import RunSettings
-from farandole.protocol.events import Ready, Resumed, StateLost
+from farandole.protocol.events import ReadyEvent, ResumedEvent, StateLostEvent
 from farandole.protocol.messages import Signature
 from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support import forked
@@ -141,9 +141,9 @@ def steps(*workers: int, first: int = 0) -> list[Line]:
 
 
 def test_of_steps_taken_again_the_last_time_counts() -> None:
-    lines = [*steps(1, 2, 3), an(StateLost), an(Resumed, step=1), *steps(4, 4, first=1)]
+    lines = [*steps(1, 2, 3), an(StateLostEvent), an(ResumedEvent, step=1), *steps(4, 4, first=1)]
     assert history_of(lines, Path("r")).changes == ((0, 1), (1, 4))
-    lines = [*steps(1, 2, 3), an(StateLost), LogLine(step=2, fields={}), *steps(5)]
+    lines = [*steps(1, 2, 3), an(StateLostEvent), LogLine(step=2, fields={}), *steps(5)]
     assert history_of(lines, Path("r")).changes == ((0, 5),)
 
 
@@ -177,7 +177,7 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
     facts = (("torch version", "1.0"), ("numpy version", np.__version__), ("parameter model.weight", "[3] float32"))
     journal = Journal(tmp_path)
     journal.keep(
-        [an(Ready)],
+        [an(ReadyEvent)],
         Durable(wants={"": 1}, signature=Signature(facts=facts)),
     )
     journal.close()

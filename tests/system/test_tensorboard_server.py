@@ -33,7 +33,7 @@ def board(tmp_path: Path) -> Path:
     first = [step_line(number, loss=1.0, time=100.0 + number) for number in range(10)]
     second = [step_line(number, loss=2.0, time=200.0 + number) for number in range(6, 12)]
     note = LogLine(step=11, fields={"note": "<script>alert(1)</script>"})
-    for lines in (first, [an(events.Resumed, step=6), *second, note]):
+    for lines in (first, [an(events.ResumedEvent, step=6), *second, note]):
         with metrics.open("ab") as file:
             file.writelines(map(as_written, lines))
         export = TensorBoard(tmp_path / "board", metrics)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farandole.data.ledger import count
-from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE
 from tests.jobs.unfed import EPOCHS, SAMPLES
 from tests.support.disks import fill, small_disk
 from tests.support.file_server import FileServer
@@ -157,7 +157,7 @@ def test_a_guest_ends_with_a_code_of_its_own_the_reason_and_a_remedy(tmp_path: P
             [*FARANDOLE, "join", str(ticket), str(JOB), str(job.out)], env={**ENVIRON, "FARANDOLE_WORKER": "guest"},
             capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
-        assert done.returncode == UNFED, done.stdout + done.stderr
+        assert done.returncode == EXIT_DATA_UNAVAILABLE, done.stdout + done.stderr
         assert REASON in done.stderr
         assert naming(done.stderr, "farandole: error: ", "shard 7", REASON)
         guests = [event["worker"] for event in run.events("ready") if event["worker"].startswith("guest")]

@@ -18,7 +18,7 @@ from torch import nn
 
 import farandole
 from farandole import joining
-from farandole.control.bench import ALONE, DDP, FARANDOLE, BenchTerms, Block, Done, Record, Told, Unfit, environment
+from farandole.control.bench import ALONE, DDP, FARANDOLE, BenchTerms, Block, BenchFinished, Record, BenchReports, Unfit, environment
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
 from farandole.training.plain_step import Plain, PlainStep
@@ -72,7 +72,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
 
 
 def told(folder: Path) -> list[Record]:
-    found = Told(folder)
+    found = BenchReports(folder)
     found.read()
     [records] = found.records.values()
     return records
@@ -138,7 +138,7 @@ def test_each_contestant_has_its_blocks_in_turn(joined: Joined, tmp_path: Path) 
     order = (ALONE, FARANDOLE, DDP), (FARANDOLE, DDP, ALONE)
     assert [(b.round, b.contestant) for b in blocks] == [(r, name) for r, names in enumerate(order) for name in names]
     assert all(len(block.spent) == TERMS.steps and block.samples == BATCH for block in blocks)
-    assert isinstance(told(tmp_path)[-1], Done)
+    assert isinstance(told(tmp_path)[-1], BenchFinished)
 
 
 def test_a_steps_parts_are_within_it_and_of_its_kind(joined: Joined, tmp_path: Path) -> None:

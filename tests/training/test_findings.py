@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.training.gradients import Findings
+from farandole.training.gradients import ShardDigests
 
 NAMES = ["net.weight", "net.bias"]
 
 
 def find(*, batch: Any = None, loss: float = 2.0, gradient: float = 1.0, buffer: float = 3.0) -> dict[str, int]:
-    findings = Findings(NAMES, None)
+    findings = ShardDigests(NAMES, None)
     findings.read(torch.ones(2, 3) if batch is None else batch)
     findings.fold(1, torch.full((2,), 0.5))
     findings.fold(0, torch.tensor([[gradient, 1.0], [2.0, 3.0]]))
@@ -56,10 +56,10 @@ def test_its_own_shard_goes_into_the_sums_and_anothers_does_not() -> None:
     partials = Partials(Layout([parameter], lanes=2))
     partials.begin(1)
     partials.open(0)
-    mine = Findings(["p"], partials)
+    mine = ShardDigests(["p"], partials)
     assert mine.mine
     assert not mine.folded(0)
     mine.fold(0, torch.tensor([1.0, 2.0, 3.0]))
     assert mine.folded(0)
     assert partials.folded(0)
-    assert not Findings(["p"], None).mine
+    assert not ShardDigests(["p"], None).mine

@@ -16,7 +16,7 @@ from torch import nn
 from farandole.errors import UsageError
 from farandole.plan.batch import (
     AdaScale,
-    Facts,
+    StepFacts,
     LinearScaling,
     MomentumCompensation,
     Noise,
@@ -103,7 +103,7 @@ def expected(rule: Rule, whole: list[float], windows: list[float], momentum: flo
     """
     memory, found = rule.begin(), []
     for k, taken in zip(whole, windows, strict=True):
-        factor, after = rule.factor(memory, Facts(k=taken, base=SIZE, momentum=momentum))
+        factor, after = rule.factor(memory, StepFacts(k=taken, base=SIZE, momentum=momentum))
         found.append(factor)
         memory = after if taken == k else memory
     return found

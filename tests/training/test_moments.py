@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.plan.batch import Facts, Memory, PerWorkerBatch, Rule, SquareRoot
+from farandole.plan.batch import StepFacts, Memory, PerWorkerBatch, Rule, SquareRoot
 from farandole.training import learning_rate
 from farandole.training.learning_rate import LearningRate
 from tests.support.moments_reference import DECAY, EPS, GRADIENTS, RATE, adam, rmsprop
@@ -158,7 +158,7 @@ def test_beyond_what_a_beta_can_follow_it_is_told_once(caplog: pytest.LogCapture
 class HalfRule(Rule):
     """The factor on the rate alone."""
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         return math.sqrt(facts.k), memory
 
 

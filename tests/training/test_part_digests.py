@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.collective.schedule import REDUCED
 from farandole.collective.transport import Links, Pending
 from farandole.protocol import messages as m
@@ -70,7 +70,7 @@ def answers(
     count: int, wrong: Wrong, *, hosts: str = "", clip: float = 0.0, after: Callable[[dict[str, Trained]], Any] = len
 ) -> dict[str, m.Digests]:
     """What `count` workers answer after a step in which these send wrong sums."""
-    with workers(count, network=Network(), hosts=hosts) as everyone:
+    with workers(count, network=FakeNetwork(), hosts=hosts) as everyone:
         view, lineage = everyone[0].exchange.view, everyone[0].exchange.view.lineage(everyone[0].exchange.view.members)
         for worker in everyone:
             assert worker.links is not None
@@ -142,7 +142,7 @@ def test_who_was_not_in_the_view_has_the_state_of_somebody_who_was() -> None:
 
 
 def test_views_are_known_for_as_long_as_a_difference_may_be_of_them() -> None:
-    with workers(2, network=Network()) as everyone:
+    with workers(2, network=FakeNetwork()) as everyone:
         one = Trained(everyone[0], 0.0)
         layout = everyone[0].layout
         for number in range(MAX_PARTS + 1):

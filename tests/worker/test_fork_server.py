@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.platform.process import SUPPORTED
-from farandole.pool.base import Gone, Started, StartFailed
+from farandole.pool.base import WorkerExited, Started, WorkerStartFailed
 from farandole.pool.local import LocalPool
 from tests.support.fake_worker import gone, until
 from tests.support.mentioned import mentions
@@ -47,12 +47,12 @@ class Played:
         assert exited.worker == worker
         return exited.reason
 
-    async def ended(self) -> Gone | StartFailed:
+    async def ended(self) -> WorkerExited | WorkerStartFailed:
         """The next one of which the pool says so. Those that tests start end one by one."""
         while not (ends := [event for event in await self.pool.events() if not isinstance(event, Started)]):
             pass
         [end] = ends
-        assert isinstance(end, Gone | StartFailed)
+        assert isinstance(end, WorkerExited | WorkerStartFailed)
         return end
 
     async def pid(self, worker: str) -> int:
@@ -142,7 +142,7 @@ def test_a_killed_server_takes_nobody_with_it_and_is_replaced(tmp_path: Path, sl
         played.pool.start("w3", "here")
         played.pool.stop("w3")
         failed = await played.ended()
-        assert isinstance(failed, StartFailed)
+        assert isinstance(failed, WorkerStartFailed)
         assert failed.worker == "w3"
         os.kill(server, signal.SIGKILL)
         assert await played.pid("w2") != first
@@ -150,12 +150,12 @@ def test_a_killed_server_takes_nobody_with_it_and_is_replaced(tmp_path: Path, sl
         assert await played.server() != server
         os.kill(first, signal.SIGKILL)
         lost = await played.ended()
-        assert isinstance(lost, Gone)
+        assert isinstance(lost, WorkerExited)
         assert lost.worker == "w1"
         assert mentions(lost.reason, "signal 9")
         played.pool.stop("w2")
         lost = await played.ended()
-        assert isinstance(lost, Gone)
+        assert isinstance(lost, WorkerExited)
         assert lost.worker == "w2"
         assert mentions(lost.reason, "signal 9")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.collective.fake import Network
+from farandole.collective.fake import FakeNetwork
 from farandole.plan.shards import Position
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
@@ -117,13 +117,13 @@ def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.Monke
 def test_memory_for_the_state_is_used_once_and_none_is_kept_where_nobody_hands_one_over() -> None:
     """Of a view that was given up something may still be written into it."""
     joiner, _ = worker("w2")
-    joiner.groups[TWO.group] = in_memory(Network(), ALONE)[0]
+    joiner.groups[TWO.group] = in_memory(FakeNetwork(), ALONE)[0]
     joiner.make_room(1 << 20)
     Receiver(TWO, joiner, 0)
     assert joiner.room is None
     first, made = worker("w1")
     first.make_room(1 << 20)
-    first.member.receive(m.Propose(view=ALONE))
+    first.member.on_message(m.Propose(view=ALONE))
     first.member.connected(ALONE)
     assert enter(made) == [ALONE]
     assert first.room is None

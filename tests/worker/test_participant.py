@@ -17,7 +17,7 @@ from farandole.protocol.view import View
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.participant import Alone, NoTraining, Participant
+from farandole.worker.participant import SingleProcess, NoTraining, Participant
 from tests.support.metric_lines import stepped
 from tests.support.stage import stage
 
@@ -69,7 +69,7 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
 
 def test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atexit.register", lambda *_: None)
-    it = Alone(str(tmp_path), lambda: True)
+    it = SingleProcess(str(tmp_path), lambda: True)
     battery(it, lambda: None)
     assert it.told.saves, "who else would"
     assert it._file is not None
@@ -87,7 +87,7 @@ def test_alone_has_exit_code_1_where_nothing_was_saved(save: Callable[[], bool],
     """Also where saving raises: Python prints what an exit handler raises, and exits with code 0."""
 
     def ends() -> None:
-        it = Alone(str(tmp_path), save)
+        it = SingleProcess(str(tmp_path), save)
         it._end(os.getpid())
         os._exit(0)
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.view import Word
+from farandole.protocol.view import CommitMessage
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
@@ -135,7 +135,7 @@ def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path)
             assert view is not None
             round_ = member.round
             assert client.word(view=view.number, round_=round_, compute_us=0, shards=1) is None
-            word = Word(view=view.number, round=round_, prepared=0, compute_us=0, shards=1)
+            word = CommitMessage(view=view.number, round=round_, prepared=0, compute_us=0, shards=1)
             assert not client.end_round([word])
             assert member.round == round_
 
@@ -149,7 +149,7 @@ def test_the_metrics_up_to_a_failure_are_written_however_seldom_heartbeats_are(t
             trainer = await it.join("w2")
             await it.in_view(1, "w1", "w2")
             step = trainer.step
-            trainer.client.tell(m.Failed(traceback="OSError: no disk"))
+            trainer.client.tell(m.ScriptFailed(traceback="OSError: no disk"))
             await it.scene.until(lambda: it.scene.server.coordinator.over)
             lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
             steps = [line["step"] for line in lines if "event" not in line]
@@ -172,7 +172,7 @@ def test_what_is_told_before_a_close_is_heard(tmp_path: Path, monkeypatch: pytes
             def meanwhile(session: Session) -> list[m.Message]:
                 messages = take(session)
                 monkeypatch.setattr(Session, "take", take)
-                client.tell(m.Failed(traceback="OSError: no disk"))
+                client.tell(m.ScriptFailed(traceback="OSError: no disk"))
                 closing = threading.Thread(target=client.close)
                 closing.start()
                 closing.join(0.2)  # it waits for this one

@@ -23,10 +23,10 @@ from pathlib import Path
 from farandole.checkpoint.owner import owner_of
 from farandole.checkpoint.store import Patience, RunIdentity, Store, first_line, look, step_of
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.protocol.events import Checkpoint, Resumed, Saved, name_of
+from farandole.protocol.events import CheckpointEvent, ResumedEvent, SavedEvent, name_of
 from farandole.protocol.messages import Newest
 from farandole.protocol.metrics import parse_line
-from farandole.protocol.reported_events import TOLD
+from farandole.protocol.reported_events import CHECKPOINT_EVENTS
 
 ASKED_S = 90.0  # for a remote store to answer, with all attempts
 
@@ -77,7 +77,7 @@ def _unreached(url: str, identity: str) -> str:
 
 def listed(metrics: Path) -> Newest:
     """The newest checkpoint in the run's store that its metrics.jsonl tells of. A damaged line says nothing."""
-    heads = tuple(f'{{"event":"{name_of(event)}",'.encode() for event in TOLD)
+    heads = tuple(f'{{"event":"{name_of(event)}",'.encode() for event in CHECKPOINT_EVENTS)
     newest = Newest()
     try:
         with metrics.open("rb") as lines:
@@ -91,11 +91,11 @@ def listed(metrics: Path) -> Newest:
 
 def _after(newest: Newest, line: bytes) -> Newest:
     match parse_line(line):
-        case Resumed(step=step, path=path):
+        case ResumedEvent(step=step, path=path):
             return Newest(step=step, path=path)
-        case Checkpoint(step=step, path=path) if step >= newest.step:
+        case CheckpointEvent(step=step, path=path) if step >= newest.step:
             return Newest(step=step, path=path)
-        case Saved(path=path, whole=True) if (step := step_of(path)) is not None and step >= newest.step:
+        case SavedEvent(path=path, whole=True) if (step := step_of(path)) is not None and step >= newest.step:
             return Newest(step=step, path=path)
         case _:
             return newest

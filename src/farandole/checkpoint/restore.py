@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.checkpoint import content
-from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store, look
+from farandole.checkpoint.store import PAYLOAD, DamagedError, CheckpointName, Manifest, RunIdentity, Store, look
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
 from farandole.protocol import numeric_facts
@@ -22,7 +22,7 @@ ORDER, UNSHUFFLED = "order of the samples", "the data's own"  # a fact, and what
 
 
 @dataclass
-class Found:
+class RestoredState:
     """The state to go on from. `path` is "" if there was none, and the run begins."""
 
     path: str = ""
@@ -34,7 +34,7 @@ class Found:
     last_finite: str = ""  # the newest that is, where this one is not
 
 
-def find(places: Sequence[str], run: RunIdentity | None = None) -> Found:
+def find(places: Sequence[str], run: RunIdentity | None = None) -> RestoredState:
     """The newest checkpoint that verifies at the first of `places` that has any; each is a store or one .pt file.
     At the first, the run's own, only those of `run` count, if it is given.
 
@@ -42,10 +42,10 @@ def find(places: Sequence[str], run: RunIdentity | None = None) -> Found:
         FarandoleError: there are checkpoints and none of them verifies: to begin again would be to lose them quietly.
         OSError: a place can't be reached.
     """
-    found = Found()
+    found = RestoredState()
     for number, place in enumerate(places):
-        unfinished: list[Entry] = []
-        between: list[Entry] = []
+        unfinished: list[CheckpointName] = []
+        between: list[CheckpointName] = []
         store, entries = look(place, None if number else run)
         if entries is None:
             everything = store.entries()
@@ -75,7 +75,7 @@ def find(places: Sequence[str], run: RunIdentity | None = None) -> Found:
     return found
 
 
-def _between(store: Store, entry: Entry) -> str:
+def _between(store: Store, entry: CheckpointName) -> str:
     why = "was saved between two steps, where its update may be done by half: nothing goes on from it by itself"
     return f"{store.place(entry.stem)} {why}"
 

@@ -164,7 +164,7 @@ if __name__ == "__main__":
 WRITING = Patience(attempts=3, limit_s=60.0, first_pause_s=1.0)  # no attempt begins after so long
 
 
-class Saver:
+class CheckpointSaver:
     """One worker's. `describe(position, whole)` gives a manifest; `tell` sends a message to the coordinator.
 
     `parameters`: "object.path" of those that are looked at to see whether a state is finite.

@@ -283,7 +283,7 @@ class RunIdentity:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointName:
     """One checkpoint of a store, seen by its name only. `run`: the beginning of its run's identity, "" in old ones."""
 
     step: int
@@ -320,11 +320,11 @@ class Store:
 
     # --- reading ---------------------------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointName]:
         """Those that have a manifest, the newest first."""
         return [entry for entry in self._entries(self._names(), MANIFEST) if self._ours(entry, unreadable=True)]
 
-    def unfinished(self) -> list[Entry]:
+    def unfinished(self) -> list[CheckpointName]:
         """States without a manifest: their writers died, or are still at it."""
         names = self._names()
         return [
@@ -507,7 +507,7 @@ class Store:
                     with contextlib.suppress(FileNotFoundError):  # another writer was faster
                         self.ask("removing", partial(self.files.rm_file, self._at(stem + suffix)))
 
-    def newest_finite(self, entries: Sequence[Entry]) -> Entry | None:
+    def newest_finite(self, entries: Sequence[CheckpointName]) -> CheckpointName | None:
         """Of `entries`, the newest first."""
         for entry in entries:
             with contextlib.suppress(DamagedError):
@@ -649,7 +649,7 @@ class Store:
             return set()
         return {name.rstrip("/").rpartition("/")[2] for name in found}
 
-    def _ours(self, entry: Entry, *, unreadable: bool) -> bool:
+    def _ours(self, entry: CheckpointName, *, unreadable: bool) -> bool:
         """True if a checkpoint is of this store's run. `unreadable`: what holds of one that can't be read."""
         if self.run is None:
             return True
@@ -661,9 +661,9 @@ class Store:
             return unreadable
 
     @staticmethod
-    def _entries(names: set[str], suffix: str) -> list[Entry]:
+    def _entries(names: set[str], suffix: str) -> list[CheckpointName]:
         forms = [form for name in names if name.endswith(suffix) and (form := _NAME.fullmatch(name))]
-        entries = [Entry(int(form[2]), form[1] is None, form[0].removesuffix(suffix), form[3] or "") for form in forms]
+        entries = [CheckpointName(int(form[2]), form[1] is None, form[0].removesuffix(suffix), form[3] or "") for form in forms]
         return sorted(entries, key=lambda entry: (entry.step, entry.stem), reverse=True)
 
 
@@ -705,7 +705,7 @@ def step_of(path: str) -> int | None:
 # Loads no torch: the command line looks here before anything is started.
 
 
-def look(place: str, run: RunIdentity | None = None) -> tuple[Store, list[Entry] | None]:
+def look(place: str, run: RunIdentity | None = None) -> tuple[Store, list[CheckpointName] | None]:
     """The store at `place`, of `run` alone if it is given; with the one entry, if it names a file.
 
     Raises:

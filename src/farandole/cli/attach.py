@@ -44,16 +44,16 @@ async def _watch(folder: Path, display: object) -> int | None:
     from farandole.observe.live import Display, Written, keep_figures, show_lines, show_output, sum_up
     from farandole.observe.report import checkpoints_in, prices_in, settings_of
     from farandole.platform.files import opener
-    from farandole.protocol.events import Over
+    from farandole.protocol.events import OverEvent
     from farandole.protocol.metrics import Line
 
     assert isinstance(display, Display)
-    ends, ended = list[Over](), asyncio.Event()
+    ends, ended = list[OverEvent](), asyncio.Event()
     settings = settings_of(folder)
     written = Written(folder, prices_in(settings), checkpoints_in(folder, settings))
 
     def seen(line: Line) -> None:
-        if isinstance(line, Over):
+        if isinstance(line, OverEvent):
             ends.append(line)
 
     ticket = load(str(folder / "ticket"), opener)

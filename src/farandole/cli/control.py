@@ -19,7 +19,7 @@ from farandole.platform import files
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
-    from farandole.control.security import Issued
+    from farandole.control.security import IssuedTicket
 
 
 # --- scale ------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def new(
     import msgspec
 
     from farandole.control.run_folder import TICKET
-    from farandole.control.security import MOST, Issued
+    from farandole.control.security import MOST, IssuedTicket
     from farandole.control.ticket import load, new_secret
     from farandole.platform.files import write_atomically
 
@@ -108,7 +108,7 @@ def new(
         number = next(n for n in range(1, MOST + 2) if f"ticket-{n}" not in names)
         try:
             issued = msgspec.convert(
-                {"name": name or f"ticket-{number}", "secret": new_secret(), "expires": until}, Issued
+                {"name": name or f"ticket-{number}", "secret": new_secret(), "expires": until}, IssuedTicket
             )
         except msgspec.ValidationError:
             raise UsageError(f"--name {name}: up to 64 letters, digits, dots, dashes and underscores") from None
@@ -156,7 +156,7 @@ def revoke(
 
 
 @contextmanager
-def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
+def changing(run: Path | None) -> Generator[tuple[Path, list[IssuedTicket]]]:
     """The folder and the tickets of a live run, whose changes are written and told, unless something is raised."""
     from farandole.control.run_folder import TICKETS
     from farandole.control.security import read_tickets, write_tickets
@@ -191,7 +191,7 @@ def seconds(text: str) -> float:
     return int(form[1]) * UNITS[form[2]]
 
 
-def _state(issued: Issued) -> str:
+def _state(issued: IssuedTicket) -> str:
     if issued.revoked:
         return "revoked"
     if not issued.expires:

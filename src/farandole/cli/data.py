@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farandole.data.prepare.images import Images
     from farandole.data.prepare.shards import Part
     from farandole.data.prepare.webdataset_index import Read
-    from farandole.data.probe import Findings
+    from farandole.data.probe import ProbeResult
 
 
 # --- indexing ---------------------------------------------------------------------------------------------------------
@@ -141,10 +141,10 @@ def prepare_texts(
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from farandole.data.prepare.shards import alone_at, cut
-    from farandole.data.prepare.tokens import Encoding, Made, Reading, listing, prepare
+    from farandole.data.prepare.tokens import Encoding, TokenShard, TextFormat, listing, prepare
     from farandole.platform.process import die_with_parent
 
-    reading = Reading(lines=lines, field=field)
+    reading = TextFormat(lines=lines, field=field)
     listed = listing(source, reading, shard_bytes)
     passed_over = f"; {listed.passed_over} files are no texts by their names" if listed.passed_over else ""
     tell(f"{source}: {listed.files} texts, {listed.size / 1e6:.1f} MB{passed_over}")
@@ -158,7 +158,7 @@ def prepare_texts(
         mine = sum(piece.size for n, (_, pieces) in enumerate(shards) if part.has(n) for piece in pieces)
         task = progress.add_task("", total=mine, said="")
 
-        def made(result: Made) -> None:
+        def made(result: TokenShard) -> None:
             counts["kept" if result.kept else "made" if result.record else "bad"] += 1
             said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
             progress.update(task, advance=result.size, said=said)
@@ -320,7 +320,7 @@ def _make(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.prepare.images import Made, prepare
+    from farandole.data.prepare.images import ImageShard, prepare
     from farandole.data.prepare.shards import samples_of
     from farandole.platform.process import die_with_parent
 
@@ -331,7 +331,7 @@ def _make(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=samples_of(listed.pieces, shard_bytes, part), said="")
 
-        def made(result: Made) -> None:
+        def made(result: ImageShard) -> None:
             counts["kept" if result.kept else "made" if result.record else "bad"] += 1
             said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
             progress.update(task, advance=result.samples, said=said)
@@ -421,7 +421,7 @@ def probe(
     )
 
 
-def _print(found: Findings, batch: int) -> None:
+def _print(found: ProbeResult, batch: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -441,7 +441,7 @@ def _print(found: Findings, batch: int) -> None:
     tell(f"bottleneck: {bottleneck}; {advice}")
 
 
-def _making(found: Findings) -> Table:
+def _making(found: ProbeResult) -> Table:
     """Where those who make samples spend their time."""
     from rich.table import Table
 

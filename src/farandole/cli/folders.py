@@ -112,14 +112,14 @@ def past_of(folder: Path) -> Past | None:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
 
 
-def _ending(folder: Path) -> events.Over | None:
+def _ending(folder: Path) -> events.OverEvent | None:
     """What the newest start of the run has recorded as its end; None where it goes on, or nothing can be read."""
     try:
         lines = before(folder / METRICS, (folder / METRICS).stat().st_size)
     except (OSError, FarandoleError):
         return None
-    newest = next((line for line in reversed(lines) if isinstance(line, events.Over | events.RunStarted)), None)
-    return newest if isinstance(newest, events.Over) else None
+    newest = next((line for line in reversed(lines) if isinstance(line, events.OverEvent | events.RunStartedEvent)), None)
+    return newest if isinstance(newest, events.OverEvent) else None
 
 
 def lives(owner: Owner, folder: Path) -> bool:
@@ -254,7 +254,7 @@ DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RunFolderState:
     """One run. `state`: live, or how it ended; `used`: when it last wrote anything, Unix time."""
 
     folder: Path
@@ -303,7 +303,7 @@ def prune(
     tell(f"{len(gone)} runs removed, {freed} freed")
 
 
-def found(place: Path) -> Iterator[Found]:
+def found(place: Path) -> Iterator[RunFolderState]:
     """The runs of this user's in `place`.
 
     Raises:
@@ -323,7 +323,7 @@ def found(place: Path) -> Iterator[Found]:
             state = "live" if live else past.outcome if past else "never began"
             newest = (folder / METRICS if (folder / METRICS).exists() else folder / SETTINGS).stat().st_mtime
             size = sum(info.st_blocks * 512 for info in files)
-            yield Found(folder=folder, state=state, steps=past.steps if past else 0, size=size, used=newest)
+            yield RunFolderState(folder=folder, state=state, steps=past.steps if past else 0, size=size, used=newest)
 
 
 def remove(folder: Path) -> None:
@@ -341,7 +341,7 @@ def remove(folder: Path) -> None:
         os.close(handle)
 
 
-def _show(runs: list[Found]) -> None:
+def _show(runs: list[RunFolderState]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -16,7 +16,7 @@ from farandole.platform.files import decoded
 from farandole.platform.output import one_line, tell
 
 if TYPE_CHECKING:
-    from farandole.pool.ssh import Line, There
+    from farandole.pool.ssh import HostLine, RemoteCommand
 
 app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file; see docs/ssh.md.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
@@ -102,7 +102,7 @@ def copy(
         ThreadPoolExecutor(len(lines)) as threads,
     ):
 
-        def to(line: Line) -> str:
+        def to(line: HostLine) -> str:
             task = progress.add_task(one_line(line.name), total=size)
             return ssh_everywhere.send(source, target, line, there, lambda count: progress.advance(task, count))
 
@@ -160,13 +160,13 @@ def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")
         tell(f"ended process {pid}: {one_line(command)}")
 
 
-def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[Line], There]:
-    from farandole.pool.ssh import SSH, There, read
+def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[HostLine], RemoteCommand]:
+    from farandole.pool.ssh import SSH, RemoteCommand, read
 
     lines = list(read(file).values())
     if not lines:
         raise UsageError(f"hosts file {file}: no host is in it; write HOST slots=NUMBER for each")
-    return lines, There(ssh=tuple(shlex.split(ssh)) or SSH, python=python)
+    return lines, RemoteCommand(ssh=tuple(shlex.split(ssh)) or SSH, python=python)
 
 
 def _ssh_pools(folder: Path) -> list[str]:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from farandole.control.api import Api
     from farandole.control.status import Status
     from farandole.control.ticket import Ticket
-    from farandole.observe.dashboard import Server
-    from farandole.observe.trace import Trace
+    from farandole.observe.dashboard import DashboardServer
+    from farandole.observe.trace import TraceTable
     from farandole.protocol.messages import Spans, Traced
 
 
@@ -315,15 +315,15 @@ def dashboard(
 
 
 async def _serve(folder: Path, port: int) -> None:
-    from farandole.observe.dashboard import Server, Watch
+    from farandole.observe.dashboard import DashboardServer, RunWatch
 
     def api() -> Api | None:
         with suppress(CoordinatorUnreachable):
             return live(folder).api
         return None
 
-    watch = Watch(folder, api, lambda: held(folder))
-    server = Server(watch, api)
+    watch = RunWatch(folder, api, lambda: held(folder))
+    server = DashboardServer(watch, api)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -346,7 +346,7 @@ async def _serve(folder: Path, port: int) -> None:
         await server.close()
 
 
-def _another(server: Server) -> None:
+def _another(server: DashboardServer) -> None:
     if sys.stdin.readline():
         tell(server.link())
     else:
@@ -491,7 +491,7 @@ class _Asking:
         return f"waiting for {', '.join(self.traced.owed)} (step {status.step}, {status.state}{stalled}{waits})"
 
 
-def _describe(found: Trace, missing: str) -> None:
+def _describe(found: TraceTable, missing: str) -> None:
     tell(f"steps {found.steps.start} to {found.steps.stop - 1}, {found.length_us / 1e6:.3f} s")
     for worker, waited in found.waited_us.items():
         tell(f"  {worker} waited {_seconds(sum(waited.values()))}{_most(waited)}")

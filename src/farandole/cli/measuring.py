@@ -16,7 +16,7 @@ from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.supervisor import Supervisor
 from farandole.code import pack, snapshot
-from farandole.control.bench import BenchTerms, Told
+from farandole.control.bench import BenchTerms, BenchReports
 from farandole.control.run_folder import CHECKPOINTS, CODE
 from farandole.observe.bench import Figures, figures
 from farandole.observe.bench_table import round_said
@@ -70,7 +70,7 @@ class Measuring(Supervisor):
         self.figures: Figures | None = None
 
     async def _enough(self) -> None:
-        told, terms, shown = Told(self._folder), self._terms, 0
+        told, terms, shown = BenchReports(self._folder), self._terms, 0
         while not self._forced.is_set() and self.figures is None:
             if told.read() and (rounds := told.rounds(terms)) > shown:
                 found = figures(told.records, terms, rounds)

@@ -16,7 +16,7 @@ from farandole.platform.files import decoded
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.pool.ec2 import Row
+    from farandole.pool.ec2 import ListedInstance
 
 
 # --- pool -------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def list_(
     from farandole.pool import ec2 as price_files
     from farandole.pool.ec2 import Aws
 
-    known = price_files.read(prices) if prices else price_files.Prices()
+    known = price_files.read(prices) if prices else price_files.PriceTable()
     filters = {"tag-key": [price_files.RUN]} if run is None else {f"tag:{price_files.RUN}": [_tag(place_of(run))]}
     rows = [row for row in Aws(region).instances(filters) if row.state not in ENDED]
     if not rows:
@@ -66,7 +66,7 @@ def list_(
     tell(f"{len(rows)} instances, {total:.4f} dollars an hour{day}" + (f", and {unknown} unknown" if unknown else ""))
 
 
-def _line(row: Row, price: float | None) -> str:
+def _line(row: ListedInstance, price: float | None) -> str:
     hours = max(time.time() - row.launched, 0.0) / 3600
     paid = "price unknown" if price is None else f"{price:g} dollars an hour, {price * hours:.4f} so far"
     return (

@@ -34,7 +34,7 @@ from farandole.platform import cpu, files
 from farandole.platform.files import decoded
 from farandole.platform.output import plain, say, tell
 from farandole.protocol.coordinator.state import RunSettings
-from farandole.protocol.events import Finished
+from farandole.protocol.events import FinishedEvent
 from farandole.protocol.metrics import Line, StepLine, parse_lines
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _lines(run: Path) -> list[Line]:
 
 
 def _fingerprint(lines: list[Line]) -> str:
-    found = [line.fingerprint for line in lines if isinstance(line, Finished) and line.equal]
+    found = [line.fingerprint for line in lines if isinstance(line, FinishedEvent) and line.equal]
     return found[-1] if found else ""
 
 

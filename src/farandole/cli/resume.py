@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GivenOptions:
     """Options of `farandole run` that a resumed run takes over where they were not given (None)."""
 
     seed: int | None = None
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class ResumePlan:
     """The terms that they come to, the checkpoint that the run has to begin with, and what to say of it. `takes`: it is
     to go on in the place that it begins from, which is another run's so far.
     """
@@ -55,7 +55,7 @@ class Settled:
     takes: bool = False
 
 
-def settle(asked: Asked, terms: RunTerms, folder: Path | None) -> Settled:
+def settle(asked: GivenOptions, terms: RunTerms, folder: Path | None) -> ResumePlan:
     """The terms of the run to be started in `folder`, None for one yet to be made: `terms`, with what was `asked`.
 
     Raises:
@@ -77,7 +77,7 @@ def _earlier(folder: Path) -> RunSettings | None:
         raise UsageError(f"--folder {folder}: the settings of the run in it can't be read ({error})") from None
 
 
-def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -> Settled:
+def _resumed(asked: GivenOptions, terms: RunTerms, before: RunSettings, folder: Path) -> ResumePlan:
     """The run that `folder` holds goes on."""
     if asked.resume is not None:
         raise UsageError(
@@ -109,7 +109,7 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
                 f"from: use another --folder"
             )
         at = f"from step {found.step}, if the script asks for more: it has run to its end before"
-    return Settled(
+    return ResumePlan(
         terms=msgspec.structs.replace(
             terms,
             seed=_unchanged("--seed", asked.seed, before.seed, folder),
@@ -138,7 +138,7 @@ def _bits(asked: str | None, before: str, folder: Path) -> str:
     return _unchanged("--bits", asked, before, folder) if "portable" in (asked, before) else asked or before
 
 
-def _begun(asked: Asked, terms: RunTerms) -> Settled:
+def _begun(asked: GivenOptions, terms: RunTerms) -> ResumePlan:
     """A new run, from its beginning or from another's checkpoint."""
     url, source, said = _place(asked.checkpoints) or "", "", ""
     found: Manifest | None = None
@@ -153,7 +153,7 @@ def _begun(asked: Asked, terms: RunTerms) -> Settled:
     if url:
         owner.look(url, alive=lives, takes=takes)
     seed, threads = (found.seed, int(found.fact("intra-op threads") or 1)) if found else (0, 1)
-    return Settled(
+    return ResumePlan(
         terms=msgspec.structs.replace(
             terms,
             seed=seed if asked.seed is None else asked.seed,

@@ -19,7 +19,7 @@ from farandole.cli.attach import detach
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, asked
 from farandole.cli.folders import lives
 from farandole.cli.options import Verbose, check_name, check_script, part
-from farandole.cli.resume import Asked, settle
+from farandole.cli.resume import GivenOptions, settle
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import UsageError
 from farandole.platform import cpu
@@ -358,7 +358,7 @@ def run(
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
     exports = asked(tensorboard, tensorboard_dir, wandb, metrics_token)
-    before = Asked(
+    before = GivenOptions(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
         bits=bits,
     )  # fmt: skip

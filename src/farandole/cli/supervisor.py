@@ -60,7 +60,7 @@ from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.reconciler import keep
 from farandole.pool.ssh import SSH, SshPool
 from farandole.protocol.coordinator.state import RunSettings
-from farandole.protocol.events import Failed, Over, Starting, View
+from farandole.protocol.events import FailedEvent, OverEvent, StartingEvent, ViewEvent
 from farandole.protocol.messages import Job, Roster
 from farandole.protocol.metrics import Line, StepLine
 from farandole.protocol.settings import PoolTerms
@@ -84,7 +84,7 @@ ANSWER_S = 2.0  # for an answer
 LEAST = 3  # tries
 
 
-class Silence:
+class SilenceClock:
     """How long nothing was heard, as counted by who listens. Pure; times in seconds."""
 
     def __init__(self, limit_s: float) -> None:
@@ -107,7 +107,7 @@ class Silence:
 
 async def until_silent(ticket: Ticket, limit_s: float) -> None:
     """Returns when the coordinator of `ticket` is frozen."""
-    loop, api, silence = asyncio.get_running_loop(), Api(ticket, timeout_s=ANSWER_S), Silence(limit_s)
+    loop, api, silence = asyncio.get_running_loop(), Api(ticket, timeout_s=ANSWER_S), SilenceClock(limit_s)
     while True:
         began = loop.time()
         await asyncio.sleep(ASK_S)
@@ -327,7 +327,7 @@ def _check_ec2(spec: PoolTerms, listen: str, show: Callable[[str], None], *, pri
         show(f"--pool {spec.name}: {asked.said}")
 
 
-def _is_loopback(line: ssh.Line) -> bool:
+def _is_loopback(line: ssh.HostLine) -> bool:
     try:
         return ipaddress.ip_address(line.address.rpartition("@")[2]).is_loopback
     except ValueError:
@@ -467,8 +467,8 @@ class Supervisor:
         self._left = left
         self._display = display
         self._written = Written(self._folder, settings.prices, settings.checkpoints.url)
-        self._failures: dict[str, Failed] = {}  # by worker, each one's first
-        self._over: Over | None = None
+        self._failures: dict[str, FailedEvent] = {}  # by worker, each one's first
+        self._over: OverEvent | None = None
         self._ticket: Ticket | None = None
         self._signals = 0
         self._connected = False
@@ -623,11 +623,11 @@ class Supervisor:
             self._coordinators.over()
 
     def _noted(self, line: Line) -> None:
-        if isinstance(line, Starting | View | StepLine):
+        if isinstance(line, StartingEvent | ViewEvent | StepLine):
             self._connecting.set()
-        if isinstance(line, Failed):
+        if isinstance(line, FailedEvent):
             self._failures.setdefault(line.worker, line)
-        elif isinstance(line, Over):
+        elif isinstance(line, OverEvent):
             self._over = line
 
     # --- signals -------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from farandole.worker.departure import feed, pause
 
 if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
-    from farandole.pool.agent import Post
+    from farandole.pool.agent import AgentIdentity
     from farandole.protocol.messages import Job
 
 
@@ -159,7 +159,7 @@ def agent(
     clouds.check(notices)
     loaded = load(ticket)
     folder = marked.place(loaded, pool, host)
-    post = marked.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
+    post = marked.AgentIdentity(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
     marked.leave_ticket(folder, loaded)
     if (held := marked.lock(folder)) is None:
         tell("it is there already")
@@ -195,7 +195,7 @@ def _answer(reading: int) -> str:
     return os.read(reading, 4096).decode(errors="replace") if ready else ""
 
 
-def _become(post: Post) -> None:
+def _become(post: AgentIdentity) -> None:
     """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
     from farandole.platform.files import append
     from farandole.platform.output import show_command
@@ -208,7 +208,7 @@ def _become(post: Post) -> None:
     show_command([sys.executable, *post.command(post.folder)], os.environ)
 
 
-def _serve_and_answer(post: Post, ticket: Ticket, writing: int) -> None:
+def _serve_and_answer(post: AgentIdentity, ticket: Ticket, writing: int) -> None:
     answers = [writing]
 
     def answer(text: str) -> None:
@@ -224,7 +224,7 @@ def _serve_and_answer(post: Post, ticket: Ticket, writing: int) -> None:
         raise
 
 
-def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> str:
+def _serve(post: AgentIdentity, ticket: Ticket, joined: Callable[[str], None]) -> str:
     """Returns why the host could not be prepared, if so.
 
     What takes longest goes first: torch is loaded by another process while this one is still at its own imports.

@@ -173,7 +173,7 @@ class Slot:
         self.views = layout.views(bucket, self.flat)
 
 
-class Held:
+class ShardSum:
     """The sum of some shards' gradients of one bucket: of each parameter in memory of its own, or all in one slot.
 
     `parts` has none for a parameter that none of the shards has used: zero.
@@ -213,9 +213,9 @@ class Partials:
         """`memory`: where the slots lie; None for this process's own."""
         self.layout = layout
         self._memory = memory or Ordinary()
-        self.nodes: list[dict[Node, Held]] = [{} for _ in layout.buckets]
+        self.nodes: list[dict[Node, ShardSum]] = [{} for _ in layout.buckets]
         self._free: list[list[Slot]] = [[] for _ in layout.buckets]
-        self._ways: list[_Way] = []
+        self._ways: list[_BucketPath] = []
         self._missing: list[set[int]] = [set() for _ in layout.buckets]
         self._all = [frozenset(bucket.params) for bucket in layout.buckets]
         self.shard = -1
@@ -282,12 +282,12 @@ class Partials:
             node = parent(node)
         return node, others
 
-    def _way(self, bucket: int, node: Node, siblings: list[Node], *, last: bool) -> _Way:
+    def _way(self, bucket: int, node: Node, siblings: list[Node], *, last: bool) -> _BucketPath:
         nodes = self.nodes[bucket]
         others = [nodes.pop(sibling) for sibling in siblings]
-        held = others[0] if others else Held(lambda: self._new(bucket))
+        held = others[0] if others else ShardSum(lambda: self._new(bucket))
         slotted = held.slot is None and (last or not self._all[bucket])
-        return _Way(node, held, others, self._new(bucket) if slotted else None)
+        return _BucketPath(node, held, others, self._new(bucket) if slotted else None)
 
     def _merge(self, bucket: int) -> None:
         """All of the shard is in."""
@@ -298,7 +298,7 @@ class Partials:
         self.nodes[bucket][way.node] = way.held
         self.complete(bucket)
 
-    def _give_back(self, bucket: int, *held: Held) -> None:
+    def _give_back(self, bucket: int, *held: ShardSum) -> None:
         self._free[bucket] += [each.slot for each in held if each.slot is not None]
 
     def _new(self, bucket: int) -> Slot:
@@ -306,13 +306,13 @@ class Partials:
         return free.pop() if free else Slot(self.layout, self.layout.buckets[bucket], self._memory)
 
 
-class _Way:
+class _BucketPath:
     """Upward from the open shard in one bucket: to `node`, by adding the `others`.
 
     The sum ends in `held`, which is the first of them if there is one; in its `slot` if that is given.
     """
 
-    def __init__(self, node: Node, held: Held, others: list[Held], slot: Slot | None) -> None:
+    def __init__(self, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None) -> None:
         self.node = node
         self.held = held
         self.others = others

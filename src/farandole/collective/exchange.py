@@ -37,23 +37,23 @@ from farandole.collective.schedule import (
     Act,
     Add,
     Await,
-    End,
+    RoundEnd,
     Fold,
     Levels,
-    Message,
-    Order,
-    Post,
-    Send,
+    ExchangeMessage,
+    ExchangeOrder,
+    PostReceives,
+    SendMessages,
     Take,
     Vouch,
     of_round,
     order,
 )
-from farandole.collective.shm_sums import Alone, Copied, InPlace, Sum
+from farandole.collective.shm_sums import SingleProcessSums, Copied, InPlace, Sum
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
 from farandole.numerics import settings
 from farandole.plan.shards import Node, combine, root
-from farandole.protocol.view import WORD_LENGTH, Lineage, View, Word
+from farandole.protocol.view import WORD_LENGTH, Lineage, View, CommitMessage
 
 # --- waits ------------------------------------------------------------------------------------------------------------
 #
@@ -109,7 +109,7 @@ class Round:
         words: by who says them; this worker's own, once it has given it.
     """
 
-    def __init__(self, number: int, order: Order, partials: Partials, tag: int, *, trains: bool) -> None:
+    def __init__(self, number: int, order: ExchangeOrder, partials: Partials, tag: int, *, trains: bool) -> None:
         self.number = number
         self.trains = trains
         self.order = order
@@ -127,7 +127,7 @@ class Round:
         self.words: dict[str, torch.Tensor] = {}
         self.ended = False
 
-    def take(self, message: Message) -> torch.Tensor:
+    def take(self, message: ExchangeMessage) -> torch.Tensor:
         """Blocks until a message is here. Returns where it lies.
 
         Raises:
@@ -139,7 +139,7 @@ class Round:
             self.words[message.whose] = there
         return there
 
-    def landed(self, message: Message) -> bool:
+    def landed(self, message: ExchangeMessage) -> bool:
         """Whether a message that is here lies in this worker's memory for it, not in its sender's."""
         key = message.peer, message.place
         return self.received[key][1].holds(self.here[key])
@@ -157,7 +157,7 @@ class Round:
 # Nothing of it is used by another view, so that what is still under way in an abandoned one spoils nothing.
 
 
-class Buffers:
+class ExchangeBuffers:
     """See the module's head. `lends`: a peer shares memory with this worker."""
 
     def __init__(self, view: View, worker: str, memory: Memory, stage: bool | None, *, lends: bool) -> None:
@@ -176,7 +176,7 @@ class Buffers:
         if layout not in self._sums:
             self._sums[layout] = [self._sum(bucket) for bucket in layout.buckets]
 
-    def warm(self, layout: Layout, arrivals: Iterable[Message]) -> None:
+    def warm(self, layout: Layout, arrivals: Iterable[ExchangeMessage]) -> None:
         """Allocate and touch what a round needs in which these land here."""
         self.allocate(layout)
         for message in arrivals:
@@ -219,18 +219,18 @@ class Buffers:
         for each in self._sums[layout]:
             each.complete()
 
-    def put(self, layout: Layout, message: Message, there: torch.Tensor) -> bool:
+    def put(self, layout: Layout, message: ExchangeMessage, there: torch.Tensor) -> bool:
         """The slice that a message tells of lies there. False: it did, and its owner has given the memory back."""
         return self._sums[layout][message.bucket].put(message.start, message.stop, there)
 
-    def room(self, layout: Layout, message: Message) -> Room:
+    def room(self, layout: Layout, message: ExchangeMessage) -> Room:
         """Where a message may land."""
         if message.kind == WORD:
             return Room(WORD_LENGTH, torch.int64, lambda: torch.empty(WORD_LENGTH, dtype=torch.int64))
         dtype = layout.buckets[message.bucket].dtype
         return Room(message.stop - message.start, dtype, lambda: self.where(layout, message))
 
-    def where(self, layout: Layout, message: Message) -> torch.Tensor:
+    def where(self, layout: Layout, message: ExchangeMessage) -> torch.Tensor:
         """Where a partial sum or a slice lands, or the sum that is gathered lies."""
         bucket, sum_ = layout.buckets[message.bucket], self._sums[layout][message.bucket]
         if message.kind == PARTIAL and (message.landing or isinstance(sum_, InPlace)):
@@ -261,7 +261,7 @@ class Buffers:
     def _add(self, round_: Round, act: Add) -> None:
         """Sum up a slice of a bucket."""
         sum_ = self._sums[round_.layout][act.bucket]
-        if isinstance(sum_, Alone):
+        if isinstance(sum_, SingleProcessSums):
             (sum_.flat,) = (flat for _, flat in round_.held[act.bucket].values())
             return
         target = sum_.place(act.start, act.stop)
@@ -281,7 +281,7 @@ class Buffers:
 
     def _sum(self, bucket: Bucket) -> Sum:
         if self._alone:
-            return Alone()
+            return SingleProcessSums()
         in_place = self._lends and bucket.large and not self.staging.serves(bucket)
         own = self._levels.stretch(bucket, self._worker)
         if in_place and isinstance(self._memory, Arena) and self._memory.works:
@@ -330,9 +330,9 @@ def _total(
 class Agreement(Protocol):
     """What the exchange needs of the member's state machine."""
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None: ...
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None: ...
 
-    def end_round(self, words: Sequence[Word]) -> bool: ...
+    def end_round(self, words: Sequence[CommitMessage]) -> bool: ...
 
     def lost(self, view: int, peer: str, reason: str) -> None: ...
 
@@ -353,8 +353,8 @@ class Exchange:
         self._waits = waits or Waits()
         self._peers = [member for member in view.members if member != worker]
         self._shared = {peer for peer in self._peers if links is not None and links.shares(peer)}
-        self._buffers = Buffers(view, worker, memory or Ordinary(), stage, lends=bool(self._shared))
-        self._orders: WeakKeyDictionary[Layout, dict[tuple[int, Lineage], Order]] = WeakKeyDictionary()
+        self._buffers = ExchangeBuffers(view, worker, memory or Ordinary(), stage, lends=bool(self._shared))
+        self._orders: WeakKeyDictionary[Layout, dict[tuple[int, Lineage], ExchangeOrder]] = WeakKeyDictionary()
         self._round: Round | None = None
         self._abandoned = False
         self._wake = threading.Condition()
@@ -492,17 +492,17 @@ class Exchange:
             case Fold() | Add():
                 settings.flush_as(round_.flushes)
                 self._buffers.sum_up(round_, act)
-            case Post(messages):
+            case PostReceives(messages):
                 self._post(round_, messages)
-            case Send(messages):
+            case SendMessages(messages):
                 for message in messages:
                     self._send(round_, self._content(round_, message), message)
             case Vouch():
                 self._buffers.complete(round_.layout)
                 return self._vouch(round_)
-            case End():
+            case RoundEnd():
                 round_.ended = self._agreement.end_round(
-                    [msgspec.convert(round_.words[whose].tolist(), Word) for whose in (self.worker, *self._peers)]
+                    [msgspec.convert(round_.words[whose].tolist(), CommitMessage) for whose in (self.worker, *self._peers)]
                 )
                 if round_.ended and round_.trains:
                     self._buffers.woken()
@@ -533,7 +533,7 @@ class Exchange:
 
     # --- small things ------------------------------------------------------------------------------------------
 
-    def _order(self, layout: Layout, shards: int, lineage: Lineage) -> Order:
+    def _order(self, layout: Layout, shards: int, lineage: Lineage) -> ExchangeOrder:
         """Made once for all rounds that are alike."""
         orders = self._orders.setdefault(layout, {})
         found = orders.get((shards, lineage))
@@ -550,7 +550,7 @@ class Exchange:
         self.close()
         self._agreement.lost(self.view.number, lost.peer, lost.reason)
 
-    def _wait(self, round_: Round, message: Message) -> None:
+    def _wait(self, round_: Round, message: ExchangeMessage) -> None:
         self.waiting_for = (message.peer, time.monotonic())
         began_ns = None if self._waits.kept is None else time.monotonic_ns()
         there = round_.take(message)
@@ -562,11 +562,11 @@ class Exchange:
         if not self._buffers.put(round_.layout, message, there):
             raise PeerLost(message.peer, "it has gone on without this worker")
 
-    def _send(self, round_: Round, tensor: torch.Tensor, message: Message) -> None:
+    def _send(self, round_: Round, tensor: torch.Tensor, message: ExchangeMessage) -> None:
         assert self._links is not None
         round_.sent.append(self._links.lend(tensor, message.peer, round_.tag | message.place))
 
-    def _content(self, round_: Round, message: Message) -> torch.Tensor:
+    def _content(self, round_: Round, message: ExchangeMessage) -> torch.Tensor:
         """Of what is sent when the round's buckets have been scattered."""
         if message.kind == WORD:
             return round_.words[message.whose]
@@ -574,13 +574,13 @@ class Exchange:
             return round_.sum_held(message.node, message.bucket, message.start, message.stop)
         return self._buffers.where(round_.layout, message)
 
-    def _nothing(self, round_: Round, message: Message) -> torch.Tensor:
+    def _nothing(self, round_: Round, message: ExchangeMessage) -> torch.Tensor:
         """Of a message's size, and no result."""
         if message.kind == WORD:
             return torch.full((WORD_LENGTH,), -1, dtype=torch.int64)
         return self._buffers.where(round_.layout, message)
 
-    def _post(self, round_: Round, messages: Sequence[Message]) -> None:
+    def _post(self, round_: Round, messages: Sequence[ExchangeMessage]) -> None:
         for message in messages:
             assert self._links is not None
             room = self._buffers.room(round_.layout, message)

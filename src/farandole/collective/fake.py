@@ -18,7 +18,7 @@ from farandole.protocol.view import View
 _Way = tuple[int, str, str, int]  # group, sender, receiver, tag
 
 
-class Network:
+class FakeNetwork:
     """What the workers of one test are connected through."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Network:
 class Fake:
     """The transport."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: FakeNetwork) -> None:
         self._network = network
 
     def connect(self, view: View, me: str) -> FakeLinks:
@@ -108,7 +108,7 @@ class Fake:
 class FakeLinks(Unshared):
     """See `Links`."""
 
-    def __init__(self, network: Network, group: int, me: str) -> None:
+    def __init__(self, network: FakeNetwork, group: int, me: str) -> None:
         self._network = network
         self._group = group
         self._me = me
@@ -135,7 +135,7 @@ class FakeLinks(Unshared):
 
 @dataclass(eq=False)
 class _Pending:
-    network: Network
+    network: FakeNetwork
     way: _Way
     tensor: torch.Tensor
     sends: bool

@@ -319,7 +319,7 @@ class Mailbox(Protocol):
     def wait_for_news(self, seconds: float) -> None: ...
 
 
-class Listener:
+class PeerListener:
     """A device and its listening socket, shut for everyone at first.
 
     Attributes:
@@ -403,7 +403,7 @@ class Listener:
 
 @contextlib.contextmanager
 def introductions(
-    listener: Listener, worker: str, members: Sequence[str], mailbox: Mailbox
+    listener: PeerListener, worker: str, members: Sequence[str], mailbox: Mailbox
 ) -> Generator[tuple[str, ...]]:
     """While Gloo connects the members: tell them where our connections come from, and let theirs in; then shut.
 
@@ -435,7 +435,7 @@ def _height(end: str) -> tuple[bytes, int]:
     return ipaddress.ip_address(address).packed, int.from_bytes(port_of(port).to_bytes(2, "big"), sys.byteorder)
 
 
-def _introduce(listener: Listener, worker: str, mailbox: Mailbox, over: threading.Event) -> None:
+def _introduce(listener: PeerListener, worker: str, mailbox: Mailbox, over: threading.Event) -> None:
     told: dict[str, set[str]] = {}
     pause = PAUSE_S[0]
     last = False
@@ -596,7 +596,7 @@ class GlooLinks(Unshared):
         self._store = store
         self._kept: list[object] = []
         options = _Gloo._Options()
-        self._listener = Listener(lambda: _Gloo.create_device(hostname=interface), interface)
+        self._listener = PeerListener(lambda: _Gloo.create_device(hostname=interface), interface)
         options._devices = [self._listener.device]
         options._timeout = CONNECT_TIMEOUT
         options._threads = 1

@@ -203,7 +203,7 @@ def of_round(view: View, round_: int, purpose: int = TRAINING) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ExchangeMessage:
     """One message, to or from `peer`.
 
     Attributes:
@@ -269,32 +269,32 @@ class Routes:
 
     # --- partial sums --------------------------------------------------------------------------------------------
 
-    def scattered(self, bucket: int) -> tuple[Message, ...]:
+    def scattered(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """What this worker's own sums are sent as."""
         if not self.near:
             return self._across(bucket)
         return tuple(
-            Message(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._stretch_of(bucket, peer), node)
+            ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._stretch_of(bucket, peer), node)
             for k, node in enumerate(self.own)
             for peer in self.near
         )
 
-    def partials_of_host(self, bucket: int) -> tuple[Message, ...]:
+    def partials_of_host(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """What the others of this host scatter. Where sums of the host are sent on, the first one's place is theirs."""
         landing = count(0 if self.one_host else 1)
         return tuple(
-            Message(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self.stretch(bucket), node, next(landing))
+            ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self.stretch(bucket), node, next(landing))
             for peer in self.near
             for k, node in enumerate(self._nodes[peer])
         )
 
-    def across(self, bucket: int) -> tuple[Message, ...]:
+    def across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """The sums of this host, to those who own the slices; where they are this worker's, that is to scatter them."""
         return self._across(bucket) if self.near else ()
 
-    def sums_of_hosts(self, bucket: int) -> tuple[Message, ...]:
+    def sums_of_hosts(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """The sums of the other hosts."""
-        found: list[Message] = []
+        found: list[ExchangeMessage] = []
         landing = count(1 + len(self.partials_of_host(bucket)))
         first = set(self._levels.served(self._worker)) if not self.near else set[int]()
         for peer in self._far:
@@ -302,12 +302,12 @@ class Routes:
                 where = 0 if column in first else next(landing)
                 first.discard(column)
                 cut = self._cut(bucket, column, self._host)
-                found.append(Message(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node, where))
+                found.append(ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node, where))
         return tuple(found)
 
-    def _across(self, bucket: int) -> tuple[Message, ...]:
+    def _across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         made = [
-            Message(
+            ExchangeMessage(
                 PARTIAL, peer, place(PARTIAL, bucket, k), bucket,
                 *self._cut(bucket, column, self._levels.host(peer)), node,
             )
@@ -323,29 +323,29 @@ class Routes:
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
-    def to_share(self, bucket: int) -> tuple[Message, ...]:
+    def to_share(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """This worker's slices, to the delegates of the other hosts."""
         return self._shared(bucket, own=True)
 
-    def shared(self, bucket: int) -> tuple[Message, ...]:
+    def shared(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """Theirs."""
         return self._shared(bucket, own=False)
 
-    def to_gather(self, bucket: int) -> tuple[Message, ...]:
+    def to_gather(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """All columns that this worker serves, to everyone of its host."""
         cut = self.stretch(bucket)
-        return tuple(Message(REDUCED, peer, place(REDUCED, bucket), bucket, *cut) for peer in self.near)
+        return tuple(ExchangeMessage(REDUCED, peer, place(REDUCED, bucket), bucket, *cut) for peer in self.near)
 
-    def gathered(self, bucket: int) -> tuple[Message, ...]:
+    def gathered(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """Those that they serve."""
         return tuple(
-            Message(REDUCED, peer, place(REDUCED, bucket), bucket, *self._stretch_of(bucket, peer))
+            ExchangeMessage(REDUCED, peer, place(REDUCED, bucket), bucket, *self._stretch_of(bucket, peer))
             for peer in self.near
         )
 
-    def _shared(self, bucket: int, *, own: bool) -> tuple[Message, ...]:
+    def _shared(self, bucket: int, *, own: bool) -> tuple[ExchangeMessage, ...]:
         return tuple(
-            Message(
+            ExchangeMessage(
                 REDUCED, peer, place(REDUCED, bucket, k), bucket,
                 *self._cut(bucket, column, self._host if own else self._levels.host(peer)),
             )
@@ -355,15 +355,15 @@ class Routes:
 
     # --- words ---------------------------------------------------------------------------------------------------
 
-    def to_say(self) -> tuple[Message, ...]:
+    def to_say(self) -> tuple[ExchangeMessage, ...]:
         """This worker's word: to its host, and to one worker of each other host."""
         return tuple(_word(peer, self._worker) for peer in (*self.near, *self._far) if self._tells(self._worker, peer))
 
-    def words(self) -> tuple[Message, ...]:
+    def words(self) -> tuple[ExchangeMessage, ...]:
         """Those of its host, and those that it is told for its host."""
         return tuple(_word(peer, peer) for peer in (*self.near, *self._told(self._worker)))
 
-    def to_pass_on(self) -> tuple[Message, ...]:
+    def to_pass_on(self) -> tuple[ExchangeMessage, ...]:
         """What it is told, to its host."""
         return tuple(
             _word(peer, whose, number)
@@ -371,7 +371,7 @@ class Routes:
             for peer in self.near
         )
 
-    def words_passed_on(self) -> tuple[Message, ...]:
+    def words_passed_on(self) -> tuple[ExchangeMessage, ...]:
         """What the others of its host are told."""
         return tuple(
             _word(peer, whose, number) for peer in self.near for number, whose in enumerate(self._told(peer), start=1)
@@ -398,8 +398,8 @@ class Routes:
         return self._levels.stretch(self._buckets[bucket], peer)
 
 
-def _word(peer: str, whose: str, number: int = 0) -> Message:
-    return Message(WORD, peer, place(WORD, 0, number), whose=whose)
+def _word(peer: str, whose: str, number: int = 0) -> ExchangeMessage:
+    return ExchangeMessage(WORD, peer, place(WORD, 0, number), whose=whose)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ class Await:
 class Take:
     """Until these are here."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +432,7 @@ class Fold:
     start: int
     stop: int
     nodes: tuple[Node, ...]
-    taken: tuple[Message, ...]
+    taken: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,21 +442,21 @@ class Add:
     bucket: int
     start: int
     stop: int
-    taken: tuple[Message, ...]
+    taken: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class PostReceives:
     """Be ready to receive these."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessages:
     """Send these."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,15 +465,15 @@ class Vouch:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RoundEnd:
     """All words are here."""
 
 
-Act = Await | Take | Fold | Add | Post | Send | Vouch | End
+Act = Await | Take | Fold | Add | PostReceives | SendMessages | Vouch | RoundEnd
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class ExchangeOrder:
     """See the module's head.
 
     Attributes:
@@ -489,29 +489,29 @@ class Order:
     mine: int
     own: tuple[Node, ...]
     heard: bool
-    begin: tuple[Message, ...]
-    scatter: tuple[tuple[Message, ...], ...]
+    begin: tuple[ExchangeMessage, ...]
+    scatter: tuple[tuple[ExchangeMessage, ...], ...]
     serve: tuple[Act, ...]
 
     @property
-    def arrivals(self) -> Iterable[Message]:
+    def arrivals(self) -> Iterable[ExchangeMessage]:
         """All that is received."""
         yield from self.begin
         for act in self.serve:
-            if isinstance(act, Post):
+            if isinstance(act, PostReceives):
                 yield from act.messages
 
-    def owed(self, scattered: Sequence[bool], served: int) -> Iterable[Message]:
+    def owed(self, scattered: Sequence[bool], served: int) -> Iterable[ExchangeMessage]:
         """What has not been sent when these buckets have been scattered and so many acts of `serve` are done."""
         for bucket, messages in enumerate(self.scatter):
             if not scattered[bucket]:
                 yield from messages
         for act in self.serve[served:]:
-            if isinstance(act, Send):
+            if isinstance(act, SendMessages):
                 yield from act.messages
 
 
-def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, lineage: Lineage) -> Order:
+def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, lineage: Lineage) -> ExchangeOrder:
     """The order of a round of `shards` shards, dealt out by `lineage`, at `worker` in `view`.
 
     Raises:
@@ -537,7 +537,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
             yield Take(near[bucket])
             yield Fold(bucket, *routes.stretch(bucket), routes.nodes_of_host, near[bucket])
             yield from _next(near, bucket)
-            yield Send(routes.across(bucket))
+            yield SendMessages(routes.across(bucket))
 
     def sum_(bucket: int) -> Iterable[Act]:
         arrivals = near if routes.one_host else across
@@ -545,33 +545,33 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         for cut in routes.slices(bucket):
             yield Add(bucket, *cut, tuple(m for m in arrivals[bucket] if (m.start, m.stop) == cut))
         yield from _next(arrivals, bucket)
-        yield Send(routes.to_share(bucket))
+        yield SendMessages(routes.to_share(bucket))
 
     def pass_on(bucket: int) -> Iterable[Act]:
         if routes.near:
             yield Take(shared[bucket])
-            yield Send(routes.to_gather(bucket))
+            yield SendMessages(routes.to_gather(bucket))
 
     serve: list[Act] = []
     for number in range(len(buckets) + 2 * routes.behind):
         for late, phase in enumerate((fold, sum_, pass_on)):
             if 0 <= number - late * routes.behind < len(buckets):
                 serve += phase(number - late * routes.behind)
-    serve += [*map(Take, gathered if routes.near else shared), Vouch(), Send(routes.to_say()), Take(words)]
-    serve += [Send(routes.to_pass_on()), Take(passed_on), End()]
+    serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.to_say()), Take(words)]
+    serve += [SendMessages(routes.to_pass_on()), Take(passed_on), RoundEnd()]
     posted = (*near[:LANDINGS], *across[:LANDINGS], *shared, *gathered, words, passed_on)
-    return Order(
+    return ExchangeOrder(
         shards=shards,
         mine=len(held.get(worker, ())),
         own=routes.own,
         heard=routes.heard,
         begin=tuple(message for messages in posted for message in messages),
         scatter=tuple(routes.scattered(bucket) for bucket in numbers),
-        serve=tuple(act for act in serve if not isinstance(act, Take | Post | Send) or act.messages),
+        serve=tuple(act for act in serve if not isinstance(act, Take | PostReceives | SendMessages) or act.messages),
     )
 
 
-def _next(arrivals: Sequence[tuple[Message, ...]], bucket: int) -> Iterable[Post]:
+def _next(arrivals: Sequence[tuple[ExchangeMessage, ...]], bucket: int) -> Iterable[PostReceives]:
     """What lands where that bucket's have: see the module's head."""
     if bucket + LANDINGS < len(arrivals):
-        yield Post(arrivals[bucket + LANDINGS])
+        yield PostReceives(arrivals[bucket + LANDINGS])

@@ -358,7 +358,7 @@ class Outgoing:
 # --- pair -------------------------------------------------------------------------------------------------------------
 
 
-class Connection(socket.socket):
+class ShmConnection(socket.socket):
     """Closed when nobody holds it any more, and in each forked process: else its parent's end would not be seen."""
 
     def __init__(self, made: socket.socket) -> None:
@@ -371,7 +371,7 @@ class Connection(socket.socket):
             self.close()
 
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open: weakref.WeakSet[ShmConnection] = weakref.WeakSet()
 
 
 def _in_child() -> None:
@@ -387,7 +387,7 @@ class Pair:
     """See the module's head. `connection` is connected, and taken over; `arena` is where what is lent lies."""
 
     def __init__(self, peer: str, connection: socket.socket, arena: Arena) -> None:
-        self.connection = connection = Connection(connection)
+        self.connection = connection = ShmConnection(connection)
         self._outgoing = Outgoing(peer, connection, arena)
         self._incoming = Incoming(peer, connection)
 

@@ -48,7 +48,7 @@ _ENTRY = 8  # bytes a page in the page map
 _PAGE_MAP = "/proc/self/pagemap"
 
 
-class File(Protocol):
+class SharedFile(Protocol):
     """A segment of memory. `file`: open for as long as it is referred to."""
 
     file: int
@@ -63,9 +63,9 @@ class Row:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.tensor = torch.frombuffer(self._map, dtype=dtype, count=numel)
         self._address = self.tensor.data_ptr()
-        self._shown: dict[int, tuple[int, File, int]] = {}  # by its first byte: its length, and what is shown there
+        self._shown: dict[int, tuple[int, SharedFile, int]] = {}  # by its first byte: its length, and what is shown there
 
-    def show(self, start: int, numel: int, memory: File, offset: int) -> None:
+    def show(self, start: int, numel: int, memory: SharedFile, offset: int) -> None:
         """Let elements from `start` on be what lies in `memory` at `offset` bytes. Both begin with a page.
 
         Raises:
@@ -154,7 +154,7 @@ class Sum(Protocol):
         ...
 
 
-class Alone:
+class SingleProcessSums:
     """What a world of one has summed up by itself."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from farandole.control import security
-from farandole.control.security import Claim
+from farandole.control.security import TicketProof
 from farandole.control.status import Numerics, Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
@@ -93,7 +93,7 @@ class Api:
         content = b"" if body is None else msgspec.json.encode(body)
         try:
             with contextlib.closing(security.http_connection(self._ticket, self._timeout_s)) as connection:
-                claim = Claim(self._ticket)
+                claim = TicketProof(self._ticket)
                 connection.request("GET", path, headers={"Authorization": claim.opening})
                 asked = connection.getresponse()
                 answer = claim.answer(asked.getheader("WWW-Authenticate"))

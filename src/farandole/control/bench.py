@@ -50,7 +50,7 @@ class BenchTerms(msgspec.Struct, frozen=True, kw_only=True):
         return contestants[first:] + contestants[:first]
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class StepSeconds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Where one worker's time went in one step, in seconds; what the parts leave of the `step` is the rest.
 
     data: it waited for micro-batches. compute: forward and backward. folding: gradients were added up and handed over.
@@ -77,7 +77,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     round: int
     contestant: str
     samples: int
-    spent: tuple[Spent, ...]
+    spent: tuple[StepSeconds, ...]
 
 
 class Exchanges(msgspec.Struct, frozen=True, kw_only=True, tag="exchanges"):
@@ -97,12 +97,12 @@ class Unfit(msgspec.Struct, frozen=True, kw_only=True, tag="unfit"):
     reason: str
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class BenchFinished(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """All that was wanted has been measured."""
 
 
-Record = Block | Exchanges | Unfit | Done
-_decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | Done)
+Record = Block | Exchanges | Unfit | BenchFinished
+_decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | BenchFinished)
 
 
 def terms_of(text: str) -> BenchTerms | None:
@@ -121,7 +121,7 @@ def write(folder: Path, worker: str, record: Record) -> None:
         file.write(msgspec.json.encode(record) + b"\n")
 
 
-class Told:
+class BenchReports:
     """What the workers in a folder have told so far, by worker; `read` adds what is new."""
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +152,7 @@ class Told:
 def _rounds(records: Iterable[Record], terms: BenchTerms) -> int:
     newest = 0
     for record in records:
-        if isinstance(record, Done):
+        if isinstance(record, BenchFinished):
             return terms.rounds
         newest = record.round if isinstance(record, Block) else newest
     return newest

@@ -19,7 +19,7 @@ import aiohttp
 from farandole.code.pack import provide
 from farandole.control import security
 from farandole.control.api import Api
-from farandole.control.security import Claim
+from farandole.control.security import TicketProof
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
 from farandole.platform.process import within
@@ -62,7 +62,7 @@ async def dial(
 
 
 async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:
-    url, claim, pin = f"{ticket.address}/control", Claim(ticket), security.pin(ticket)
+    url, claim, pin = f"{ticket.address}/control", TicketProof(ticket), security.pin(ticket)
     async with session.get(url, headers={"Authorization": claim.opening}, ssl=pin, allow_redirects=False) as asked:
         answer = claim.answer(asked.headers.get("WWW-Authenticate"))
     return await session.ws_connect(

@@ -166,7 +166,7 @@ class Observer(ABC):
         return
 
 
-class Kept(Observer):
+class RecordingObserver(Observer):
     """Keeps what it is handed, for tests."""
 
     name = "kept"

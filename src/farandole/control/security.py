@@ -70,7 +70,7 @@ def ticket_id(secret: str) -> str:
     return _mac(secret, "id")
 
 
-class Claim:
+class TicketProof:
     """The client's side, for one connection: send `opening`, then what `answer` makes of what came back."""
 
     def __init__(self, ticket: Ticket) -> None:
@@ -270,7 +270,7 @@ OPEN = (  # what an issued ticket may ask for
 TicketName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
-class Issued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IssuedTicket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`expires`: seconds since the epoch, 0 for never."""
 
     name: TicketName
@@ -290,7 +290,7 @@ class Issued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return ""
 
 
-def read_tickets(path: Path) -> tuple[Issued, ...]:
+def read_tickets(path: Path) -> tuple[IssuedTicket, ...]:
     """Those in the file at `path`, none if it is not there.
 
     Raises:
@@ -299,7 +299,7 @@ def read_tickets(path: Path) -> tuple[Issued, ...]:
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST + 1)
-        found = msgspec.json.decode(content[:LONGEST], type=tuple[Issued, ...])
+        found = msgspec.json.decode(content[:LONGEST], type=tuple[IssuedTicket, ...])
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -311,7 +311,7 @@ def read_tickets(path: Path) -> tuple[Issued, ...]:
     return found
 
 
-def write_tickets(path: Path, tickets: tuple[Issued, ...]) -> None:
+def write_tickets(path: Path, tickets: tuple[IssuedTicket, ...]) -> None:
     """Raises UsageError where it can't be written."""
     try:
         write_atomically(path, msgspec.json.encode(tickets) + b"\n")
@@ -325,7 +325,7 @@ class Tickets:
     def __init__(self, secret: str, path: Path) -> None:
         self._owners = {ticket_id(secret): secret}
         self._path = path
-        self._issued: dict[str, Issued] = {}
+        self._issued: dict[str, IssuedTicket] = {}
         self._read = False
         self.known = dict(self._owners)
 
@@ -346,7 +346,7 @@ class Tickets:
         self.known.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
         new = [each.name for key, each in self._issued.items() if again and key not in before]
         gone = [each.name for key, each in before.items() if not each.revoked and self.revoked(key)]
-        return [*(events.TicketIssued(ticket=n) for n in new), *(events.TicketRevoked(ticket=n) for n in gone)]
+        return [*(events.TicketIssuedEvent(ticket=n) for n in new), *(events.TicketRevokedEvent(ticket=n) for n in gone)]
 
     def revoked(self, ticket: str) -> str:
         """Why nothing of what `ticket` has opened may stay, "" where it may."""

@@ -109,11 +109,11 @@ def describe(
     """`steps` are the newest step lines, oldest first. `now` is the coordinator's time, `time` Unix time."""
     view = coordinator.view
     last = steps[-1] if steps else None
-    beats = [w.beat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
+    beats = [w.heartbeat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
     stood = failures.stalled_s(coordinator, now)
-    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=failures.hung(coordinator))
+    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=failures.hung_workers(coordinator))
     settings = coordinator.settings
     return Status(
         run=settings.run,
@@ -148,8 +148,8 @@ def describe(
         bits=settings.bits,
         unpromised=coordinator.unpromised,
         account=account,
-        joiners_lost=coordinator.losses.joiners,
-        replaced=coordinator.losses.joiners < failures.FATAL,
+        joiners_lost=coordinator.crash_loop.joiners,
+        replaced=coordinator.crash_loop.joiners < failures.FATAL,
     )
 
 

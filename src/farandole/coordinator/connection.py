@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 
-from farandole.coordinator.listener import Bucket, shown
+from farandole.coordinator.listener import TokenBucket, shown
 from farandole.protocol.messages import MAX_MESSAGE_BYTES
 
 LIMIT_BYTES = 16 * 1024 * 1024  # queued, besides what the kernel and the transport hold
@@ -36,7 +36,7 @@ class Connection:
     ) -> None:
         self.ticket = ticket
         self._socket = socket
-        self._bucket = Bucket(RATE, BURST)
+        self._bucket = TokenBucket(RATE, BURST)
         self._slowed: Callable[[], None] | None = slowed
         self._transport = transport
         self._queue: deque[bytes] = deque()

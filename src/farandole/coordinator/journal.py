@@ -173,11 +173,11 @@ class Journal:
         older = (line for line in map(parse_line, reversed(lines[:-RECENT_LINES])) if line is not None)
         self._before_recent = _newest(older, (-1, 0))
         self.recent, damaged = parse_lines(lines[-RECENT_LINES:])
-        told = {line.lines for line in self.recent if isinstance(line, events.MetricsDamaged)}
+        told = {line.lines for line in self.recent if isinstance(line, events.MetricsDamagedEvent)}
         self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
         self._mend()
-        starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStarted)]
+        starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStartedEvent)]
         del self.recent[: starts[-1] if starts else 0]
 
     def keep(self, happened: Sequence[events.Event], books: Durable, late: Callable[[], object] | None = None) -> None:
@@ -314,13 +314,13 @@ def _newest(lines: Iterable[Line], before: tuple[int, int]) -> tuple[int, int]:
                 step, logs = line.step, logs + 1
             case StepLine() if step in (-1, line.step):
                 return max(floor, (line.step, logs))
-            case events.LinesLost() if line.step >= 0:  # it may be told a little later than the lines after them
+            case events.LinesLostEvent() if line.step >= 0:  # it may be told a little later than the lines after them
                 floor = max(floor, (line.step, line.index + (logs if line.step == step else 0)))
-            case events.Resumed() if step < 0:
+            case events.ResumedEvent() if step < 0:
                 return line.step - 1, ALL
-            case events.StateLost() | events.RunStarted() if step < 0:
+            case events.StateLostEvent() | events.RunStartedEvent() if step < 0:
                 return -1, 0
-            case StepLine() | LogLine() | events.StateLost() | events.RunStarted() | events.Resumed():
+            case StepLine() | LogLine() | events.StateLostEvent() | events.RunStartedEvent() | events.ResumedEvent():
                 return max(floor, (step, logs))
             case _:
                 pass

@@ -250,7 +250,7 @@ class Listener:
         self.server: web.Server
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
         self._tls = certificate.context if certificate else None
-        self._strangers: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
+        self._strangers: dict[UnauthenticatedPeer, asyncio.TimerHandle] = {}  # the oldest first
         self._accepting: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
 
@@ -270,7 +270,7 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept(bound))
         return f"{'https' if self._tls else 'http'}://{advertised(host)}:{bound.getsockname()[1]}"
 
-    def forget(self, stranger: Stranger) -> None:
+    def forget(self, stranger: UnauthenticatedPeer) -> None:
         if timer := self._strangers.pop(stranger, None):
             timer.cancel()
 
@@ -297,12 +297,12 @@ class Listener:
                     await asyncio.sleep(FULL_S)
                 continue
             self._make_room(STRANGERS - 1)
-            stranger = Stranger(str(address[0]), arrived)
+            stranger = UnauthenticatedPeer(str(address[0]), arrived)
             self._strangers[stranger] = loop.call_later(STRANGER_S, self._expire, stranger)
             stranger.connecting = asyncio.create_task(self._connect(stranger))
             await asyncio.sleep(0)  # sock_accept comes back without waiting while connections are pending
 
-    async def _connect(self, stranger: Stranger) -> None:
+    async def _connect(self, stranger: UnauthenticatedPeer) -> None:
         loop = asyncio.get_running_loop()
         limit = STRANGER_S if self._tls else None
         try:
@@ -326,11 +326,11 @@ class Listener:
             self.strange(oldest.source, CROWDED)
             self._send_away(oldest)
 
-    def _expire(self, stranger: Stranger) -> None:
+    def _expire(self, stranger: UnauthenticatedPeer) -> None:
         self.strange(stranger.source, SILENT)
         self._send_away(stranger)
 
-    def _send_away(self, stranger: Stranger) -> None:
+    def _send_away(self, stranger: UnauthenticatedPeer) -> None:
         self.forget(stranger)
         if stranger.connecting is not None:
             stranger.connecting.cancel()  # before its first byte, or in the middle of its handshake
@@ -349,7 +349,7 @@ async def _first_byte(arrived: socket.socket) -> None:
         loop.remove_reader(arrived)
 
 
-class Stranger:
+class UnauthenticatedPeer:
     """A connection that has not shown the ticket. `guest` is its HTTP, once it has said anything."""
 
     def __init__(self, source: str, arrived: socket.socket) -> None:
@@ -369,7 +369,7 @@ def shown(request: web.Request) -> str:
 class Guest(web.RequestHandler):
     """One connection's HTTP, from its first byte; aiohttp's own, which also tells the listener about its end."""
 
-    def __init__(self, listener: Listener, stranger: Stranger) -> None:
+    def __init__(self, listener: Listener, stranger: UnauthenticatedPeer) -> None:
         super().__init__(
             listener.server,
             loop=asyncio.get_running_loop(),
@@ -474,7 +474,7 @@ LINES = 5  # of one kind in one window
 WINDOW_S = 60.0
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: `burst` at once, `rate` a second for ever.
 
     A worker sends two heartbeats a second; a group of n is connected by n keys from each member, all at once.
@@ -524,7 +524,7 @@ class Sparing:
 REASON = 200  # characters of what is wrong with a message: it may quote the message
 
 
-class Strangers:
+class UnauthenticatedPeers:
     """`record` writes an event down."""
 
     def __init__(self, record: Callable[[events.Event], None]) -> None:
@@ -534,21 +534,21 @@ class Strangers:
     def strange(self, source: str, reason: str) -> None:
         """Somebody at `source` is not let in, or not heard; `reason` is one of a few of ours."""
         if self._sparing.admit(reason):
-            self._record(events.Stranger(source=source, reason=reason))
+            self._record(events.StrangerEvent(source=source, reason=reason))
 
     def malformed(self, source: str, reason: str) -> None:
         """What `source` has sent breaks the protocol."""
         if self._sparing.admit("malformed"):
-            self._record(events.Malformed(source=source, reason=reason[:REASON]))
+            self._record(events.MalformedEvent(source=source, reason=reason[:REASON]))
 
     def untold(self, sentence: str) -> bool:
         """Somebody asked for what could not be told. Returns whether it was recorded."""
         recorded = self._sparing.admit(sentence)
         if recorded:
-            self._record(events.NotTold(reason=sentence))
+            self._record(events.NotToldEvent(reason=sentence))
         return recorded
 
     def count(self, now: float) -> None:
         """At a window's end, and with `now` infinite at once: how many more there were."""
         for reason, more in self._sparing.due(now).items():
-            self._record(events.Strangers(reason=reason, more=more))
+            self._record(events.StrangersEvent(reason=reason, more=more))

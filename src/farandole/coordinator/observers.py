@@ -13,7 +13,7 @@ import msgspec
 
 from farandole.control.run_folder import Observer
 from farandole.coordinator.connection import Connection
-from farandole.coordinator.listener import Strangers
+from farandole.coordinator.listener import UnauthenticatedPeers
 from farandole.coordinator.rest import untold
 from farandole.protocol.messages import Note, encode
 from farandole.protocol.metrics import Line, as_written
@@ -24,7 +24,7 @@ RECENT_LINES = 200  # what an observer gets at connect
 class Observers:
     """Attributes: recent: the newest lines; here: the observers within this process."""
 
-    def __init__(self, lines: Iterable[Line], record: Strangers) -> None:
+    def __init__(self, lines: Iterable[Line], record: UnauthenticatedPeers) -> None:
         self.here: list[Observer] = []
         self.recent = deque(lines, maxlen=RECENT_LINES)
         self._record = record

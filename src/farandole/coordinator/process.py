@@ -71,7 +71,7 @@ async def coordinate(
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
         if damage:
-            server.coordinator.record(events.JournalDamaged(reason=damage))
+            server.coordinator.record(events.JournalDamagedEvent(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
         before = load(str(folder / TICKET)) if again else None
         ticket = Ticket(

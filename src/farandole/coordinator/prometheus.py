@@ -23,7 +23,7 @@ from farandole import __version__
 from farandole.control import ticket
 from farandole.control.run_folder import Observer
 from farandole.control.status import AccountStatus, Status
-from farandole.coordinator.listener import Strangers, no_page
+from farandole.coordinator.listener import UnauthenticatedPeers, no_page
 from farandole.coordinator.observers import Observers
 from farandole.errors import UsageError
 from farandole.platform.extras import how_to_install
@@ -83,7 +83,7 @@ class Exposition(Observer):
         self._parts = Counter("farandole_step_seconds", "What the steps' wall time went to.", ["part"], registry=own)
         self._step: StepLine | None = None
         self._logged: dict[str, float] = {}
-        self._saved: events.Checkpoint | None = None
+        self._saved: events.CheckpointEvent | None = None
         self._read: tuple[float, bytes] | None = None
         own.register(_Standing(self._standing))
 
@@ -105,7 +105,7 @@ class Exposition(Observer):
                         self._logged[name] = math.nan if value is None else float(value)
             case _:
                 self._events.labels(events.name_of(line)).inc()
-                if isinstance(line, events.Checkpoint):
+                if isinstance(line, events.CheckpointEvent):
                     self._saved = line
 
     def text(self) -> bytes:
@@ -237,7 +237,7 @@ _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; chars
 
 
 def metrics_page(
-    settings: RunSettings, status: Callable[[], Status], observers: Observers, record: Strangers
+    settings: RunSettings, status: Callable[[], Status], observers: Observers, record: UnauthenticatedPeers
 ) -> Callable[[str, str], bytes]:
     """What answers a stranger's Authorization and request, "METHOD PATH"; with b"" unless it shows the run's token."""
     token = settings.exports.metrics_token
@@ -256,7 +256,7 @@ def metrics_page(
 class Page:
     """What `exposition` has, for who shows `token`. `record`: what can't be told."""
 
-    def __init__(self, token: bytes, exposition: Exposition, record: Strangers) -> None:
+    def __init__(self, token: bytes, exposition: Exposition, record: UnauthenticatedPeers) -> None:
         self.exposition = exposition
         self._digest, self._record = _digest(token), record
 

@@ -61,7 +61,7 @@ class Recording:
             return
         for event in kept:
             self.note(event)
-        books = reconnection.durable(coordinator)
+        books = reconnection.to_durable(coordinator)
         if self._shipping:
             self._shipping.put(books)
         try:
@@ -69,12 +69,12 @@ class Recording:
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
             _log.error("the journal could not be written: %s; lost: %s", error, kept)
             if not coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
-                self.note(_now(events.NotRecorded(reason=str(error))))
+                self.note(_now(events.NotRecordedEvent(reason=str(error))))
             coordinator.unrecorded += len(kept)
-            self._journal.remember(reconnection.durable(coordinator))  # the next one may have room, and tell
+            self._journal.remember(reconnection.to_durable(coordinator))  # the next one may have room, and tell
         else:
             if coordinator.unrecorded:
-                self.event(events.RecordedAgain(missing=coordinator.unrecorded))
+                self.event(events.RecordedAgainEvent(missing=coordinator.unrecorded))
                 coordinator.unrecorded = 0
 
     def _kept_late(self, coordinator: Coordinator, count: int) -> None:
@@ -84,7 +84,7 @@ class Recording:
         if coordinator.unrecorded:
             coordinator.unrecorded -= count
             if not coordinator.unrecorded:
-                self.event(events.RecordedAgain(missing=0))
+                self.event(events.RecordedAgainEvent(missing=0))
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         """From other threads: call it in the event loop."""
@@ -93,7 +93,7 @@ class Recording:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _not_shipped(self, reason: str) -> None:
-        self._soon(self.event, events.NotShipped(reason=reason))
+        self._soon(self.event, events.NotShippedEvent(reason=reason))
 
     def close(self) -> None:
         """What was kept last is shipped, if that is possible soon."""
@@ -130,7 +130,7 @@ class Recording:
 
     def _tell_lost(self) -> None:
         if self._lost:
-            self.event(events.LinesLost(worker="", lines=self._lost, reason=self._why))
+            self.event(events.LinesLostEvent(worker="", lines=self._lost, reason=self._why))
             self._lost = 0
 
 

@@ -33,12 +33,12 @@ from aiohttp import web
 from farandole.control import status as numerics
 from farandole.control.run_folder import METRICS, PACK, Tail
 from farandole.control.status import AccountStatus, Status
-from farandole.coordinator.listener import Strangers
+from farandole.coordinator.listener import UnauthenticatedPeers
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform.files import FileThread
 from farandole.platform.process import within
 from farandole.protocol.coordinator import accounting
-from farandole.protocol.coordinator.account import Reading
+from farandole.protocol.coordinator.account import AccountReader
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.messages import MOST_STEPS, Name
@@ -57,7 +57,7 @@ READING = (  # decide nothing
 B = TypeVar("B")
 
 
-class Scale(msgspec.Struct, forbid_unknown_fields=True):
+class ScaleRequest(msgspec.Struct, forbid_unknown_fields=True):
     wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
     pool: Name = ""  # the run's own
 
@@ -66,12 +66,12 @@ class Release(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
 
 
-class Stop(msgspec.Struct, forbid_unknown_fields=True):
+class StopRequest(msgspec.Struct, forbid_unknown_fields=True):
     reason: Name = "farandole stop"
     code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
-class Trace(msgspec.Struct, forbid_unknown_fields=True):
+class TraceRequest(msgspec.Struct, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
 
 
@@ -147,7 +147,7 @@ class Rest:
         return web.FileResponse(place)
 
     async def _scale(self, request: web.Request) -> web.Response:
-        body = await _body(request, Scale)
+        body = await _body(request, ScaleRequest)
         self._desk.coordinator.scale(body.wanted, self._desk.now(), body.pool)
         self._desk.flush()
         return _answer({"wanted": body.wanted})
@@ -159,7 +159,7 @@ class Rest:
         return _answer({"released": released})
 
     async def _stop(self, request: web.Request) -> web.Response:
-        body = await _body(request, Stop)
+        body = await _body(request, StopRequest)
         self._desk.coordinator.stop(body.reason, body.code, self._desk.now())
         self._desk.flush()
         return _answer({"state": "over" if self._desk.coordinator.over else "ending"})
@@ -170,22 +170,22 @@ class Rest:
         return _answer({})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        body = await _body(request, Trace)
-        accounting.ask(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
+        body = await _body(request, TraceRequest)
+        accounting.start_trace(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
         self._desk.flush()
         return await self._traced(request)
 
     async def _traced(self, request: web.Request) -> web.Response:
         del request
-        return _answer(accounting.look(self._desk.coordinator, self._desk.now()))
+        return _answer(accounting.trace_answers(self._desk.coordinator, self._desk.now()))
 
     async def _trace_end(self, request: web.Request) -> web.Response:
-        accounting.end(self._desk.coordinator)
+        accounting.end_trace(self._desk.coordinator)
         self._desk.flush()
         return await self._traced(request)
 
     async def _trace_of(self, request: web.Request) -> web.Response:
-        answer = accounting.answer(self._desk.coordinator, request.query.get("worker", ""))
+        answer = accounting.trace_answer(self._desk.coordinator, request.query.get("worker", ""))
         return web.Response(body=answer, content_type="application/msgpack")
 
 
@@ -206,7 +206,7 @@ def refusal(reason: str, status: int = 400) -> web.Response:
     return _answer({"error": reason}, status)
 
 
-def untold(what: str, error: Exception, record: Strangers) -> web.Response:
+def untold(what: str, error: Exception, record: UnauthenticatedPeers) -> web.Response:
     """An error of our own in a handler that only tells: one of the answers is missing, and nothing else."""
     sentence = f"{what} can't be answered: an error of farandole's own ({type(error).__name__})"
     if record.untold(sentence):
@@ -226,14 +226,14 @@ EVERY_S = 5.0  # between two sums
 READ_S = 0.5  # between two looks at the file
 
 
-class Spent:
+class RunCost:
     """`look_soon` now and then; `account` is what is known."""
 
     def __init__(self, settings: RunSettings, folder: Path) -> None:
         self.account: AccountStatus | None = None
         self._run, self._prices = settings.run, settings.prices
         self._tail = Tail(folder / METRICS)
-        self._reading = Reading()
+        self._reading = AccountReader()
         self._look_at = self._sum_at = 0.0
         self._files = FileThread("spent")
         self._looking = False

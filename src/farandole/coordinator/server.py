@@ -38,11 +38,11 @@ from farandole.control.security import Certificate, Tickets
 from farandole.control.status import Status, describe
 from farandole.coordinator.connection import Connection, open_connection
 from farandole.coordinator.journal import Journal
-from farandole.coordinator.listener import Listener, Strangers, shown
+from farandole.coordinator.listener import Listener, UnauthenticatedPeers, shown
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.prometheus import metrics_page
 from farandole.coordinator.recording import Recording
-from farandole.coordinator.rest import READING, Rest, Spent, refusal, untold
+from farandole.coordinator.rest import READING, Rest, RunCost, refusal, untold
 from farandole.errors import ProtocolError, UsageError
 from farandole.platform.process import up_to
 from farandole.protocol import events, messages
@@ -92,7 +92,7 @@ def reread(tickets: Tickets, record: Callable[[events.Event], None]) -> None:
         for event in tickets.reread():
             record(event)
     except UsageError as error:
-        record(events.TicketsDamaged(reason=str(error)))
+        record(events.TicketsDamagedEvent(reason=str(error)))
 
 
 def turn_out(
@@ -105,7 +105,7 @@ def turn_out(
     """Those whose tickets have been revoked; to be flushed."""
     for worker, connection in tuple(workers.items()):
         if why := tickets.revoked(connection.ticket):
-            coordinator.put_out(worker, why, now)
+            coordinator.ban_and_remove(worker, why, now)
     for connection in tuple(others):
         if tickets.revoked(connection.ticket):
             connection.close()
@@ -122,7 +122,7 @@ def turn_out(
 # taken to be gone: its host may have lost its power, or its network.
 
 SILENT_S = 5.0  # an agent says something each second
-HEARD = messages.encode(messages.Heard())
+HEARD = messages.encode(messages.LinesHeard())
 
 
 class _Pool:
@@ -224,7 +224,7 @@ async def _heard(agent: Connection) -> bytes | None:
 UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
 
 
-class Pools:
+class PoolConnections:
     """`flush` carries out what the coordinator decides, `now` is its clock, `record` writes an event of ours down."""
 
     def __init__(
@@ -260,8 +260,8 @@ class Pools:
             ValueError: it says what no pool says.
         """
         if reason := scaling.pool_refusal(self._coordinator, hello, self._there.values()):
-            self._record(events.Refused(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
-            connection.send(messages.encode(messages.Refused(reason=reason)))
+            self._record(events.RefusedEvent(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
+            connection.send(messages.encode(messages.JoinRefused(reason=reason)))
             connection.close()
             return
         self._there[connection] = hello
@@ -276,11 +276,11 @@ class Pools:
     def _hear(self, pool: messages.Hello, message: messages.Message) -> None:
         if not isinstance(message, messages.FromPool):
             raise ValueError(f"unexpected message {type(message).__name__} from a pool")
-        early = isinstance(message, messages.Exited) and not self._coordinator.has_met(message.worker)
+        early = isinstance(message, messages.WorkerProcessExited) and not self._coordinator.has_met(message.worker)
         asyncio.get_running_loop().call_later(UNKNOWN_S if early else 0.0, self._decide, pool, message)
 
     def _decide(self, pool: messages.Hello, message: messages.FromPool) -> None:
-        self._coordinator.from_pool(pool.pool, pool.host, message, self._now())
+        self._coordinator.on_pool_message(pool.pool, pool.host, message, self._now())
         self._flush()
 
 
@@ -292,7 +292,7 @@ TICK_S = 0.1
 AGENTS_S = 15.0  # after the run is over, for hosts to tell what has become of their workers, and to be let go
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
 REST_BYTES = 64 * 1024
-UNPROMISING = (messages.Welcome, messages.Heard, messages.Published)  # may go out before the journal is written
+UNPROMISING = (messages.Welcome, messages.LinesHeard, messages.Published)  # may go out before the journal is written
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -306,24 +306,24 @@ class Server:
         self._keying = (secret, settings.run)
         self._workers: dict[str, Connection] = {}
         self._every: set[Connection] = set()
-        self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
+        self._pools = PoolConnections(self.coordinator, flush=self.flush, now=self.now, record=self._event)
         self._agents = Agents()
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
         newest = journal.last_line()
-        self.coordinator.recorded = newest[0]
+        self.coordinator.last_step_line = newest[0]
         if known:
             self.coordinator.last_line = newest
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
         self._listener: Listener | None = None
-        self._strangers = Strangers(self._event)
+        self._strangers = UnauthenticatedPeers(self._event)
         self._observers = Observers(recent, self._strangers)
         self._recording = Recording(journal, recent, self._observers, settings)
-        self._spent = Spent(settings, journal.folder)
+        self._spent = RunCost(settings, journal.folder)
         if known is None:
-            self._event(events.RunStarted(version=__version__))
+            self._event(events.RunStartedEvent(version=__version__))
         if journal.damaged:
-            self._event(events.MetricsDamaged(lines=journal.damaged))
+            self._event(events.MetricsDamagedEvent(lines=journal.damaged))
 
     async def start(
         self,
@@ -358,7 +358,7 @@ class Server:
         if self._broken is not None:
             raise self._broken
         began = self.now()
-        while self._every or self._absent() or accounting.awaited(self.coordinator, self.now()):
+        while self._every or self._absent() or accounting.trace_pending(self.coordinator, self.now()):
             limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
             limit = max(limit, AGENTS_S) if self._agents.there else limit
             if self.now() - began > limit:
@@ -481,7 +481,7 @@ class Server:
             who = f"{hello.kind} {hello.worker or hello.pool}".strip()
             if why := why_not(self.tickets, self.coordinator, connection.ticket, hello):
                 self._strangers.strange(source, why)
-                connection.send(messages.encode(messages.Refused(reason=why)))
+                connection.send(messages.encode(messages.JoinRefused(reason=why)))
                 connection.close()
             elif hello.kind == "worker":
                 await self._worker(connection, hello)
@@ -518,10 +518,10 @@ class Server:
                 if self._workers.get(worker) is not connection:
                     continue  # it is out, or has come back on another connection
                 message = messages.decode_from_worker(data)
-                self.coordinator.receive(worker, message, self.now())
+                self.coordinator.on_message(worker, message, self.now())
                 self.flush()
         finally:
             if self._workers.get(worker) is connection:
                 del self._workers[worker]
-                self.coordinator.disconnected(worker, self.now())
+                self.coordinator.on_disconnect(worker, self.now())
                 self.flush()

@@ -23,10 +23,10 @@ from typing import Any
 
 from fsspec.registry import known_implementations, registry
 
-from farandole.data.cache_folder import PIECE_BYTES, File, Folder
+from farandole.data.cache_folder import PIECE_BYTES, RemoteFile, Folder
 from farandole.data.fetcher import Fetching
 from farandole.data.index import checksum
-from farandole.data.object_store import DEADLINE_S, Store, filesystem, local_path, missing, torn
+from farandole.data.object_store import DEADLINE_S, ObjectStore, filesystem, local_path, missing, torn
 from farandole.errors import FarandoleError, ShardError
 
 __all__ = ["DEFAULT_FOLDER", "Copies", "filesystem", "local_path", "torn"]
@@ -52,7 +52,7 @@ class Copies:
         self.folder = Folder(folder, limit_bytes)
         self._deadline_s = deadline_s
         self._fetching = Fetching(self.folder.path, limit_bytes, deadline_s)
-        self._store: Store | None = None  # of this process, for what a fetcher does not know
+        self._store: ObjectStore | None = None  # of this process, for what a fetcher does not know
         self._forget()
 
     def _forget(self) -> None:
@@ -82,7 +82,7 @@ class Copies:
         if self._is_fetched(url):
             self._fetching.begin(url)
 
-    def expect(self, files: Sequence[File]) -> None:
+    def expect(self, files: Sequence[RemoteFile]) -> None:
         """These are wanted, in this order: they are copied as far as there is room. Does not wait."""
         elsewhere = [file for file in files if self._is_fetched(file.url)]
         if elsewhere:
@@ -92,7 +92,7 @@ class Copies:
         """Wait until all that is expected is here, as far as there is room. False: it takes longer."""
         return self._fetching.settle(at_most_s)
 
-    def ahead(self, wanted: Sequence[tuple[File, Piece]]) -> None:
+    def ahead(self, wanted: Sequence[tuple[RemoteFile, Piece]]) -> None:
         """Have these pieces of files on their way that are not here. What came of earlier ones is forgotten."""
         if self._pieces:
             self._fetching.drop()
@@ -119,7 +119,7 @@ class Copies:
             ShardError: it is not there, or is not what it should be.
             UsageError: it is larger than the cache.
         """
-        file = File(url, size, md5)
+        file = RemoteFile(url, size, md5)
         descriptor = self._here(file)
         if descriptor is None:
             if self._is_fetched(url):
@@ -131,7 +131,7 @@ class Copies:
             raise ShardError(f"the copy of {url} in {self.folder.path} has gone again; raise cache_bytes")
         return descriptor
 
-    def read(self, file: File, piece: Piece, expected: int) -> bytes:
+    def read(self, file: RemoteFile, piece: Piece, expected: int) -> bytes:
         """That piece of the file, whose checksum is `expected`.
 
         Raises:
@@ -160,7 +160,7 @@ class Copies:
             raise ShardError("its bytes come from the store as others each time; see to this host's way there")
         raise BadAtSource("its bytes are not those that were indexed, and its source gives them so each time")
 
-    def name(self, file: File, offset: int) -> str:
+    def name(self, file: RemoteFile, offset: int) -> str:
         """Of the entry of a tar whose content begins at `offset`: for a message, so "" where it can't be had."""
         try:
             descriptor = self._here(file)
@@ -187,7 +187,7 @@ class Copies:
             return self._fetching.take(self._fetching.ask(url, start, stop))
         return self._read_here(url, start, stop)
 
-    def _discard(self, file: File) -> None:
+    def _discard(self, file: RemoteFile) -> None:
         """A copy that is damaged. A local file is no copy."""
         os.close(self._open.pop(file.url))
         if local_path(file.url) is not None:
@@ -197,7 +197,7 @@ class Copies:
             )
         self.folder.remove(file.name)
 
-    def _here(self, file: File) -> int | None:
+    def _here(self, file: RemoteFile) -> int | None:
         descriptor = self._open.get(file.url)
         if descriptor is not None:
             self._open.move_to_end(file.url)
@@ -218,7 +218,7 @@ class Copies:
         """Whether a process of its own can read it. What the script has registered only the script's can."""
         return local_path(url) is None and not _of_this_process(url.partition("://")[0])
 
-    def _fetch_here(self, file: File) -> None:
+    def _fetch_here(self, file: RemoteFile) -> None:
         try:
             self.folder.fetch(file, lambda start, stop: self._read_here(file.url, start, stop), None, waits=True)
         except OSError as error:
@@ -226,7 +226,7 @@ class Copies:
 
     def _read_here(self, url: str, start: int, stop: int) -> bytes:
         """What the client draws from Python's generator, which it may when it tries again, is taken back."""
-        self._store = self._store or Store(self._deadline_s)
+        self._store = self._store or ObjectStore(self._deadline_s)
         drawn = random.getstate()
         try:
             return self._store.read(url, start, stop)

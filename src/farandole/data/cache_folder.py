@@ -154,7 +154,7 @@ STAYS_S = 180.0
 
 
 @dataclass(frozen=True)
-class File:
+class RemoteFile:
     """A file elsewhere, of so many bytes, with its MD5 in hex."""
 
     url: str
@@ -181,11 +181,11 @@ class Copy:
 class Next:
     """`file` is fetched, after copies of these names have gone."""
 
-    file: File
+    file: RemoteFile
     makes_way: tuple[str, ...] = ()
 
 
-def choose(wanted: Sequence[File], there: Collection[Copy], limit: int, busy: Collection[str] = ()) -> Next | None:
+def choose(wanted: Sequence[RemoteFile], there: Collection[Copy], limit: int, busy: Collection[str] = ()) -> Next | None:
     """What is fetched next; None: nothing. `wanted`: in that order. `busy`: names that somebody is fetching, or that
     could not be fetched just now.
     """
@@ -231,7 +231,7 @@ class Folder:
         self.limit_bytes = limit_bytes
         self._verified = Verified()
 
-    def there(self, file: File) -> int | None:
+    def there(self, file: RemoteFile) -> int | None:
         """A descriptor of the copy, for reading, if it is there, and is what it should be.
 
         Raises:
@@ -249,7 +249,7 @@ class Folder:
         os.close(descriptor)
         return None
 
-    def has(self, file: File) -> bool:
+    def has(self, file: RemoteFile) -> bool:
         """Whether a copy is there, whatever is in it."""
         return os.path.lexists(self.path / file.name)
 
@@ -273,13 +273,13 @@ class Folder:
             (self.path / name).unlink()
             note_of(self.path / name).unlink(missing_ok=True)
 
-    def use(self, file: File) -> None:
+    def use(self, file: RemoteFile) -> None:
         """It is in use: it does not make way for what others want."""
         with suppress(OSError):
             os.utime(note_of(self.path / file.name))
 
     def fetch(
-        self, file: File, read: Read, makes_way: Sequence[str] | None, *, waits: bool, piece: int = PIECE_BYTES
+        self, file: RemoteFile, read: Read, makes_way: Sequence[str] | None, *, waits: bool, piece: int = PIECE_BYTES
     ) -> bool:
         """Have a copy of `file`, which `read(start, stop)` gives. `makes_way`: copies that go first; None: as many of
         the least recently used as it takes. `piece`: how many bytes are read at once. False: somebody else is at it,
@@ -312,7 +312,7 @@ class Folder:
         except Timeout:
             return False
 
-    def _write(self, file: File, part: Path, read: Read, piece: int) -> None:
+    def _write(self, file: RemoteFile, part: Path, read: Read, piece: int) -> None:
         with part.open("wb") as target:
             for start in range(0, file.size, piece):
                 target.write(read(start, min(start + piece, file.size)))
@@ -361,11 +361,11 @@ class Folder:
 
     # --- tables of shards whose index has none --------------------------------------------------------------------
 
-    def table(self, file: File) -> bytes | None:
+    def table(self, file: RemoteFile) -> bytes | None:
         """What was noted of the samples of a shard, if it can be believed."""
         return read_note(self.path / (file.name + TABLE))
 
-    def note_table(self, file: File, content: bytes) -> None:
+    def note_table(self, file: RemoteFile, content: bytes) -> None:
         """That is lost where it can't be written, and made again."""
         with suppress(OSError):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

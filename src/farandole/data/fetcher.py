@@ -40,8 +40,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from farandole.data import object_store
-from farandole.data.cache_folder import PIECE_BYTES, STAYS_S, Copy, File, Folder, Next, choose
-from farandole.data.object_store import Store, Torn, filesystem, unreached
+from farandole.data.cache_folder import PIECE_BYTES, STAYS_S, Copy, RemoteFile, Folder, Next, choose
+from farandole.data.object_store import ObjectStore, Torn, filesystem, unreached
 from farandole.errors import FarandoleError, ShardError, UsageError
 from farandole.platform.output import say
 
@@ -89,7 +89,7 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag=True):
     file: FileOf
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class WantSettled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To the fetcher: tell when there is nothing more to fetch of what is wanted."""
 
     number: int
@@ -102,7 +102,7 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag=True):
     size: int
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class FetchDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The copy is there; or nothing more is to be fetched."""
 
     number: int
@@ -115,7 +115,7 @@ class Trying(msgspec.Struct, frozen=True, array_like=True, tag=True):
     why: str
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """It can't be had. `usage`: for what was asked, not for what the store does."""
 
     number: int
@@ -123,8 +123,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     usage: bool = False
 
 
-Asked = Soon | Expect | Range | Whole | Settled
-Answer = Data | Done | Trying | Failed
+Asked = Soon | Expect | Range | Whole | WantSettled
+Answer = Data | FetchDone | Trying | FetchFailed
 _encoder = msgspec.msgpack.Encoder()
 read_request = msgspec.msgpack.Decoder(Asked)
 answers = msgspec.msgpack.Decoder(Answer)
@@ -169,10 +169,10 @@ ELSEWHERE_S = 0.5  # until it is looked again at what another process is fetchin
 class Fetcher:
     """Threads share it."""
 
-    def __init__(self, folder: Folder, store: Store) -> None:
+    def __init__(self, folder: Folder, store: ObjectStore) -> None:
         self._folder, self._store = folder, store
         self._changed = threading.Condition()
-        self._wanted: tuple[File, ...] = ()
+        self._wanted: tuple[RemoteFile, ...] = ()
         self._mine: dict[str, Next] = {}  # what is being fetched here, by name
         self._later: dict[str, float] = {}  # names, and when they are tried again (monotonic seconds)
         self._asked = 0  # ranges that somebody waits for
@@ -187,7 +187,7 @@ class Fetcher:
 
     def expect(self, files: tuple[FileOf, ...]) -> None:
         with self._changed:
-            self._wanted = tuple(File(*_plain(file)) for file in files)
+            self._wanted = tuple(RemoteFile(*_plain(file)) for file in files)
             self._changed.notify_all()
 
     def range(self, asked: Range, told: Callable[[str], None], answer: Callable[[bytes], None],
@@ -207,7 +207,7 @@ class Fetcher:
             self._asked += 1
         self._ranges.submit(read)
 
-    def whole(self, file: File, told: Callable[[str], None]) -> None:
+    def whole(self, file: RemoteFile, told: Callable[[str], None]) -> None:
         """A copy, before all others, and whoever it takes the room of. Raises what `Folder.fetch` and the store do."""
         self._fetch(file, None, told, waits=True)
 
@@ -262,7 +262,7 @@ class Fetcher:
                 self._folder.use(file)
 
     def _fetch(
-        self, file: File, makes_way: tuple[str, ...] | None, told: Callable[[str], None] | None, *, waits: bool
+        self, file: RemoteFile, makes_way: tuple[str, ...] | None, told: Callable[[str], None] | None, *, waits: bool
     ) -> bool:
         """Once more, where what came is not the file."""
         for last in (False, True):
@@ -322,26 +322,26 @@ class Asker:
                             lambda error, number=number: self._fail(number, error),
                         )
                     case Whole(number, file):
-                        threading.Thread(target=self._whole, args=(number, File(*_plain(file))), daemon=True).start()
-                    case Settled(number):
+                        threading.Thread(target=self._whole, args=(number, RemoteFile(*_plain(file))), daemon=True).start()
+                    case WantSettled(number):
                         threading.Thread(target=self._settle, args=(number,), daemon=True).start()
 
-    def _whole(self, number: int, file: File) -> None:
+    def _whole(self, number: int, file: RemoteFile) -> None:
         try:
             self._fetcher.whole(file, lambda why: self._answer(Trying(number, why)))
         except Exception as error:  # noqa: BLE001  whoever asked is to hear of it
             self._fail(number, error)
         else:
-            self._answer(Done(number))
+            self._answer(FetchDone(number))
 
     def _settle(self, number: int) -> None:
         self._fetcher.settle()
-        self._answer(Done(number))
+        self._answer(FetchDone(number))
 
     def _fail(self, number: int, error: Exception) -> None:
         known = isinstance(error, FarandoleError)
         self._answer(
-            Failed(number, str(error) if known else f"{type(error).__name__}: {error}", isinstance(error, UsageError))
+            FetchFailed(number, str(error) if known else f"{type(error).__name__}: {error}", isinstance(error, UsageError))
         )
 
     def _answer(self, message: Answer, content: bytes = b"") -> None:
@@ -370,7 +370,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sockets = [socket.socket(fileno=int(number)) for number in sys.argv[2:4]]
     folder = Folder(sys.argv[4], int(sys.argv[5]))
-    main(sys.argv[1], sockets[0], sockets[1], Fetcher(folder, Store(float(sys.argv[6]))))
+    main(sys.argv[1], sockets[0], sockets[1], Fetcher(folder, ObjectStore(float(sys.argv[6]))))
 
 
 # --- fetching ---------------------------------------------------------------------------------------------------------
@@ -406,8 +406,8 @@ class Fetching:
         self._pid = os.getpid()
         self._connection: socket.socket | None = None
         self._number = 0
-        self._asked: dict[int, Range | Whole | Settled] = {}  # without an answer so far
-        self._here: dict[int, bytes | Done | Failed] = {}
+        self._asked: dict[int, Range | Whole | WantSettled] = {}  # without an answer so far
+        self._here: dict[int, bytes | FetchDone | FetchFailed] = {}
         self._since: dict[int, float] = {}
         self._said: dict[int, str] = {}
         self._expected: Expect | None = None
@@ -424,7 +424,7 @@ class Fetching:
         """Files of this place will be asked for: what takes a second to start does so meanwhile. Does not wait."""
         self._put(Soon(url))
 
-    def expect(self, files: Sequence[File]) -> None:
+    def expect(self, files: Sequence[RemoteFile]) -> None:
         """These are wanted, in this order. Does not wait."""
         self._connect()
         self._expected = Expect(tuple(_of(file) for file in files))
@@ -448,20 +448,20 @@ class Fetching:
             self._here.clear()
             self._said.clear()
 
-    def whole(self, file: File) -> None:
+    def whole(self, file: RemoteFile) -> None:
         """Have a copy of the file in the cache. Raises as `take` does."""
         self._wait(self._ask(partial(Whole, file=_of(file))), None)
 
     def settle(self, at_most_s: float) -> bool:
         """Wait until nothing of what is wanted is to be fetched any more. False: it took too long."""
-        number = self._ask(Settled)
+        number = self._ask(WantSettled)
         with contextlib.suppress(ShardError):
             self._wait(number, at_most_s)
             return True
         self._asked.pop(number, None)
         return False
 
-    def _ask(self, make: Callable[[int], Range | Whole | Settled]) -> int:
+    def _ask(self, make: Callable[[int], Range | Whole | WantSettled]) -> int:
         self._connect()
         self._number += 1
         self._asked[self._number] = asked = make(self._number)
@@ -471,7 +471,7 @@ class Fetching:
 
     # --- what comes --------------------------------------------------------------------------------------------
 
-    def _wait(self, number: int, at_most_s: float | None) -> bytes | Done:
+    def _wait(self, number: int, at_most_s: float | None) -> bytes | FetchDone:
         if number in self._here:
             return self._found(number)
         with object_store.fetching():
@@ -495,9 +495,9 @@ class Fetching:
             left = TOLD_S - (now - told) if at_most_s is None else min(TOLD_S - (now - told), began + at_most_s - now)
             self._receive(max(left, 0.0))
 
-    def _found(self, number: int) -> bytes | Done:
+    def _found(self, number: int) -> bytes | FetchDone:
         found = self._here.pop(number)
-        if isinstance(found, Failed):
+        if isinstance(found, FetchFailed):
             raise (UsageError if found.usage else ShardError)(found.why)
         return found
 
@@ -588,11 +588,11 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, address: P
             address.parent.rmdir()
 
 
-def _of(file: File) -> FileOf:
+def _of(file: RemoteFile) -> FileOf:
     return FileOf(file.url, file.size, file.md5)
 
 
-def _what(asked: Range | Whole | Settled) -> str:
+def _what(asked: Range | Whole | WantSettled) -> str:
     if isinstance(asked, Range):
         return f"{asked.url}, bytes {asked.start} to {asked.stop}"
     return asked.file.url if isinstance(asked, Whole) else "the cache"

@@ -34,7 +34,7 @@ from torch.utils.data import Dataset
 
 from farandole.data import object_store, transforms
 from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies, torn
-from farandole.data.cache_folder import File, md5_of
+from farandole.data.cache_folder import RemoteFile, md5_of
 from farandole.data.facts import facts_of
 from farandole.data.index import (
     COLUMNS,
@@ -74,7 +74,7 @@ _LONGEST_LABEL = 20  # bytes; 2^63 has 19 digits
 _log = logging.getLogger(__name__)
 
 
-class Tables:
+class ShardTables:
     """Of all shards of a folder. Picklable.
 
     `known`: the index names a table, so nothing has to be here for a sample's place to be known.
@@ -124,7 +124,7 @@ class Tables:
 
     def _of_shard(self, number: int) -> Rows:
         shard = self._index.shardlist[number]
-        file = File(f"{self._url}/{shard.url}", shard.filesize, shard.md5sum)
+        file = RemoteFile(f"{self._url}/{shard.url}", shard.filesize, shard.md5sum)
         descriptor = self._copies.open(file.url, file.size, file.md5)
         if noted := self._copies.folder.table(file):
             try:
@@ -225,9 +225,9 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         self._copies.begin(self.url)
         index = read_index(f"{self.url}/{INDEX}")
         self.classes = index.classes
-        self._files = [File(f"{self.url}/{s.url}", s.filesize, s.md5sum) for s in index.shardlist]
+        self._files = [RemoteFile(f"{self.url}/{s.url}", s.filesize, s.md5sum) for s in index.shardlist]
         self._ends = list(accumulate(shard.nsamples for shard in index.shardlist))
-        self._tables = Tables(self.url, index, self._copies)
+        self._tables = ShardTables(self.url, index, self._copies)
         self._expecting = False
 
     def __len__(self) -> int:
@@ -272,7 +272,7 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
             name = self._copies.name(file, offset)
             raise type(error)(f"sample {index} of {self.url}, which is {name!r} of {file.url}: {error}") from None
 
-    def _row(self, index: int) -> tuple[File, list[int]]:
+    def _row(self, index: int) -> tuple[RemoteFile, list[int]]:
         """A sample's shard, and its row of the table."""
         length = len(self)
         if not -length <= index < length:
@@ -301,7 +301,7 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         """These are read next, all of them, shape (n,): what is not here comes at once, not one after the other."""
         if not self._tables.known:
             return
-        wanted: list[tuple[File, tuple[int, int]]] = []
+        wanted: list[tuple[RemoteFile, tuple[int, int]]] = []
         for sample in samples.tolist():
             file, (offset, size, _, _) = self._row(sample)
             if offset != BEYOND:

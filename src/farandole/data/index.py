@@ -216,7 +216,7 @@ UNREADABLE = (tarfile.TarError, ValueError, OverflowError, RecursionError)  # wh
 LEAST = 512  # bytes that a sample takes in a tar: the head of one field
 
 
-class Entry(NamedTuple):
+class FieldEntry(NamedTuple):
     """A field of a sample: `size` bytes from `offset` on, if the file is that long."""
 
     key: str
@@ -225,7 +225,7 @@ class Entry(NamedTuple):
     size: int
 
 
-def entries(archive: tarfile.TarFile) -> Iterator[Entry]:
+def entries(archive: tarfile.TarFile) -> Iterator[FieldEntry]:
     """All fields that `archive` holds, in their order. Raises any of `UNREADABLE`."""
     end = 0
     while (member := archive.next()) is not None:
@@ -238,7 +238,7 @@ def entries(archive: tarfile.TarFile) -> Iterator[Entry]:
         folder, slash, name = member.name.rpartition("/")
         stem, _, field = name.partition(".")
         if stem and field:
-            yield Entry(f"{folder}{slash}{stem}", field.lower(), end, member.size)
+            yield FieldEntry(f"{folder}{slash}{stem}", field.lower(), end, member.size)
 
 
 @contextlib.contextmanager

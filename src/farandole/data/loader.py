@@ -37,8 +37,8 @@ from farandole.data import workers
 from farandole.data.epochs import DatasetState
 from farandole.data.facts import subsets
 from farandole.data.object_store import NOTHING, Making, Timed
-from farandole.data.order import Order
-from farandole.data.workers import GO_ANYWHERE, Incomplete, Prefetch, ProcessStart, Slots, Source, Watch, aligned, hook
+from farandole.data.order import SampleOrder
+from farandole.data.workers import GO_ANYWHERE, Incomplete, Prefetch, ProcessStart, Slots, Source, FetchHook, aligned, hook
 from farandole.data.workers import Key as Key
 from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
@@ -189,7 +189,7 @@ NOWHERE = (-1, 0)
 class Announced:
     """Of one loader."""
 
-    def __init__(self, dataset: Any, order: Order) -> None:
+    def __init__(self, dataset: Any, order: SampleOrder) -> None:
         self._order = order
         self._expect, self._settle = hook(dataset, "expect"), hook(dataset, "settle")
         self._at = NOWHERE  # epoch and position from which it was told
@@ -224,7 +224,7 @@ NOT_PICKLED = {"PicklingError", "AttributeError", "TypeError"}  # names of what 
 class Loader:
     """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
 
-    watch: ClassVar[Watch | None] = None
+    watch: ClassVar[FetchHook | None] = None
     timed: ClassVar[bool] = False  # whether loaders that are made from now on count what making takes, in `making`
     tell: ClassVar[Callable[[str], None] | None] = None  # is told, beside the log, that processes have died
 
@@ -263,7 +263,7 @@ class Loader:
         self.left_out = left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
         self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
-        self.order = Order(self.length, seed, shuffle)
+        self.order = SampleOrder(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
         self._source.timed = self.timed

@@ -43,7 +43,7 @@ _PIECE = 1 << 16
 Told = Callable[[str], None]
 
 
-class Store:
+class ObjectStore:
     """Of one process. `deadline_s`: how long one range may take, with all attempts."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
@@ -196,7 +196,7 @@ def reading(url: str) -> Generator[None, None, None]:
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class LruBytes(Generic[T]):
     """At most `limit_bytes` together, and the newest whatever its size. What was taken out may be used on."""
 
     def __init__(self, limit_bytes: int) -> None:

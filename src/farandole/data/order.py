@@ -116,7 +116,7 @@ _LONGEST = 1 << 62
 
 
 @dataclass(frozen=True)
-class Order:
+class SampleOrder:
     """The order of `length` samples under `seed`, different in every epoch; without `shuffle`, the dataset's own."""
 
     length: int

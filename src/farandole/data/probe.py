@@ -63,7 +63,7 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class ProbeResult:
     """The first step and the three phases, under so many loader processes on so many cores."""
 
     first: Phase
@@ -201,11 +201,11 @@ class Probe:
     _samples: int = 0
     _waited: float = 0.0
 
-    def findings(self, cores: int) -> Findings:
+    def findings(self, cores: int) -> ProbeResult:
         both, compute, data = self.phases
         assert self.loader is not None
         assert self.first is not None
-        return Findings(
+        return ProbeResult(
             first=self.first, both=both, compute=compute, data=data, processes=self.loader.processes, cores=cores
         )
 

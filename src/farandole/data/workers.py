@@ -64,7 +64,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, _utils, default_col
 
 from farandole.data import object_store
 from farandole.data.epochs import Epochs, warn_of_own_changes
-from farandole.data.order import Order, derive, own_generators, seed_all, set_random_state
+from farandole.data.order import SampleOrder, derive, own_generators, seed_all, set_random_state
 from farandole.errors import BadSample, FarandoleError, ShardError, UsageError
 from farandole.platform import cpu
 from farandole.platform.output import guard
@@ -211,7 +211,7 @@ def hook(dataset: Any, name: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-class Watch(Protocol):
+class FetchHook(Protocol):
     """What stands between loaders and those who ask them, where something does: `farandole probe`."""
 
     def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...
@@ -564,7 +564,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
     timed = False  # whether micro-batches come with what their making took, as `Timed`
 
     def __init__(
-        self, dataset: Dataset[Any], order: Order, collate: Callable[[list[Any]], Any] | None, *, skips: bool = False
+        self, dataset: Dataset[Any], order: SampleOrder, collate: Callable[[list[Any]], Any] | None, *, skips: bool = False
     ) -> None:
         """`skips`: samples that raise are left out, and the result is an `Incomplete`."""
         self.dataset = dataset

@@ -33,7 +33,7 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
 from farandole.data.order import derive, set_random_state
 from farandole.errors import UsageError
-from farandole.evaluation.metrics import Contents, contents, result, tally
+from farandole.evaluation.metrics import ListContents, contents, result, tally
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Window
 from farandole.worker.rounds import Rounds, task
@@ -92,7 +92,7 @@ class Evaluation:
         set_random_state(derive(self._seed, "evaluated", step))
         return result(wanted, sums, samples)
 
-    def _gather(self, loader: Loader, window: Window, more: Contents | None, lanes: int, make: Make, step: int) -> None:
+    def _gather(self, loader: Loader, window: Window, more: ListContents | None, lanes: int, make: Make, step: int) -> None:
         """The second round, if there is need of one: what was kept is put, what went with a worker is made anew."""
         if more is None:
             return

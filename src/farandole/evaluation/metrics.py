@@ -93,7 +93,7 @@ class Lists:
         return sums[start:stop].reshape(shape).to(self._device, dtype), stop
 
 
-class Contents:
+class ListContents:
     """The second round: the numbers themselves. Raises `UsageError` if they are too many."""
 
     def __init__(self, lists: Sequence[Lists], kind: str) -> None:
@@ -326,14 +326,14 @@ def tally(metric: Any, shards: int, device: torch.device) -> Tally:
     return made
 
 
-def contents(tally: Tally, sums: torch.Tensor, metric: Any) -> Contents | None:
+def contents(tally: Tally, sums: torch.Tensor, metric: Any) -> ListContents | None:
     """What a second round has to sum, if anything.
 
     Raises:
         UsageError: it is too much.
     """
     lists = tally.lists(sums)
-    return Contents(lists, type(metric).__name__) if lists else None
+    return ListContents(lists, type(metric).__name__) if lists else None
 
 
 def result(tally: Tally, sums: torch.Tensor, samples: int) -> Any:

@@ -788,7 +788,7 @@ class Seeing(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class Watch:
+class OperatorWatch:
     """Of one worker, in the thread that begins it. `tell` is called with what is not known, once for each.
 
     One that has never begun does nothing.

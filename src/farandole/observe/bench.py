@@ -25,11 +25,11 @@ from farandole.control.bench import (
     Block,
     Exchanges,
     Record,
-    Spent,
+    StepSeconds,
     Unfit,
 )
 
-Joint = tuple[Spent, ...]  # one step, of all workers
+Joint = tuple[StepSeconds, ...]  # one step, of all workers
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):

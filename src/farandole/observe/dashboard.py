@@ -35,7 +35,7 @@ from farandole.control.status import Status
 from farandole.errors import FarandoleError, UsageError
 from farandole.observe import report as page
 from farandole.observe.report import prices_in, settings_of
-from farandole.observe.story import About, Bill, Story, Telling, about, bill
+from farandole.observe.story import About, CostSummary, Story, Telling, about, bill
 from farandole.platform.files import opener
 from farandole.platform.output import plain
 
@@ -48,7 +48,7 @@ SLICE = 2_000  # lines at a time, before others get their turn
 BILL_S = 5.0  # between two looks at what it has cost
 
 
-class Watch:
+class RunWatch:
     """`await follow()` for ever; `looked` is set, and another one put in its place, when there is something new.
 
     Attributes:
@@ -63,7 +63,7 @@ class Watch:
         self.story = Story()
         self.status: Status | None = None
         self.live = live()
-        self.paid: Bill | None = None
+        self.paid: CostSummary | None = None
         self.about: About = []
         self.watchers = 0
         self.behind = "0 %"
@@ -194,10 +194,10 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
 
 
-class Server:
+class DashboardServer:
     """`await start()`, `link()` for each browser, `await close()` in the end."""
 
-    def __init__(self, watch: Watch, api: Callable[[], Api | None]) -> None:
+    def __init__(self, watch: RunWatch, api: Callable[[], Api | None]) -> None:
         self._watch, self._api = watch, api
         self._login = Login(time.monotonic)
         self._cookie = ""

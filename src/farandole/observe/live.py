@@ -33,7 +33,7 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.observe import text as gauges
 from farandole.observe.summary import Course, summary
 from farandole.observe.tables import workers_table
-from farandole.observe.text import Flow, Presence, Rows, clock, describe, not_promised, number
+from farandole.observe.text import Flow, Presence, ProgressRows, clock, describe, not_promised, number
 from farandole.platform.files import open_regular
 from farandole.platform.output import one_line, plain
 from farandole.platform.process import up_to
@@ -41,7 +41,7 @@ from farandole.protocol import events
 from farandole.protocol.coordinator.account import Account
 from farandole.protocol.coordinator.state import WHOLE, stragglers
 from farandole.protocol.cost import Prices
-from farandole.protocol.events import Over
+from farandole.protocol.events import OverEvent
 from farandole.protocol.messages import Hello, Note
 from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line, time_of
 
@@ -51,11 +51,11 @@ PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25
 LOGGED_PART = 0.05  # of the lines that workers may print, for those of `run.log`
 QUIET = (
-    events.Proposed,
-    events.Ready,
-    events.TimeSpent,
-    events.Priced,
-    events.RunStarted,
+    events.ProposedEvent,
+    events.ReadyEvent,
+    events.TimeSpentEvent,
+    events.PricedEvent,
+    events.RunStartedEvent,
 )  # the view that follows says it, or nothing has happened
 
 
@@ -100,11 +100,11 @@ class Display(ABC):
             self._log(f"{clock(line)}  {describe(line)}".encode(errors="replace"))
             return
         self.presence.take(line)
-        if isinstance(line, events.View):
+        if isinstance(line, events.ViewEvent):
             self._slow = {worker: speed for worker, speed in self._slow.items() if worker in line.members}
-        if isinstance(line, events.Shares):
+        if isinstance(line, events.SharesEvent):
             self._slow = stragglers({worker: share / WHOLE for worker, share in line.shares.items()})
-        if isinstance(line, events.Over):
+        if isinstance(line, events.OverEvent):
             self._say((), *self._logged.end())
             self.progressed()
         if not isinstance(line, QUIET):
@@ -173,7 +173,7 @@ class PlainDisplay(Display):
         super().__init__(clock)
         self._stream = stream
         self._due = 0.0
-        self._rows = Rows()
+        self._rows = ProgressRows()
         self._late: StepLine | None = None  # the newest, where it has no row
 
     def _put(self, text: str) -> None:
@@ -418,7 +418,7 @@ async def show_lines(
                     newest = max(newest, time_of(line))
                     display.line(line)
                     seen(line)
-                    if isinstance(line, Over):
+                    if isinstance(line, OverEvent):
                         return
         except CoordinatorUnreachable:
             if time.monotonic() - since > gone_s and not held():
@@ -449,7 +449,7 @@ async def keep_figures(written: Written, display: Display) -> None:
         await asyncio.sleep(TICK_S)
 
 
-async def sum_up(written: Written, display: Display, over: Over | None) -> None:
+async def sum_up(written: Written, display: Display, over: OverEvent | None) -> None:
     """The run is over, or killed: what came of it. Its last lines may still be on their way to the file."""
     until = time.monotonic() + WRITTEN_S
     await _catch_up(written)

@@ -58,7 +58,7 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
         if event is None:
             damaged += 1
             continue
-        if isinstance(event, events.Resumed) and event.path:  # what is read below may be of steps not taken again
+        if isinstance(event, events.ResumedEvent) and event.path:  # what is read below may be of steps not taken again
             steps.clear()
             found = msgspec.structs.replace(found, steps=event.step)
         found = after(found, event)
@@ -79,21 +79,21 @@ def goes_on(found: Past) -> Past:
 def after(found: Past, line: Line) -> Past:
     """What the next line makes of it; those of steps go to `with_step`."""
     match line:
-        case events.View() | events.Resumed() if found.code is not None or found.fingerprint:
+        case events.ViewEvent() | events.ResumedEvent() if found.code is not None or found.fingerprint:
             return goes_on(found)
-        case events.RunStarted():  # it may find that nothing is left to train: what is there stays
+        case events.RunStartedEvent():  # it may find that nothing is left to train: what is there stays
             unknown = Past(run=found.run)
             return msgspec.structs.replace(found, outcome=unknown.outcome, code=None, reason=unknown.reason)
-        case events.Finished():
+        case events.FinishedEvent():
             fingerprint = line.fingerprint if line.equal else ""
             return msgspec.structs.replace(found, outcome="finished", fingerprint=fingerprint)
-        case events.Checkpoint() | events.Saved(whole=True):
+        case events.CheckpointEvent() | events.SavedEvent(whole=True):
             return msgspec.structs.replace(found, checkpoint=line.path, finite=line.finite)
-        case events.BitsNotPromised() if not found.bits:
+        case events.BitsNotPromisedEvent() if not found.bits:
             return msgspec.structs.replace(found, bits=not_promised(line.step))
-        case events.NothingLeft():
+        case events.NothingLeftEvent():
             return msgspec.structs.replace(found, outcome="finished")
-        case events.Over(code=code):
+        case events.OverEvent(code=code):
             outcome = "failed" if code == 1 else "finished" if found.outcome == "finished" else "stopped"
             return msgspec.structs.replace(found, outcome=outcome, code=code, reason=line.reason)
         case _:

@@ -77,19 +77,19 @@ def _hash(text: str) -> str:
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class RunContent(msgspec.Struct, frozen=True, kw_only=True):
     """A run, whole."""
 
     tick: Tick
     about: About
 
 
-def report(runs: list[Told]) -> str:
+def report(runs: list[RunContent]) -> str:
     """The page. The first one's figures stand at its top."""
     return frozen(msgspec.json.encode(runs).decode())
 
 
-def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> Told:
+def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> RunContent:
     """The run in `folder` as its lines tell it at Unix time `now`; with the run's own prices where there are no others.
 
     Raises:
@@ -101,7 +101,7 @@ def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> Told
     settings = settings_of(folder)
     name = folder.resolve().name
     paid = bill(story.account.account(name, prices or prices_in(settings)), story)
-    return Told(tick=first(name, story, now, account=paid, live=live), about=about(settings, story, __version__))
+    return RunContent(tick=first(name, story, now, account=paid, live=live), about=about(settings, story, __version__))
 
 
 def read(tail: Tail, story: Story) -> Story:
@@ -160,7 +160,7 @@ LIMIT_S = 60.0
 WIDE, HIGH = 900, 340
 
 
-def draw(page: Path, folder: Path, runs: Sequence[Told]) -> Iterator[Path]:
+def draw(page: Path, folder: Path, runs: Sequence[RunContent]) -> Iterator[Path]:
     """Each picture of the report at `page`, in `folder`, one after the other.
 
     Raises:
@@ -188,7 +188,7 @@ def draw(page: Path, folder: Path, runs: Sequence[Told]) -> Iterator[Path]:
         yield path
 
 
-def names(runs: Sequence[Told]) -> list[str]:
+def names(runs: Sequence[RunContent]) -> list[str]:
     """Of all pictures of the report, as its page has them."""
     series = dict.fromkeys(name for run in runs for name, patch in run.tick.series.items() if patch.x)
     dances = [f"{kind}-{n}" for n, run in enumerate(runs) if run.tick.stays for kind in ("dance", "workers")]

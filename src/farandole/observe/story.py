@@ -25,7 +25,7 @@ import msgspec
 from farandole.control.status import RATE_STEPS, Status, left_s, samples_per_s
 from farandole.observe import export_common
 from farandole.observe.live import QUIET
-from farandole.observe.summary import Lines, Pause
+from farandole.observe.summary import RunReader, Pause
 from farandole.observe.text import describe, not_promised
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import HOUR_S, Account
@@ -58,7 +58,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     y: list[float | None]
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class PageState(msgspec.Struct, kw_only=True):
     """How far somebody's picture is: it has `count` values in buckets of `width`, and knows of `cuts`."""
 
     count: int = 0
@@ -106,7 +106,7 @@ class Series:
             self._count(index)
         self._cuts.append(left)
 
-    def patch(self, seen: Seen) -> Patch | None:
+    def patch(self, seen: PageState) -> Patch | None:
         """What a picture lacks that is as far as `seen` says, None: nothing. Then `seen` says how far it is."""
         known = min([seen.count, *self._cuts[seen.cuts :]])
         if known == len(self) == seen.count and seen.width == self._width:
@@ -167,7 +167,7 @@ class Series:
 How = Literal["", "left", "lost", "failed", "end"]
 
 
-class Stay(msgspec.Struct, kw_only=True):
+class WorkerSpan(msgspec.Struct, kw_only=True):
     """Unix times in seconds. `entered`: in a view since then, None: never. `gone` None: it is there.
 
     `how` it went: it left gracefully, was lost without notice, could not start or was not let in, or the run ended.
@@ -196,10 +196,10 @@ class Stays:
     """
 
     def __init__(self) -> None:
-        self.all: list[Stay] = []
+        self.all: list[WorkerSpan] = []
         self.changes: list[int] = []
         self.members: tuple[str, ...] = ()
-        self.last_gone: Stay | None = None
+        self.last_gone: WorkerSpan | None = None
         self._there: dict[str, int] = {}
         self._last = 0.0
         self._known = False  # the lines say who was there when this start of the run began
@@ -207,38 +207,38 @@ class Stays:
     def take(self, event: Line) -> None:
         time = getattr(event, "time", 0.0)
         match event:
-            case events.Starting(worker=worker, host=host):
+            case events.StartingEvent(worker=worker, host=host):
                 self._came(worker, host, time)
-            case events.Ready(worker=worker, host=host) if worker not in self._there:
+            case events.ReadyEvent(worker=worker, host=host) if worker not in self._there:
                 self._came(worker, host, time)
-            case events.View(members=members):
+            case events.ViewEvent(members=members):
                 self._view(members, event.cause, time)
-            case events.Notice(worker=worker, reason=reason) if worker in self._there:
+            case events.NoticeEvent(worker=worker, reason=reason) if worker in self._there:
                 stay = self._changed(worker)
                 stay.notice, stay.why = time, reason
-            case events.Left(worker=worker, reason=reason):
+            case events.LeftEvent(worker=worker, reason=reason):
                 self._gone(worker, "left", self._notice(worker) or reason, time)
-            case events.Lost(worker=worker, reason=reason):
+            case events.LostEvent(worker=worker, reason=reason):
                 self._gone(worker, "lost", reason, time)
-            case events.Exited(worker=worker, reason=reason) | events.StartFailed(worker=worker, reason=reason):
+            case events.ExitedEvent(worker=worker, reason=reason) | events.StartFailedEvent(worker=worker, reason=reason):
                 self._gone(worker, "failed", reason, time)
-            case events.Refused(worker=worker, reason=reason):
+            case events.RefusedEvent(worker=worker, reason=reason):
                 self._gone(worker, "failed", reason, time)
-            case events.StateLost():
+            case events.StateLostEvent():
                 self.members, self._known = (), True
-            case events.RunStarted():
+            case events.RunStartedEvent():
                 self._cut_off(tuple(self._there))
                 self._known = True
-            case events.Resumed() if not self._known:  # lines of a version that wrote no `run started`
+            case events.ResumedEvent() if not self._known:  # lines of a version that wrote no `run started`
                 self._cut_off(tuple(name for name, at in self._there.items() if self.all[at].entered is not None))
-            case events.Over():
+            case events.OverEvent():
                 self._known = True
                 for worker in tuple(self._there):
                     self._gone(worker, "end", describe(event), time)
                 self.members = ()
             case _:
                 pass
-        if not isinstance(event, events.Starting):  # which may be the first word of a start that comes later
+        if not isinstance(event, events.StartingEvent):  # which may be the first word of a start that comes later
             self.at(time)
 
     def at(self, time: float) -> None:
@@ -255,7 +255,7 @@ class Stays:
         if worker in self._there:  # of an earlier session
             self._gone(worker, "lost", "another one of its name has come", self._last)
         self._there[worker] = len(self.all)
-        self.all.append(Stay(worker=worker, host=host, came=time))
+        self.all.append(WorkerSpan(worker=worker, host=host, came=time))
         self.changes.append(len(self.all) - 1)
 
     def _view(self, members: tuple[str, ...], cause: str, time: float) -> None:
@@ -270,7 +270,7 @@ class Stays:
     def _notice(self, worker: str) -> str:
         return self.all[self._there[worker]].why if worker in self._there else ""
 
-    def _changed(self, worker: str) -> Stay:
+    def _changed(self, worker: str) -> WorkerSpan:
         self.changes.append(self._there[worker])
         return self.all[self._there[worker]]
 
@@ -306,7 +306,7 @@ class Happened:
         self.words = describe(event)
 
 
-class Story(Lines):
+class Story(RunReader):
     """Attributes, beside those of `Lines`:
     series: by name, those of `observe/export_common.py` and what the script has logged.
     stays: who was there. sizes: (Unix time, workers) for each view.
@@ -327,11 +327,11 @@ class Story(Lines):
         self.count = 0
         self.unfinite: list[tuple[int, str]] = []
         self.last: StepLine | None = None
-        self.over: events.Over | None = None
-        self.finished: events.Finished | None = None
-        self.numerics: events.Numerics | None = None
+        self.over: events.OverEvent | None = None
+        self.finished: events.FinishedEvent | None = None
+        self.numerics: events.NumericsEvent | None = None
         self.checkpoint: tuple[float, int, str] | None = None
-        self.unpromised: events.BitsNotPromised | None = None
+        self.unpromised: events.BitsNotPromisedEvent | None = None
         self.recent: deque[StepLine] = deque(maxlen=RATE_STEPS)
         self.texts: dict[str, str] = {}
 
@@ -365,27 +365,27 @@ class Story(Lines):
             self.count += 1
             self.happened.append(Happened(self.count, event))
         match event:
-            case events.View(members=members):
+            case events.ViewEvent(members=members):
                 self.sizes.append((event.time, len(members)))
-            case events.Resumed(step=step):
+            case events.ResumedEvent(step=step):
                 self.over = self.finished = None
                 self._again(max(step, 0))
-            case events.StateLost():  # where it goes on, the steps that come next say
+            case events.StateLostEvent():  # where it goes on, the steps that come next say
                 self.recent.clear()
                 self.sizes.append((event.time, 0))
-            case events.NotFinite(step=step, loss=loss):
+            case events.NotFiniteEvent(step=step, loss=loss):
                 self.unfinite.append((step, loss))
-            case events.Numerics():
+            case events.NumericsEvent():
                 self.numerics = event
-            case events.BitsNotPromised():
+            case events.BitsNotPromisedEvent():
                 self.unpromised = self.unpromised or event
-            case events.Checkpoint():
+            case events.CheckpointEvent():
                 self.checkpoint = (event.time, event.step, event.path)
-            case events.Saved():
+            case events.SavedEvent():
                 self.checkpoint = (event.time, self.last.step + 1 if self.last else 0, event.path)
-            case events.Finished():
+            case events.FinishedEvent():
                 self.finished = event
-            case events.Over():
+            case events.OverEvent():
                 self.over = event
                 self.sizes.append((event.time, 0))
             case _:
@@ -406,7 +406,7 @@ class Story(Lines):
 # What is not known is None, or not there; never 0.
 
 
-class Gone(msgspec.Struct, frozen=True, kw_only=True):
+class LastDeparture(msgspec.Struct, frozen=True, kw_only=True):
     """Who went last, when (Unix time), how and why."""
 
     worker: str
@@ -440,7 +440,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None
     began: float | None
     ended: float | None
-    last_gone: Gone | None
+    last_gone: LastDeparture | None
     bits: str
     fingerprint: str
     checkpoint: str
@@ -454,7 +454,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Bill(msgspec.Struct, frozen=True, kw_only=True):
+class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The account. `static`: what would be paid for if as many workers as there ever were, `most`, had been there all
     the time that the run was on, at the price that it paid for a worker's hour.
     """
@@ -487,7 +487,7 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
         samples_per_s=status.samples_per_s if status else samples_per_s(story.recent),
         learning_rate=learning.get("learning_rate"), factor=learning.get("factor"),
         batch=None if last is None else last.samples, began=story.began, ended=story.ended,
-        last_gone=None if gone is None or gone.gone is None else Gone(
+        last_gone=None if gone is None or gone.gone is None else LastDeparture(
             worker=gone.worker, host=gone.host, time=gone.gone, how=gone.how, why=gone.why),
         bits="" if story.unpromised is None else not_promised(story.unpromised.step),
         fingerprint=story.finished.fingerprint if story.finished and story.finished.equal else "",
@@ -495,13 +495,13 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
     )  # fmt: skip
 
 
-def bill(account: Account, story: Story) -> Bill:
+def bill(account: Account, story: Story) -> CostSummary:
     most = max((size for _, size in story.sizes), default=0)
     wall_s = None if story.began is None or story.ended is None else story.ended - story.began - story.away_s
     static = None if wall_s is None or not most or wall_s <= 0 else most * wall_s / HOUR_S
     priced = account.dollars is not None and static is not None and account.worker_hours
     seconds = account.seconds or {}
-    return Bill(
+    return CostSummary(
         classes=[Class(name=n, meaning=MEANING[n], seconds=seconds[n]) for n in CLASSES if seconds.get(n)],
         goodput=account.goodput, worker_hours=account.worker_hours, dollars=account.dollars,
         at_least=account.cost.at_least or None, date=account.cost.date, most=most, static_hours=static,
@@ -610,13 +610,13 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     head: Head | None
     series: dict[str, Patch]
-    stays: dict[str, Stay]
+    stays: dict[str, WorkerSpan]
     sizes: list[tuple[float, int]]
     events: list[Event]
     pauses: list[Pause] | None
     unfinite: list[tuple[int, str]] | None
     workers: dict[str, Row | None]
-    bill: Bill | None
+    bill: CostSummary | None
 
 
 class Telling:
@@ -624,13 +624,13 @@ class Telling:
 
     def __init__(self, run: str, story: Story, events: int = EVENTS_AT_ONCE) -> None:
         self._run, self._story, self._most = run, story, events
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, PageState] = {}
         self._stays = self._sizes = self._events = 0
         self._head: Head | None = None
         self._unfinite: list[tuple[int, str]] = []
         self._workers: dict[str, Row] = {}
 
-    def tick(self, now: float, status: Status | None = None, paid: Bill | None = None, *, live: bool) -> Tick:
+    def tick(self, now: float, status: Status | None = None, paid: CostSummary | None = None, *, live: bool) -> Tick:
         """`paid`: the bill, where it is another one than before."""
         story = self._story
         changed = sorted(set(story.stays.changes[self._stays :]))
@@ -652,7 +652,7 @@ class Telling:
     def _patches(self) -> dict[str, Patch]:
         found: dict[str, Patch] = {}
         for name, series in self._story.series.items():
-            if (patch := series.patch(self._seen.setdefault(name, Seen()))) is not None:
+            if (patch := series.patch(self._seen.setdefault(name, PageState()))) is not None:
                 found[name] = patch
         return found
 
@@ -691,6 +691,6 @@ class Telling:
         return changed
 
 
-def first(run: str, story: Story, now: float, *, account: Bill, live: bool) -> Tick:
+def first(run: str, story: Story, now: float, *, account: CostSummary, live: bool) -> Tick:
     """Everything at once, for a page that will hear no more."""
     return Telling(run, story, events=len(story.happened)).tick(now, paid=account, live=live)

@@ -23,7 +23,7 @@ from farandole.observe.past import Past, after, goes_on, with_step
 from farandole.observe.text import in_words, number, rate_words
 from farandole.platform.output import one_line
 from farandole.protocol import events
-from farandole.protocol.coordinator.account import Account, Reading, WorkerAccount
+from farandole.protocol.coordinator.account import Account, AccountReader, WorkerAccount
 from farandole.protocol.cost import Cost
 from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line
 from farandole.protocol.values import CLASSES, MEANING, StepTime
@@ -63,7 +63,7 @@ class Pause:
 class _Change:
     """`longest_s`: the gap around it, None where no step has been taken yet."""
 
-    view: events.View
+    view: events.ViewEvent
     before: tuple[str, ...]
     kind: str
     since: float
@@ -97,18 +97,18 @@ class Pauses:
         match line:
             case StepLine():
                 self._took(line)
-            case events.Proposed():
+            case events.ProposedEvent():
                 self._proposed[line.view] = line.time
-            case events.Lost() | events.Left() | events.Died():
+            case events.LostEvent() | events.LeftEvent() | events.DiedEvent():
                 self._ends_of[line.worker] = line.reason
-                if isinstance(line, events.Lost) and line.worker in self._members and self._lost is None:
+                if isinstance(line, events.LostEvent) and line.worker in self._members and self._lost is None:
                     self._lost = line.time
-            case events.RunStarted() | events.Over() | events.StateLost():
+            case events.RunStartedEvent() | events.OverEvent() | events.StateLostEvent():
                 self._members = ()
                 self._break()
-            case events.Resumed():  # follows the first view
+            case events.ResumedEvent():  # follows the first view
                 self._break()
-            case events.View():
+            case events.ViewEvent():
                 self._view(line)
             case _:
                 pass
@@ -170,7 +170,7 @@ class Pauses:
         change.longest_s = max(end - self._begins[gap], change.longest_s or 0.0)
         return self._steps[gap] >= change.view.step + STEPS_AFTER
 
-    def _view(self, view: events.View) -> None:
+    def _view(self, view: events.ViewEvent) -> None:
         if self._members and view.members:
             crash = bool(view.outcome) or view.view not in self._proposed
             if crash:
@@ -208,7 +208,7 @@ def _and(names: Iterable[str]) -> str:
 # What everybody does who sums up a run from the lines of its metrics.jsonl. Pure.
 
 
-class Lines(ABC):
+class RunReader(ABC):
     """`take` the whole lines, oldest first.
 
     Attributes:
@@ -219,7 +219,7 @@ class Lines(ABC):
     """
 
     def __init__(self) -> None:
-        self.account = Reading()
+        self.account = AccountReader()
         self.pauses = Pauses()
         self.began: float | None = None
         self.ended: float | None = None
@@ -243,11 +243,11 @@ class Lines(ABC):
         if isinstance(line, StepLine):
             self._step(line)
             return
-        again = isinstance(line, events.RunStarted) or (self._over and isinstance(line, events.Starting))
+        again = isinstance(line, events.RunStartedEvent) or (self._over and isinstance(line, events.StartingEvent))
         if again and before is not None:
             self.away_s += max(0.0, line.time - before)
             self._on_again(before)
-        self._over = isinstance(line, events.Over) or (self._over and not again)
+        self._over = isinstance(line, events.OverEvent) or (self._over and not again)
         self._event(line)
 
     @abstractmethod
@@ -272,11 +272,11 @@ class Lines(ABC):
 # What is taken a second time, after `resumed` or a lost state, counts once, and how much that was is kept. Of a
 # million steps the numbers and sample counts are kept, and nothing else.
 
-Save = events.Saved | events.SavedElsewhere | events.NotSaved
+Save = events.SavedEvent | events.SavedElsewhereEvent | events.NotSavedEvent
 NAMES = 100  # given to `run.log`, the first ones
 
 
-class Course(Lines):
+class Course(RunReader):
     """Attributes, beside those of `Lines`:
     past: how it stands.
     resumed: it has been on before.
@@ -349,11 +349,11 @@ class Course(Lines):
     def _event(self, event: events.Event) -> None:
         self.past = after(self.past, event)
         match event:
-            case events.Starting():
+            case events.StartingEvent():
                 self.save = None
-            case events.View(members=()):
+            case events.ViewEvent(members=()):
                 self._left = event.step
-            case events.Resumed(step=step):
+            case events.ResumedEvent(step=step):
                 self.resumed = True
                 self.after = None
                 self._left = 0
@@ -361,17 +361,17 @@ class Course(Lines):
                 self.saved_step = max(step, 0)
                 self._cut(max(step, 0))
                 self.past = msgspec.structs.replace(self.past, steps=max(step, 0), checkpoint=event.path)
-            case events.StateLost():
+            case events.StateLostEvent():
                 self.lost = True
-            case events.Checkpoint(step=step):
+            case events.CheckpointEvent(step=step):
                 self.saved_step = step
-            case events.LinesLost(lines=lines):
+            case events.LinesLostEvent(lines=lines):
                 self.lines_lost += lines
-            case events.Finished():
+            case events.FinishedEvent():
                 self.after = StepTime(**{name: getattr(event, name) for name in StepTime.__struct_fields__})
-            case events.Saved() | events.SavedElsewhere() | events.NotSaved():
+            case events.SavedEvent() | events.SavedElsewhereEvent() | events.NotSavedEvent():
                 self.save = event
-                if isinstance(event, events.Saved) and event.whole:
+                if isinstance(event, events.SavedEvent) and event.whole:
                     self.saved_step = None  # it is that of the end
             case _:
                 pass
@@ -479,7 +479,7 @@ APART = "evaluation, run.once and pauses"
 
 
 def summary(
-    course: Course, account: Account | None, over: events.Over | None = None, incomplete: str = ""
+    course: Course, account: Account | None, over: events.OverEvent | None = None, incomplete: str = ""
 ) -> list[str]:
     """Lines of text. `over`: as the coordinator has told it, whatever has been written down. `incomplete`: a word on
     checkpoints that were not written to their end.
@@ -488,7 +488,7 @@ def summary(
     return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
 
 
-def _rows(course: Course, account: Account | None, over: events.Over | None) -> Iterator[tuple[str, str]]:
+def _rows(course: Course, account: Account | None, over: events.OverEvent | None) -> Iterator[tuple[str, str]]:
     past = course.past
     if past.code is None and over is not None:  # the folder is gone, or its disk is full
         yield "outcome", f"{over.reason} (exit code {over.code})"
@@ -530,7 +530,7 @@ def _took(course: Course) -> Iterator[tuple[str, str]]:
     if every is None:
         return
     apart = _times(("evaluation", took.evaluation_s), ("run.once", took.once_s), ("pauses", took.pause_s))
-    saved_s = course.save.seconds if isinstance(course.save, events.Saved | events.SavedElsewhere) else 0.0
+    saved_s = course.save.seconds if isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) else 0.0
     rest = _times(("after the last one", after.seconds if after else 0.0), ("saving", saved_s))
     yield "steps took", ", ".join(filter(None, (_spent(took.seconds) + (f" ({apart})" if apart else ""), rest)))
     without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
@@ -564,7 +564,7 @@ def _lost(course: Course) -> Iterator[tuple[str, str]]:
 
 def _kept(course: Course) -> bool:
     """All that was trained is in what the run has come to."""
-    whole = isinstance(course.save, events.Saved | events.SavedElsewhere) and course.save.whole
+    whole = isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) and course.save.whole
     return course.past.outcome == "finished" or whole
 
 
@@ -586,12 +586,12 @@ def _model(course: Course) -> str:
     newest = "" if course.past.finite else " (a state that is NOT FINITE)"
     newest = path and f"{path}{newest}"
     match save:
-        case events.SavedElsewhere(host=host, path=there):
+        case events.SavedElsewhereEvent(host=host, path=there):
             return f"not in the run's store, but on {host}: {there}"
-        case events.Saved(path=there, whole=False):
+        case events.SavedEvent(path=there, whole=False):
             older = f"; the newest of those is {newest}" if newest else ""
             return f"{there}, which is no checkpoint to go on from{older}"
-        case events.NotSaved(reason=reason):
+        case events.NotSavedEvent(reason=reason):
             return f"{newest}; what came after it is not saved: {reason}" if newest else f"not saved: {reason}"
         case _:
             pass

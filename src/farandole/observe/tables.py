@@ -13,7 +13,7 @@ from farandole.observe import text
 from farandole.observe.past import Past
 from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
-from farandole.pool.ssh_check import Facts, Found, problems
+from farandole.pool.ssh_check import HostFacts, HostReport, problems
 from farandole.protocol import numeric_facts
 from farandole.protocol.coordinator.failures import FATAL, TRIAL
 from farandole.protocol.coordinator.state import stragglers
@@ -122,7 +122,7 @@ def _text(value: str) -> Text:
 RUN = "this machine"
 
 
-def hosts_table(found: Sequence[Found], here: Facts) -> Table:
+def hosts_table(found: Sequence[HostReport], here: HostFacts) -> Table:
     """What each host is; `here` is the last line."""
     table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
     for each in found:
@@ -136,7 +136,7 @@ def hosts_table(found: Sequence[Found], here: Facts) -> Table:
     return table
 
 
-def ports_table(found: Sequence[Found]) -> Table:
+def ports_table(found: Sequence[HostReport]) -> Table:
     """Whose data ports each host reaches; the columns are numbered as the rows are."""
     asked = [each for each in found if each.facts is not None]
     table = _table("", "reaches", *(str(n) for n, _ in enumerate(asked, 1)), RUN)
@@ -146,13 +146,13 @@ def ports_table(found: Sequence[Found]) -> Table:
     return table
 
 
-def _facts(facts: Facts, bits: str, clock: str) -> tuple[str, ...]:
+def _facts(facts: HostFacts, bits: str, clock: str) -> tuple[str, ...]:
     torch = facts.numerics.get(numeric_facts.TORCH, "none")
     free = f"{facts.free_bytes / 1e9:.0f} GB"
     return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
 
 
-def _bits(facts: Facts, here: Facts) -> str:
+def _bits(facts: HostFacts, here: HostFacts) -> str:
     if not facts.numerics or not here.numerics:
         return "unknown"
     return "others" if numeric_facts.numeric_differences(here.numerics.items(), facts.numerics.items()).bits else "same"

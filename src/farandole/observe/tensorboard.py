@@ -180,10 +180,10 @@ class TensorBoard(Observer):
             case LogLine():
                 numbers, texts = of_log(line)
                 self._put(numbers, {name: text[:LONGEST] for name, text in texts.items()})
-            case events.Resumed():
+            case events.ResumedEvent():
                 self._goes_on(max(0, line.step), line.time)
                 self._note(line)
-            case events.StateLost() | events.RunStarted():  # from where it goes on, what comes next says
+            case events.StateLostEvent() | events.RunStartedEvent():  # from where it goes on, what comes next says
                 self._lost = True
                 self._note(line)
             case _:

@@ -39,180 +39,180 @@ def _describe(event: events.Event) -> str:
     long = {name: _short(getattr(event, name)) for name in ("cause", "reason") if hasattr(event, name)}
     event = msgspec.structs.replace(event, **long)
     match event:
-        case events.View(view=view, members=members, cause=cause, step=step):
+        case events.ViewEvent(view=view, members=members, cause=cause, step=step):
             outcome = f", that step's exchange: {event.outcome}" if event.outcome else ""
             if not members:
                 return f"{cause} -> everyone leaves after step {step}"
             return f"{cause} -> view {view} of {_count(len(members), 'worker')} at step {step}{outcome}"
-        case events.Shares(shares=dealt, reason=reason):
+        case events.SharesEvent(shares=dealt, reason=reason):
             least = sorted(dealt, key=dealt.__getitem__)[:NAMED]
             parts = ", ".join(f"{100 * dealt[worker] / sum(dealt.values()):.0f} % to {worker}" for worker in least)
             return f"{reason}: shards are dealt anew, {parts}{' ...' if len(dealt) > NAMED else ''}"
-        case events.Proposed(view=view, members=members, cause=cause):
+        case events.ProposedEvent(view=view, members=members, cause=cause):
             return f"{cause}: preparing view {view} of {_count(len(members), 'worker')}"
-        case events.Starting(worker=worker, host=host):
+        case events.StartingEvent(worker=worker, host=host):
             return f"{worker} on {host} is starting"
-        case events.Ready(worker=worker, host=host):
+        case events.ReadyEvent(worker=worker, host=host):
             reach = f", but can't write checkpoints: {_short(event.unreached)}" if event.unreached else ""
             return f"{worker} on {host} is ready{reach}"
-        case events.Waits(worker=worker, host=host):
+        case events.WaitsEvent(worker=worker, host=host):
             return f"{worker} on {host} is there, and waits to be compared with the first of the run's own workers"
-        case events.Lost(worker=worker, reason=reason):
+        case events.LostEvent(worker=worker, reason=reason):
             return f"{worker} is lost: {reason}"
-        case events.Unfed(worker=worker, host=host, reason=reason):
+        case events.UnfedEvent(worker=worker, host=host, reason=reason):
             return f"{worker} on {host} CAN'T GET THE DATA: {reason}"
-        case events.Died(worker=worker, reason=reason):
+        case events.DiedEvent(worker=worker, reason=reason):
             return f"{worker} was {reason}" if reason.startswith("killed") else f"{worker} {reason}"
-        case events.Expelled(worker=worker, reason=reason):
+        case events.ExpelledEvent(worker=worker, reason=reason):
             return f"{worker} has to go: {reason}"
-        case events.Left(worker=worker, reason=reason):
+        case events.LeftEvent(worker=worker, reason=reason):
             return f"{worker}: {reason}"
-        case events.Notice(worker=worker, reason=reason):
+        case events.NoticeEvent(worker=worker, reason=reason):
             return f"{worker} has notice: {reason}"
-        case events.OtherCode(worker=worker, what=what):
+        case events.OtherCodeEvent(worker=worker, what=what):
             return f"{worker} HAS OTHER CODE than the run and is let in, THE BITS MAY DIFFER: {_short(', '.join(what))}"
-        case events.Numerics(worker=worker, facts=facts):
+        case events.NumericsEvent(worker=worker, facts=facts):
             named = [facts[name] for name in (numeric_facts.DEVICE, numeric_facts.TORCH) if name in facts]
             return f"the bits are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
-        case events.OtherVersions(worker=worker, what=what):
+        case events.OtherVersionsEvent(worker=worker, what=what):
             return f"{worker} has other libraries and computes the run's bits: {_short('; '.join(what))}"
-        case events.UnknownOperator(operator=operator):
+        case events.UnknownOperatorEvent(operator=operator):
             return f"{operator} IS NOT KNOWN TO BE PORTABLE: other CPUs may compute other bits"
-        case events.SettingChanged(worker=worker, step=step, setting=setting, before=before, now=now):
+        case events.SettingChangedEvent(worker=worker, step=step, setting=setting, before=before, now=now):
             return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
-        case events.BitsNotPromised(worker=worker, step=step, what=what):
+        case events.BitsNotPromisedEvent(worker=worker, step=step, what=what):
             return f"THE BITS ARE {not_promised(step).upper()}: {worker} is let in, {_short('; '.join(what))}"
-        case events.RunStarted(version=version):
+        case events.RunStartedEvent(version=version):
             return f"the run starts, with farandole {version}"
-        case events.CodeEdited(files=files):
+        case events.CodeEditedEvent(files=files):
             return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
-        case events.Refused(worker=worker, reason=reason):
+        case events.RefusedEvent(worker=worker, reason=reason):
             return f"{worker} is refused: {reason}"
-        case events.Exited(worker=worker, reason=reason):
+        case events.ExitedEvent(worker=worker, reason=reason):
             return f"{worker} {reason} before it had asked in; see its log"
-        case events.StartFailed(worker=worker, host=host, reason=reason):
+        case events.StartFailedEvent(worker=worker, host=host, reason=reason):
             return f"{worker} could not be started on {host}: {reason}; it is tried again"
-        case events.NoCapacity(pool=pool, reason=reason):
+        case events.NoCapacityEvent(pool=pool, reason=reason):
             return f"pool {pool} has no capacity: {reason}; it is asked again"
-        case events.Host(pool=pool, host=host, state=state, reason=reason):
+        case events.HostEvent(pool=pool, host=host, state=state, reason=reason):
             return f"{f'host {host} of pool {pool}' if host else f'pool {pool}'}: {state}{reason and f' ({reason})'}"
-        case events.Priced(pool=pool, host=host, dollars=dollars, day=day):
+        case events.PricedEvent(pool=pool, host=host, dollars=dollars, day=day):
             price = "at a price that is unknown" if dollars is None else f"at {number(dollars)} dollars an hour"
             return f"host {host} of pool {pool} is paid for {price}{day and f' (prices of {day})'}"
-        case events.Advice(pool=pool, host=host, reason=reason):
+        case events.AdviceEvent(pool=pool, host=host, reason=reason):
             return f"{host} of pool {pool} may go: {reason}; another host is asked for"
-        case events.Malformed(source=source, reason=reason):
+        case events.MalformedEvent(source=source, reason=reason):
             return f"{source} broke the protocol and was closed: {reason}"
-        case events.OutOfReach(workers=workers, reason=reason):
+        case events.OutOfReachEvent(workers=workers, reason=reason):
             return f"no contact with {', '.join(workers) or 'anybody'}; {reason}"
-        case events.CoordinatorBack(workers=workers):
+        case events.CoordinatorBackEvent(workers=workers):
             return f"the coordinator is back and waits for {_count(len(workers), 'worker')}"
-        case events.Stranger(source=source, reason=reason):
+        case events.StrangerEvent(source=source, reason=reason):
             return f"a stranger at {source}: {reason}"
-        case events.StrangerInGroup(worker=worker, peer=peer, address=address, again_s=again_s):
+        case events.StrangerInGroupEvent(worker=worker, peer=peer, address=address, again_s=again_s):
             who = "STRANGERS CAME BEFORE ALL OTHERS" if worker == peer else f"A STRANGER CAME IN PLACE OF {peer}"
             return f"{who} to {worker}, at {address}: new connections are made in {number(again_s)} s"
-        case events.Strangers(reason=reason, more=more):
+        case events.StrangersEvent(reason=reason, more=more):
             return f"{more} more of: {reason}"
-        case events.TimeSpent(workers=workers, ended=ended):
+        case events.TimeSpentEvent(workers=workers, ended=ended):
             gone = f", {', '.join(ended)} for good" if ended else ""
             return f"the time of {_count(len(workers), 'worker')} is written down{gone}"
-        case events.MetricsDamaged(lines=lines):
+        case events.MetricsDamagedEvent(lines=lines):
             return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
-        case events.LinesLost(worker=worker, lines=lines, reason=reason):
+        case events.LinesLostEvent(worker=worker, lines=lines, reason=reason):
             return f"AT LEAST {_count(lines, 'line')} OF METRICS LOST{f' of {worker}' if worker else ''}: {reason}"
-        case events.NotTold(reason=reason):
+        case events.NotToldEvent(reason=reason):
             return f"NOT TOLD: {reason}; its output has the traceback"
-        case events.TicketIssued(ticket=ticket):
+        case events.TicketIssuedEvent(ticket=ticket):
             return f"ticket {ticket} is issued"
-        case events.TicketRevoked(ticket=ticket):
+        case events.TicketRevokedEvent(ticket=ticket):
             return f"ticket {ticket} is revoked"
-        case events.TicketsDamaged(reason=reason):
+        case events.TicketsDamagedEvent(reason=reason):
             return f"THE ISSUED TICKETS ARE DAMAGED: {reason}"
-        case events.JournalDamaged(reason=reason):
+        case events.JournalDamagedEvent(reason=reason):
             return f"THE JOURNAL IS DAMAGED: {reason}"
-        case events.NotRecorded(reason=reason):
+        case events.NotRecordedEvent(reason=reason):
             return f"NOT RECORDED: the run's folder can't be written ({reason}); the training goes on"
-        case events.NotShipped(reason=reason):
+        case events.NotShippedEvent(reason=reason):
             return f"the journal can't be written beside the checkpoints ({reason}); another machine could not go on"
-        case events.RecordedAgain(missing=missing):
+        case events.RecordedAgainEvent(missing=missing):
             return f"the run's folder can be written again; its journal lacks {_count(missing, 'event')}"
-        case events.LedgerIncomplete(worker=worker, reason=reason):
+        case events.LedgerIncompleteEvent(worker=worker, reason=reason):
             return f"THE LEDGER OF {worker} IS INCOMPLETE: {reason}; the training goes on"
-        case events.Scale(wanted=wanted, before=before):
+        case events.ScaleEvent(wanted=wanted, before=before):
             return f"{_count(wanted, 'worker')} wanted, {before} before"
-        case events.NoReplacements(wanted=wanted, reason=reason):
+        case events.NoReplacementsEvent(wanted=wanted, reason=reason):
             return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
-        case events.Stalled(workers=workers, reason=reason):
+        case events.StalledEvent(workers=workers, reason=reason):
             return f"STALLED: {reason}, {_hung(workers)}"
-        case events.CutShort(workers=workers, reason=reason):
+        case events.CutShortEvent(workers=workers, reason=reason):
             return f"the stop no longer waits: {reason}, {_hung(workers)}"
-        case events.Stopping(reason=reason):
+        case events.StoppingEvent(reason=reason):
             return f"stopping: {reason}"
-        case events.ComputesWrong(worker=worker, host=host, reason=reason):
+        case events.ComputesWrongEvent(worker=worker, host=host, reason=reason):
             return f"{worker} on {host} COMPUTES WRONG, and leaves; no worker is started on {host} again: {reason}"
-        case events.Drifting(workers=workers, step=step, times=times):
+        case events.DriftingEvent(workers=workers, step=step, times=times):
             often = f" ({times:,} times so far)" if times > 1 else ""
             return f"the replicas drift apart at step {step}{often}, as --bits any allows: {', '.join(workers)}"
-        case events.Undecided(workers=workers, reason=reason):
+        case events.UndecidedEvent(workers=workers, reason=reason):
             return f"ONE OF {_count(len(workers), 'worker')} COMPUTES WRONG: {reason}"
-        case events.ReplicasDiffer(reason=reason):
+        case events.ReplicasDifferEvent(reason=reason):
             return f"THE REPLICAS DIFFER: {reason}"
-        case events.Failed(worker=worker, traceback=text) if told_by_us(event):
+        case events.FailedEvent(worker=worker, traceback=text) if told_by_us(event):
             return f"{worker} can't go on: {_short(text)}"
-        case events.Failed(worker=worker, traceback=text):
+        case events.FailedEvent(worker=worker, traceback=text):
             return f"the script failed on {worker}: {_last_line(text)}"
-        case events.CallsDiffer(reason=reason):
+        case events.CallsDifferEvent(reason=reason):
             return f"THE SCRIPTS GO DIFFERENT WAYS: {reason}"
-        case events.NotFinite(step=step, loss=loss):
+        case events.NotFiniteEvent(step=step, loss=loss):
             return f"THE LOSS OF STEP {step} IS {loss.upper()}; of the checkpoints, the newest finite one is kept"
-        case events.Saved(path=path, finite=False):
+        case events.SavedEvent(path=path, finite=False):
             return f"checkpoint saved, of a state that is NOT FINITE: {path}"
-        case events.Saved(path=path, whole=False):
+        case events.SavedEvent(path=path, whole=False):
             return f"saved, but as no checkpoint to go on from: {path}"
-        case events.Saved(path=path):
+        case events.SavedEvent(path=path):
             return f"checkpoint saved: {path}"
-        case events.SavedElsewhere(host=host, path=path):
+        case events.SavedElsewhereEvent(host=host, path=path):
             return f"THE LAST CHECKPOINT IS NOT IN THE RUN'S STORE, but on {host}: {path}"
-        case events.Saver(worker=worker, before=before, at_once=at_once):
+        case events.SaverEvent(worker=worker, before=before, at_once=at_once):
             return (
                 f"{worker} writes the checkpoints in place of {before}, {'at once' if at_once else 'when one is due'}"
             )
-        case events.NoSaver(reason=reason):
+        case events.NoSaverEvent(reason=reason):
             return f"NO CHECKPOINTS ARE WRITTEN: {reason}"
-        case events.NoLeader(reason=reason):
+        case events.NoLeaderEvent(reason=reason):
             return f"the run can't begin: {reason}"
-        case events.Short(worker=worker, reason=reason):
+        case events.ShortEvent(worker=worker, reason=reason):
             return f"{worker} can't begin the run: {reason}"
-        case events.NotSaved(reason=reason):
+        case events.NotSavedEvent(reason=reason):
             return f"no checkpoint: {reason}"
-        case events.Checkpoint(step=step, path=path, finite=False):
+        case events.CheckpointEvent(step=step, path=path, finite=False):
             return f"checkpoint of step {step}, of a state that is NOT FINITE: {path}"
-        case events.Checkpoint(step=step, path=path, copy_ms=copy, seconds=seconds):
+        case events.CheckpointEvent(step=step, path=path, copy_ms=copy, seconds=seconds):
             return f"checkpoint of step {step}: {path} ({number(copy)} ms of training, {number(seconds)} s behind it)"
-        case events.CheckpointFailed(step=step, reason=reason):
+        case events.CheckpointFailedEvent(step=step, reason=reason):
             return f"NO CHECKPOINT of step {step}: {reason}; training goes on"
-        case events.CheckpointDamaged(reason=reason):
+        case events.CheckpointDamagedEvent(reason=reason):
             return f"CHECKPOINT PASSED OVER: {reason}"
-        case events.Resumed(path=""):
+        case events.ResumedEvent(path=""):
             return "no checkpoint is whole: training starts at its beginning"
-        case events.Resumed(step=step, path=path, differences=differences):
+        case events.ResumedEvent(step=step, path=path, differences=differences):
             others = f"; THE BITS MAY DIFFER: {', '.join(differences)}" if differences else ""
             if not event.finite:
                 last = event.last_finite or "none"
                 others += f"; ITS STATE IS NOT FINITE: the last that is, for --resume and another --folder, is {last}"
             return f"resumed at step {step} from {path}{others}"
-        case events.NothingLeft(step=step, path=path):
+        case events.NothingLeftEvent(step=step, path=path):
             return f"nothing is left to train after {step} steps: {path} is at the end of what the script asks for"
-        case events.Hung(worker=worker, reason=reason):
+        case events.HungEvent(worker=worker, reason=reason):
             return f"{worker} HANGS: {reason}"
-        case events.LoaderReplaced(worker=worker, reason=reason):
+        case events.LoaderReplacedEvent(worker=worker, reason=reason):
             return f"{worker}: {reason}; others were started in its place"
-        case events.StateLost(reason=reason):
+        case events.StateLostEvent(reason=reason):
             return f"state lost: {reason}"
-        case events.Finished(equal=equal):
+        case events.FinishedEvent(equal=equal):
             return "finished: all workers hold the same state" if equal else "finished: THE WORKERS' STATES DIFFER"
-        case events.Over(code=code, reason=reason):
+        case events.OverEvent(code=code, reason=reason):
             return f"over: {reason} (exit code {code})"
 
 
@@ -221,7 +221,7 @@ def not_promised(step: int) -> str:
     return f"not promised after step {step}" if step >= 0 else "not promised from the beginning on"
 
 
-def told_by_us(failed: events.Failed) -> bool:
+def told_by_us(failed: events.FailedEvent) -> bool:
     """Whether what a worker failed by is an error of farandole's own, which comes without a traceback."""
     return "Traceback" not in failed.traceback
 
@@ -346,7 +346,7 @@ TITLES = ("Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR")
 WIDTHS = (8, 9, 5, 7, 8, 10, 10)  # characters, at least
 
 
-class Rows:
+class ProgressRows:
     """`of` a step its row, with a header before it where one is due; tell it of the lines of others, as they pass."""
 
     def __init__(self) -> None:
@@ -493,25 +493,25 @@ class Presence:
 
     def take(self, line: Line) -> None:
         match line:
-            case events.Starting(worker=worker) | events.Waits(worker=worker) | events.Ready(worker=worker):
+            case events.StartingEvent(worker=worker) | events.WaitsEvent(worker=worker) | events.ReadyEvent(worker=worker):
                 self._coming[worker] = None
-            case events.Notice(worker=worker) | events.Expelled(worker=worker):
+            case events.NoticeEvent(worker=worker) | events.ExpelledEvent(worker=worker):
                 self._going[worker] = None
-            case events.Proposed(members=members):
+            case events.ProposedEvent(members=members):
                 self._without = tuple(worker for worker in self.members if worker not in members)
-            case events.View(members=members):
+            case events.ViewEvent(members=members):
                 self._train(members)
                 for worker in members:
                     self._coming.pop(worker, None)
             case (
-                events.Lost(worker=worker) | events.Left(worker=worker) | events.Exited(worker=worker)
-                | events.Refused(worker=worker) | events.StartFailed(worker=worker) | events.Failed(worker=worker)
+                events.LostEvent(worker=worker) | events.LeftEvent(worker=worker) | events.ExitedEvent(worker=worker)
+                | events.RefusedEvent(worker=worker) | events.StartFailedEvent(worker=worker) | events.FailedEvent(worker=worker)
             ):  # fmt: skip
                 self._coming.pop(worker, None)
                 self._going.pop(worker, None)
-            case events.StateLost():
+            case events.StateLostEvent():
                 self._train(())
-            case events.Over() | events.RunStarted():
+            case events.OverEvent() | events.RunStartedEvent():
                 self._train(())
                 self._coming.clear()
                 self._going.clear()

@@ -37,7 +37,7 @@ EXCHANGE = SAID.index("exchange")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class TraceTable:
     """`steps`: which are shown; `lacking`: who has not told of the whole of each. `waited_us`: how long each worker
     waited for each of its peers, in `length_us`; `full`: who had more to tell than fits.
     """
@@ -54,7 +54,7 @@ class Trace:
         return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": self.events}) + b"\n"
 
 
-def trace(answers: Mapping[str, Spans], hosts: Mapping[str, str], steps: int) -> Trace:
+def trace(answers: Mapping[str, Spans], hosts: Mapping[str, str], steps: int) -> TraceTable:
     """Of `steps` steps, where so many are there. `hosts`: on which each worker is."""
     told = {worker: _Told(spans) for worker, spans in answers.items() if spans.steps}
     shown = _common(list(told.values()), steps)
@@ -77,7 +77,7 @@ def trace(answers: Mapping[str, Spans], hosts: Mapping[str, str], steps: int) ->
     for event in events:
         if event["ph"] == "X":
             event["ts"] -= first
-    return Trace(
+    return TraceTable(
         events=events,
         steps=shown,
         length_us=max((event["ts"] + event["dur"] for event in events if event["ph"] == "X"), default=0),

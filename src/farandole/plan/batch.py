@@ -64,7 +64,7 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class StepFacts:
     """What a rule is told of a step: `k`, its batch over the base batch of `base` samples, above 0; the `momentum` of
     the optimizers, 0 without any; and the noise, for a rule that measures it, where this step's shards show some.
     """
@@ -96,7 +96,7 @@ class Rule:
         """The memory before the first step."""
         return {}
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         """This step's factor, and the memory after it."""
         raise NotImplementedError
 
@@ -111,7 +111,7 @@ class LinearScaling(Rule):
 
     fits = ("SGD",)
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         return facts.k, memory
 
 
@@ -150,7 +150,7 @@ class _Ramped(Rule):
     def begin(self) -> Memory:
         return {"origin": 1.0, "target": 1.0, "since": 0.0, "period": 0.0}
 
-    def ramped(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def ramped(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         """k as it is in force, and the memory after the step."""
         k = facts.k
         if k != memory["target"]:
@@ -182,7 +182,7 @@ class MomentumCompensation(_Ramped):
 
     fits = ("SGD",)
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         return self.ramped(memory, facts)
 
 
@@ -206,7 +206,7 @@ class SquareRoot(_Ramped):
     fits = ("Adam", "AdamW", "RMSprop")
     acts_on = "moments"
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         k, memory = self.ramped(memory, facts)
         return math.sqrt(k), memory
 
@@ -236,7 +236,7 @@ class AdaScale(Rule):
     def begin(self) -> Memory:
         return {"variance": 0.0, "square": 0.0, "measured": 0.0}
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
         k, noise = facts.k, facts.noise
         if noise is not None and noise.variance is not None and math.isfinite(noise.variance + noise.square):
             memory = self._measured(memory, k, noise.variance, noise.square - noise.variance / noise.samples)

@@ -91,7 +91,7 @@ def is_name(text: str) -> bool:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-class Sink(io.RawIOBase):
+class RawStream(io.RawIOBase):
     """The raw end of a stream on `descriptor`; every write counts as done, and `lost` bytes were not."""
 
     def __init__(self, descriptor: int) -> None:
@@ -178,7 +178,7 @@ def _stream(stream: TextIO | None, descriptor: int) -> TextIO:
         with contextlib.suppress(OSError):
             stream.flush()
         encoding, line_buffering, at_once = stream.encoding, stream.line_buffering, stream.write_through
-    sink = Sink(descriptor)
+    sink = RawStream(descriptor)
     return io.TextIOWrapper(
         sink if at_once else io.BufferedWriter(sink),
         encoding=encoding, errors="backslashreplace", line_buffering=line_buffering, write_through=at_once,
@@ -206,7 +206,7 @@ _ours = logging.getLogger("farandole")
 _warned: set[str] = set()
 
 
-class Lines(logging.Handler):
+class LineFormatter(logging.Handler):
     """Gives records' lines to `write`. `worker` stands in their lines."""
 
     def __init__(self, verbosity: int, write: Callable[[str], object]) -> None:
@@ -226,9 +226,9 @@ def show(verbosity: int, write: Callable[[str], object] = say) -> None:
 
     `write` writes a line to standard error, whatever that is at the time.
     """
-    worker = next((handler.worker for handler in _ours.handlers if isinstance(handler, Lines)), "-")
+    worker = next((handler.worker for handler in _ours.handlers if isinstance(handler, LineFormatter)), "-")
     hide()
-    lines = Lines(verbosity, write)
+    lines = LineFormatter(verbosity, write)
     lines.worker = worker
     _ours.addHandler(lines)
     _ours.setLevel(LEVELS[min(verbosity, len(LEVELS) - 1)])
@@ -244,7 +244,7 @@ def show_by_default(verbosity: int) -> None:
 
 def hide() -> None:
     """As if `show` had never been called."""
-    for handler in [handler for handler in _ours.handlers if isinstance(handler, Lines)]:
+    for handler in [handler for handler in _ours.handlers if isinstance(handler, LineFormatter)]:
         _ours.removeHandler(handler)
     _ours.setLevel(logging.NOTSET)
     _ours.propagate = True
@@ -260,7 +260,7 @@ def warn_once(logger: logging.Logger, message: str) -> None:
 def name(worker: str) -> None:
     """This process is `worker`."""
     for handler in _ours.handlers:
-        if isinstance(handler, Lines):
+        if isinstance(handler, LineFormatter):
             handler.worker = worker
 
 

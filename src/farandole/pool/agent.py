@@ -28,11 +28,11 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrep
 from farandole.platform import cpu, files
 from farandole.platform.files import make, open_regular, opener, write_atomically
 from farandole.platform.process import up_to
-from farandole.pool.base import Event, Gone, Started, StartFailed
+from farandole.pool.base import Event, WorkerExited, Started, WorkerStartFailed
 from farandole.pool.local import LocalPool, join_command, prepare, set_up
 from farandole.pool.preemption import watch
 from farandole.protocol import messages
-from farandole.protocol.messages import Notified, Order, Report
+from farandole.protocol.messages import HostPreemption, AgentOrder, Report
 from farandole.settings import Settings, agent_of
 
 # --- post -------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def lock(folder: Path) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class AgentIdentity:
     """Whose agent it is, and what it knows from the start. `interface`: the address that its workers' data plane binds
     to, "" for the one that leads to the coordinator. `notices`: the cloud that is asked for the host's own end, see
     `notices/watch.py`. `threads`: of its workers; for 0 nothing is loaded for them before the run's order is there.
@@ -122,14 +122,14 @@ def environ(ticket: Ticket) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class AgentActions:
     """`stop` these workers, then `start` these."""
 
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
 
 
-class Duty:
+class Reconciler:
     """Of one agent. `state` and `reason` are its own to set: preparing, ready, or failed.
 
     Attributes:
@@ -138,9 +138,9 @@ class Duty:
     """
 
     def __init__(self, instance: str) -> None:
-        self.order: Order | None = None
+        self.order: AgentOrder | None = None
         self.state, self.reason = "preparing", ""
-        self.notified: Notified | None = None
+        self.notified: HostPreemption | None = None
         self._instance = instance
         self._asked: set[str] = set()  # all that were ever started, or are to be
         self._running: dict[str, bool] = {}  # whether its process is there
@@ -153,7 +153,7 @@ class Duty:
         """Somebody is there, or about to be."""
         return bool(self._running)
 
-    def ordered(self, order: Order) -> bool:
+    def ordered(self, order: AgentOrder) -> bool:
         """Whether it is for this process."""
         if order.instance != self._instance:
             return False
@@ -163,7 +163,7 @@ class Duty:
             self._failed.pop(worker, None)
         return True
 
-    def due(self) -> Due:
+    def due(self) -> AgentActions:
         """What it names is taken to be done."""
         wanted = set(self.order.workers) if self.order and not self.order.end else set[str]()
         stop = tuple(w for w in self._running if w not in wanted and w not in self._stopped)
@@ -175,17 +175,17 @@ class Duty:
             for worker in sorted(wanted - self._asked):
                 self._asked.add(worker)
                 self._failed[worker] = self.reason
-        return Due(stop=stop, start=start)
+        return AgentActions(stop=stop, start=start)
 
     def heard(self, event: Event) -> None:
         """Of the pool that has this host's processes."""
         match event:
             case Started(worker, _):
                 self._running[worker] = True
-            case StartFailed(worker, reason):
+            case WorkerStartFailed(worker, reason):
                 del self._running[worker]
                 self._failed[worker] = reason
-            case Gone(worker, reason):
+            case WorkerExited(worker, reason):
                 del self._running[worker]
                 self._ended[worker] = reason
             case _:
@@ -218,11 +218,11 @@ FOLLOW_S = 0.1  # how often the workers' logs are looked at
 class Agent:
     """`await serve()` in the main thread. `tell`: called once, when the coordinator was first reached."""
 
-    def __init__(self, post: Post, tell: Callable[[str], None]) -> None:
+    def __init__(self, post: AgentIdentity, tell: Callable[[str], None]) -> None:
         self._post, self._tell = post, tell
         self._folder, self._host = post.folder, post.host
         self._ticket: Ticket | None = None
-        self._duty = Duty(secrets.token_hex(8))
+        self._duty = Reconciler(secrets.token_hex(8))
         self._workers: LocalPool | None = None
         self._listening: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
@@ -312,13 +312,13 @@ class Agent:
 
     def _heard(self, message: messages.Message, ticket: Ticket) -> None:
         match message:
-            case messages.Order() if self._duty.ordered(message):
+            case messages.AgentOrder() if self._duty.ordered(message):
                 self._sent.update(message.logs)
                 self._over = message.end
                 if self._preparing is None:
                     self._preparing = asyncio.ensure_future(self._prepare(message.job, ticket))
                 self._changed.set()
-            case messages.Refused(reason=reason):
+            case messages.JoinRefused(reason=reason):
                 _log.warning("the agent ends: %s", reason)
                 self._over = True
             case _:
@@ -380,7 +380,7 @@ class Agent:
             tell=_log.warning,
         )
 
-    def _noticed(self, notified: messages.Notified | None) -> None:
+    def _noticed(self, notified: messages.HostPreemption | None) -> None:
         """The pool hears of it, and says what becomes of the workers."""
         self._duty.notified = notified
         self._changed.set()

@@ -69,7 +69,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunningWorker:
     """A process of the worker runs on `host`, which an earlier process of this pool has started."""
 
     worker: str
@@ -77,7 +77,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class StartFailed:
+class WorkerStartFailed:
     """No process came of it, and none will: that is not a worker that was lost."""
 
     worker: str
@@ -85,7 +85,7 @@ class StartFailed:
 
 
 @dataclass(frozen=True)
-class NoCapacity:
+class NothingToGive:
     """No process came of it, for the pool has nothing to give at the moment: that is no host's fault."""
 
     worker: str
@@ -93,7 +93,7 @@ class NoCapacity:
 
 
 @dataclass(frozen=True)
-class Notice:
+class HostPreempted:
     """The host will go in `deadline_s` seconds, with all that is on it."""
 
     host: str
@@ -102,7 +102,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Advice:
+class HostRebalance:
     """The host may go: a reason to ask for another, none to leave."""
 
     host: str
@@ -110,7 +110,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Gone:
+class WorkerExited:
     """A process has ended: `reason` in words, as "exited with code 1" or "killed by signal 9"."""
 
     worker: str
@@ -118,7 +118,7 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Seen:
+class HostState:
     """What people want to know of a host, in words: `state` is one of a few, as joined, failed, out of reach, gone."""
 
     host: str
@@ -136,7 +136,7 @@ class Priced:
     day: str
 
 
-Event = Started | Found | StartFailed | NoCapacity | Notice | Advice | Gone | Seen | Priced
+Event = Started | RunningWorker | WorkerStartFailed | NothingToGive | HostPreempted | HostRebalance | WorkerExited | HostState | Priced
 
 
 class Pool(Protocol):
@@ -287,7 +287,7 @@ def _word(value: object) -> str:
 GATHER_S = 15.0
 
 
-class Told:
+class ReportedCapacity:
     """Times are the caller's, in seconds. `can`, `gathers`: as was told last; None for no limit that is known."""
 
     def __init__(self) -> None:

@@ -44,8 +44,8 @@ from farandole.platform.extras import how_to_install
 from farandole.platform.process import up_to
 from farandole.pool import clouds
 from farandole.pool.agent import UNFIT
-from farandole.pool.base import Event, Events, Host, NoCapacity, Notice, Priced, Seen, StartFailed
-from farandole.pool.remote import Link
+from farandole.pool.base import Event, Events, Host, NothingToGive, HostPreempted, Priced, HostState, WorkerStartFailed
+from farandole.pool.remote import AgentLink
 from farandole.protocol.messages import Job
 
 # --- market -----------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Market:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ListedInstance:
     """An instance as AWS lists it. `tagged`: it bears the run's tag. `state` is AWS's, `shown` the tag that we set."""
 
     id: str
@@ -156,7 +156,7 @@ class Instance:
     heard: float
     state: str = "queued"
     reason: str = ""
-    row: Row | None = None
+    row: ListedInstance | None = None
     type: str = ""
     zone: str = ""
     market: str = ""
@@ -173,7 +173,7 @@ class Instance:
 
 
 @dataclass(kw_only=True)
-class Request:
+class InstanceRequest:
     """`open`: instances of it that have not shown yet."""
 
     token: str
@@ -185,10 +185,10 @@ class Request:
 
 
 @dataclass(kw_only=True)
-class Due:
+class FleetActions:
     """What is to be done; it is taken to be. `shown`: tags that are to say another state."""
 
-    asks: list[Request] = field(default_factory=list[Request])
+    asks: list[InstanceRequest] = field(default_factory=list[InstanceRequest])
     ends: list[str] = field(default_factory=list[str])
     lets_go: list[str] = field(default_factory=list[str])  # agents that are to end
     starts: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -212,7 +212,7 @@ COLUMNS = ["type", "zone", "market", "dollars"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
+class PriceTable:
     """By type, zone and market, in dollars an hour, as of `day`, None where there is no file."""
 
     day: date | None = None
@@ -222,7 +222,7 @@ class Prices:
         return self.dollars.get((kind, zone, market), self.dollars.get((kind, "", market)))
 
 
-def read(path: Path) -> Prices:
+def read(path: Path) -> PriceTable:
     """Raises UsageError: it is not there, or not as above."""
     try:
         first, *lines = path.read_text().splitlines()
@@ -244,14 +244,14 @@ def read(path: Path) -> Prices:
         if not 0 < dollars <= 1e6 or len(row) != len(COLUMNS):
             raise UsageError(f"prices {path}, line {number}: {','.join(COLUMNS)}, with a price above 0")
         found[kind, zone, market] = dollars
-    return Prices(day=day, dollars=found)
+    return PriceTable(day=day, dollars=found)
 
 
 @dataclass
-class Bill:
+class InstanceHours:
     """Of all instances that a pool has seen: hours and price of each. Times are Unix time."""
 
-    prices: Prices
+    prices: PriceTable
     _seen: dict[str, tuple[float, float, float | None]] = field(
         default_factory=dict[str, tuple[float, float, float | None]]
     )
@@ -429,7 +429,7 @@ class AwsError(FarandoleError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class LaunchAnswer:
     """To a request for instances: their ids and types, and why there are not more."""
 
     ids: tuple[tuple[str, str], ...]
@@ -509,11 +509,11 @@ class Aws:
 
     # --- instances -------------------------------------------------------------------------------------------
 
-    async def create(self, name: str, request: Request, tags: Mapping[str, str]) -> Answer:
+    async def create(self, name: str, request: InstanceRequest, tags: Mapping[str, str]) -> LaunchAnswer:
         """Raises AwsError."""
         return await asyncio.to_thread(self._create, name, request, tags)
 
-    def _create(self, name: str, request: Request, tags: Mapping[str, str]) -> Answer:
+    def _create(self, name: str, request: InstanceRequest, tags: Mapping[str, str]) -> LaunchAnswer:
         offer = request.offer
         key = "LaunchTemplateId" if name.startswith("lt-") else "LaunchTemplateName"
         subnet = {"SubnetId": offer.zone.subnet} if offer.zone.subnet else {}
@@ -539,11 +539,11 @@ class Aws:
         )
         return _answer(answer)
 
-    async def list(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[Row]:
+    async def list(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[ListedInstance]:
         """Those that the filters find, and these. Raises AwsError."""
         return await asyncio.to_thread(self.instances, filters, ids, run)
 
-    def instances(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[Row]:
+    def instances(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[ListedInstance]:
         pages = self._ec2.get_paginator("describe_instances")
         by_tag = [{"Name": name, "Values": list(values)} for name, values in filters.items()]
         found = {row.id: row for row in _rows(self._pages(pages, "Reservations", Filters=by_tag), run)}
@@ -635,7 +635,7 @@ def _options(market: str) -> dict[str, Any]:
     return {"OnDemandOptions": {"AllocationStrategy": "prioritized", "CapacityReservationOptions": reserved}}
 
 
-def _answer(answer: Mapping[str, Any]) -> Answer:
+def _answer(answer: Mapping[str, Any]) -> LaunchAnswer:
     """Raises AwsError: none came, and not for want of capacity."""
     ids = tuple((each, group["InstanceType"]) for group in answer.get("Instances", ()) for each in group["InstanceIds"])
     errors = {each["ErrorCode"]: each.get("ErrorMessage", "") for each in answer.get("Errors", ())}
@@ -644,14 +644,14 @@ def _answer(answer: Mapping[str, Any]) -> Answer:
         code = next(iter(errors))
         kind = meaning(code, 0)
         raise AwsError(f"AWS: {why}", WRONG if kind == CAPACITY else kind, code)
-    return Answer(ids=ids, why=why)
+    return LaunchAnswer(ids=ids, why=why)
 
 
-def _rows(reservations: Iterator[Any], run: str) -> Iterator[Row]:
+def _rows(reservations: Iterator[Any], run: str) -> Iterator[ListedInstance]:
     for reservation in reservations:
         for each in reservation["Instances"]:
             tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", ())}
-            yield Row(
+            yield ListedInstance(
                 id=each["InstanceId"],
                 state=each["State"]["Name"],
                 type=each.get("InstanceType", ""),
@@ -728,7 +728,7 @@ BETWEEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AccountFacts:
     """What the account has of it. `slots`: of each type."""
 
     template: str
@@ -736,7 +736,7 @@ class Asked:
     markets: tuple[str, ...]
     slots: Mapping[str, int]
     several: bool
-    prices: Prices
+    prices: PriceTable
 
     def unpriced(self) -> list[str]:
         """What may be asked for without a known price."""
@@ -760,7 +760,7 @@ def run_tag(run: str, host: str, folder: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:100]}-{digest}"
 
 
-def settle(options: Mapping[str, str]) -> tuple[Aws, Asked]:
+def settle(options: Mapping[str, str]) -> tuple[Aws, AccountFacts]:
     """Raises UsageError: something is not there, or can't be meant. Asks AWS once for the same options."""
     return _settle(*(options.get(name, "") for name in OPTIONS))
 
@@ -773,7 +773,7 @@ def ask_again() -> None:
 @functools.cache
 def _settle(
     name: str, types: str, zones: str, market: str, slots: str, region: str, price_file: str
-) -> tuple[Aws, Asked]:
+) -> tuple[Aws, AccountFacts]:
     markets = MARKETS.get(market or "spot")
     if markets is None:
         raise UsageError(f"--pool ec2: no such market as {market!r}; there are {', '.join(MARKETS)}")
@@ -781,7 +781,7 @@ def _settle(
         raise UsageError(
             f"--pool ec2: slots={slots}: a whole number from 1 to {MAX_WORKERS}, the workers of an instance"
         )
-    known = read(Path(price_file)) if price_file else Prices()
+    known = read(Path(price_file)) if price_file else PriceTable()
     aws = Aws(region)
     try:
         data = aws.template(name)
@@ -796,7 +796,7 @@ def _settle(
         found = places(aws, data, kinds, named)
     except AwsError as error:
         raise UsageError(f"--pool ec2: {error}") from None
-    return aws, Asked(
+    return aws, AccountFacts(
         template=name,
         zones=found,
         markets=markets,
@@ -850,13 +850,13 @@ class Fleet:
         self, market: Market, slots: Mapping[str, int], token: Iterator[str], keep_failed_s: float = 0.0
     ) -> None:
         self.instances: dict[str, Instance] = {}
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, InstanceRequest] = {}
         self.waiting: list[str] = []
         self._market, self._slots, self._token = market, slots, token
         self._keep_failed_s = keep_failed_s
         self._dead: set[str] = set()
         self._covered: set[str] = set()  # starts for which something was asked
-        self._due = Due()
+        self._due = FleetActions()
 
     # --- what is asked of the pool ---------------------------------------------------------------------------
 
@@ -881,7 +881,7 @@ class Fleet:
         """Whether it was waiting, and is called off."""
         if worker not in self.waiting:
             return False
-        self._give_up(worker, StartFailed(worker, "called off before there was an instance for it"))
+        self._give_up(worker, WorkerStartFailed(worker, "called off before there was an instance for it"))
         return True
 
     # --- what AWS says ---------------------------------------------------------------------------------------
@@ -907,7 +907,7 @@ class Fleet:
         if request := self.requests.get(token):
             request.doubt = min(request.doubt, now + DOUBT_S)
 
-    def listed(self, rows: Sequence[Row], now: float) -> None:
+    def listed(self, rows: Sequence[ListedInstance], now: float) -> None:
         """All that there are, as far as AWS knows."""
         for row in rows:
             if row.id not in self._dead:
@@ -917,7 +917,7 @@ class Fleet:
             if instance.id not in there and not instance.connected and now - instance.heard > MISSING_S:
                 self._gone(instance, "AWS knows nothing of it any more", now)
 
-    def _listed(self, row: Row, now: float) -> None:
+    def _listed(self, row: ListedInstance, now: float) -> None:
         if row.id not in self.instances and row.state == "terminated":
             self._dead.add(row.id)
             self._due.forget.append(row.id)  # an earlier process of this pool may have had workers there
@@ -939,7 +939,7 @@ class Fleet:
         elif not row.tagged and (before is None or before.tagged):
             self._release(known)
 
-    def _meet(self, each: str, now: float, kind: str, request: Request | None, token: str) -> Instance:
+    def _meet(self, each: str, now: float, kind: str, request: InstanceRequest | None, token: str) -> Instance:
         if known := self.instances.get(each):
             return known
         known = self.instances[each] = Instance(id=each, since=now, heard=now, type=kind, request=token)
@@ -953,7 +953,7 @@ class Fleet:
     def _release(self, instance: Instance) -> None:
         instance.state = "leaving"
         self._see(instance, "leaving", UNTAGGED)
-        self._due.events.append(Notice(instance.id, LEAVE_S, UNTAGGED))
+        self._due.events.append(HostPreempted(instance.id, LEAVE_S, UNTAGGED))
 
     # --- what its agent says ---------------------------------------------------------------------------------
 
@@ -988,7 +988,7 @@ class Fleet:
     # --- what follows ----------------------------------------------------------------------------------------
 
     def _see(self, instance: Instance, state: str, reason: str) -> None:
-        self._due.events.append(Seen(instance.id, state, reason))
+        self._due.events.append(HostState(instance.id, state, reason))
 
     def _failed(self, instance: Instance, reason: str) -> None:
         instance.state, instance.reason = "failed", reason
@@ -1020,7 +1020,7 @@ class Fleet:
         """Something does not come: the starts that have nothing to wait for any more end so."""
         covered = [worker for worker in self.waiting if worker in self._covered]
         for worker in covered[self._supply() :]:
-            self._give_up(worker, NoCapacity(worker, reason) if capacity else StartFailed(worker, reason))
+            self._give_up(worker, NothingToGive(worker, reason) if capacity else WorkerStartFailed(worker, reason))
 
     def _give_up(self, worker: str, event: Event) -> None:
         self.waiting.remove(worker)
@@ -1029,7 +1029,7 @@ class Fleet:
 
     # --- what is due -----------------------------------------------------------------------------------------
 
-    def due(self, now: float) -> Due:
+    def due(self, now: float) -> FleetActions:
         for request in list(self.requests.values()):
             if now > request.doubt:
                 self.refused(request.token, "AWS has not answered, and no instance has come")
@@ -1042,7 +1042,7 @@ class Fleet:
         for instance in self.instances.values():
             if instance.row and instance.row.tagged and instance.row.shown != instance.state:
                 self._due.shown[instance.id] = instance.state
-        due, self._due = self._due, Due()
+        due, self._due = self._due, FleetActions()
         return due
 
     def _place(self) -> None:
@@ -1067,7 +1067,7 @@ class Fleet:
                 return
             number = -(-missing // min(map(self.slots, offer.types)))
             token = next(self._token)
-            request = Request(token=token, number=number, offer=offer, asked=now, open=number)
+            request = InstanceRequest(token=token, number=number, offer=offer, asked=now, open=number)
             self.requests[token] = request
             self._due.asks.append(request)
         self._covered.update(self.waiting)
@@ -1113,15 +1113,15 @@ class Ec2Pool:
     """
 
     def __init__(
-        self, aws: Aws, asked: Asked, *, run: str, ticket: Ticket, job: Job, logs: Path, name: str = "ec2",
+        self, aws: Aws, asked: AccountFacts, *, run: str, ticket: Ticket, job: Job, logs: Path, name: str = "ec2",
         keep_failed_s: float = 0.0, until: float = math.inf, look_s: float = 5.0,
     ) -> None:  # fmt: skip
         self.name = name
-        self.bill = Bill(asked.prices)
+        self.bill = InstanceHours(asked.prices)
         self._aws, self._asked, self._run, self._look_s = aws, asked, run, look_s
         self._keep_failed_s, self._until = keep_failed_s, until
         self._events = Events()
-        self._link = Link(ticket, name, job, logs, self._events, self._heard)
+        self._link = AgentLink(ticket, name, job, logs, self._events, self._heard)
         market = Market(asked.zones, asked.markets, several=asked.several)
         self.fleet = Fleet(market, asked.slots, tokens(), keep_failed_s)
         self._secret = secret_name(run, name)
@@ -1148,7 +1148,7 @@ class Ec2Pool:
             self._link.start(worker, host)
             self._heard(host)
         else:
-            self._events.put(StartFailed(worker, f"{host} is gone"))
+            self._events.put(WorkerStartFailed(worker, f"{host} is gone"))
         self._changed.set()
 
     def stop(self, worker: str) -> None:
@@ -1166,7 +1166,7 @@ class Ec2Pool:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._events.put(Seen("", "broken", str(task.exception())))
+            self._events.put(HostState("", "broken", str(task.exception())))
 
     def remember(self, worker: str, host: str) -> None:
         """It was there, for an earlier process of this pool."""
@@ -1205,7 +1205,7 @@ class Ec2Pool:
                 self._trouble(str(error))
                 await asyncio.sleep(self._look_s)
 
-    def _carry_out(self, due: Due) -> None:
+    def _carry_out(self, due: FleetActions) -> None:
         for event in due.events:
             self._events.put(event)
         for host in due.forget:
@@ -1230,7 +1230,7 @@ class Ec2Pool:
     def _trouble(self, text: str) -> None:
         """Told once, as long as it is the same."""
         if text != self._troubled:
-            self._events.put(Seen("", "AWS", text))
+            self._events.put(HostState("", "AWS", text))
         self._troubled = text
 
     # --- what is asked of AWS --------------------------------------------------------------------------------
@@ -1257,7 +1257,7 @@ class Ec2Pool:
                 for priced in self.bill.saw(row.id, row.type, row.zone, row.market, row.launched, time.time()):
                     self._events.put(priced)
 
-    async def _ask(self, request: Request) -> None:
+    async def _ask(self, request: InstanceRequest) -> None:
         """Until there is an answer; or nobody asks any more."""
         while request.token in self.fleet.requests:
             try:
@@ -1276,7 +1276,7 @@ class Ec2Pool:
                     await asyncio.sleep(self._look_s)
             self._changed.set()
 
-    def _tags(self, request: Request) -> dict[str, str]:
+    def _tags(self, request: InstanceRequest) -> dict[str, str]:
         return {
             "Name": f"farandole {self._run}",
             RUN: self._run,
@@ -1378,7 +1378,7 @@ METADATA, TOKEN_S = "http://169.254.169.254", 600
 METADATA_TRIES = 5
 
 
-class Metadata:
+class InstanceMetadata:
     """Of this instance, by a token (IMDSv2). boto3's own variable names another address."""
 
     def __init__(self) -> None:
@@ -1427,7 +1427,7 @@ def _number(text: str, default: float) -> float:
 
 def serve(orphan_s: float = ORPHAN_S) -> None:
     """Join the run that the tags name, until it is over or can't be reached for so long."""
-    metadata = Metadata()
+    metadata = InstanceMetadata()
     me = metadata.read("instance-id") or ""
     limits = Limits(
         keep_s=60 * _number(metadata.tag(KEEP), 0.0),
@@ -1454,7 +1454,7 @@ def serve(orphan_s: float = ORPHAN_S) -> None:
         time.sleep(kept)
 
 
-def _join(metadata: Metadata, me: str, until: float) -> tuple[str, bool]:
+def _join(metadata: InstanceMetadata, me: str, until: float) -> tuple[str, bool]:
     """Have its agent serve to its end. Returns "" where the run has let it go, else what went wrong; and whether this
     instance is no use to the run.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.pool.base import Advice, Event, Events, Gone, Host, NoCapacity, Notice, Started, StartFailed
+from farandole.pool.base import HostRebalance, Event, Events, WorkerExited, Host, NothingToGive, HostPreempted, Started, WorkerStartFailed
 
 KILLED = "killed by signal 9"
 
@@ -59,9 +59,9 @@ class FakePool:
 
     def _start(self, worker: str, host: str) -> None:
         if reason := self.failing.get(host, ""):
-            self._events.put(StartFailed(worker, reason))
+            self._events.put(WorkerStartFailed(worker, reason))
         elif self.capacity == 0:
-            self._events.put(NoCapacity(worker, "no host is to be had"))
+            self._events.put(NothingToGive(worker, "no host is to be had"))
         else:
             self.capacity = self.capacity and self.capacity - 1
             self.at[worker] = self.elsewhere.get(host, host)
@@ -72,7 +72,7 @@ class FakePool:
     def exit(self, worker: str, reason: str = "exited with code 0") -> None:
         """Let a running worker's process end."""
         del self.at[worker]
-        self._events.put(Gone(worker, reason))
+        self._events.put(WorkerExited(worker, reason))
 
     def wake(self) -> None:
         """What was not heard of starts is heard now."""
@@ -87,10 +87,10 @@ class FakePool:
             self.exit(worker, "its host has gone")
 
     def notice(self, host: str, deadline_s: float = 120.0) -> None:
-        self._events.put(Notice(host, deadline_s, "it is reclaimed"))
+        self._events.put(HostPreempted(host, deadline_s, "it is reclaimed"))
 
     def advise(self, host: str) -> None:
-        self._events.put(Advice(host, "its price rises"))
+        self._events.put(HostRebalance(host, "its price rises"))
 
     def repeat(self, event: Event) -> None:
         """Tell what was told before, or what is not so."""

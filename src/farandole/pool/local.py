@@ -42,7 +42,7 @@ from farandole.platform import process as forking
 from farandole.platform.files import append, make
 from farandole.platform.output import tell
 from farandole.platform.process import Command, Forked, ForkServer, Lifeline, hang_on, kill_group, take_spare
-from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
+from farandole.pool.base import Event, Events, WorkerExited, Host, Started, WorkerStartFailed
 from farandole.settings import SLOT
 
 # --- strays -----------------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ class LocalPool:
     def start(self, worker: str, host: str) -> None:
         del host  # there is one
         if self._closed:
-            self._events.put(StartFailed(worker, "its pool is closed"))
+            self._events.put(WorkerStartFailed(worker, "its pool is closed"))
             return
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
         self._slots[worker] = slot
@@ -450,7 +450,7 @@ class LocalPool:
     def _never_began(self, start: Start, reason: str) -> None:
         start.log.close()
         del self._slots[start.worker]
-        self._events.put(StartFailed(start.worker, reason))
+        self._events.put(WorkerStartFailed(start.worker, reason))
 
     def _log(self, worker: str) -> BinaryIO:
         path = self._logs / f"{worker}.log"
@@ -528,7 +528,7 @@ class LocalPool:
         del self._slots[worker]
         self._lifelines.pop(worker).cut()
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        self._events.put(Gone(worker, reason))
+        self._events.put(WorkerExited(worker, reason))
 
 
 def _nobody(line: str) -> None:

@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from farandole.pool.clouds import AZURE, EC2, GOOGLE, NONE
-from farandole.protocol.messages import Notified
+from farandole.protocol.messages import HostPreemption
 
 # --- base -------------------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class Silent(Unanswered):
 
 
 @dataclass(frozen=True)
-class Answer:
+class MetadataAnswer:
     """Of a metadata service."""
 
     status: int
@@ -58,7 +58,7 @@ class Reader(Protocol):
         """Whether this machine is that cloud's. Raises Unanswered: not known, for nobody answers."""
         ...
 
-    async def read(self) -> Notified | None:
+    async def read(self) -> HostPreemption | None:
         """What is known of the machine's end; None: nothing, which is healthy. It may wait for something to change.
 
         Raises:
@@ -76,7 +76,7 @@ class Metadata:
 
     async def ask(
         self, method: str, path: str, headers: dict[str, str], *, answer_s: float = ANSWER_S, **parameters: str
-    ) -> Answer:
+    ) -> MetadataAnswer:
         """One request.
 
         Raises:
@@ -89,7 +89,7 @@ class Metadata:
                 method, self._address + path, headers=headers, params=parameters, timeout=timeout, allow_redirects=False
             ) as response:
                 names = {name.lower(): value for name, value in response.headers.items()}
-                return Answer(response.status, names, await _body(response))
+                return MetadataAnswer(response.status, names, await _body(response))
         except aiohttp.ServerTimeoutError as error:  # it could not connect
             raise Unanswered(str(error)) from error
         except asyncio.TimeoutError as error:
@@ -107,7 +107,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     return body
 
 
-def refused(answer: Answer, path: str) -> Unanswered:
+def refused(answer: MetadataAnswer, path: str) -> Unanswered:
     """What an answer is that none of the service's documented ones is."""
     return Unanswered(f"{path}: status {answer.status}, {answer.body[:80]!r}")
 
@@ -170,25 +170,25 @@ class Ec2:
             await self._renew()
         return True
 
-    async def read(self) -> Notified | None:
+    async def read(self) -> HostPreemption | None:
         return await self._action() or await self._rebalance()
 
-    async def _action(self) -> Notified | None:
+    async def _action(self) -> HostPreemption | None:
         answer = await self._get(ACTION)
         if answer.status == 404:
             return None
         said = _decoded(answer, ACTION, _Action)
-        return Notified(at=said.time.timestamp(), reason=f"EC2 interrupts this instance ({said.action[:40]})")
+        return HostPreemption(at=said.time.timestamp(), reason=f"EC2 interrupts this instance ({said.action[:40]})")
 
-    async def _rebalance(self) -> Notified | None:
+    async def _rebalance(self) -> HostPreemption | None:
         answer = await self._get(REBALANCE)
         if answer.status == 404:
             return None
         said = _decoded(answer, REBALANCE, _Rebalance)
         reason = "EC2 recommends to replace this instance, which it may interrupt"
-        return Notified(at=said.noticeTime.timestamp(), reason=reason, advice=True)
+        return HostPreemption(at=said.noticeTime.timestamp(), reason=reason, advice=True)
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> MetadataAnswer:
         for last in (False, True):
             if not self._token:
                 await self._renew()
@@ -222,7 +222,7 @@ class Ec2:
         return answer.status in (200, 401)
 
 
-def _decoded(answer: Answer, path: str, kind: type[T]) -> T:
+def _decoded(answer: MetadataAnswer, path: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except msgspec.MsgspecError as error:
@@ -264,7 +264,7 @@ class Google:
         await self._get(GOOGLE_ROOT + "id")
         return True
 
-    async def read(self) -> Notified | None:
+    async def read(self) -> HostPreemption | None:
         waiting = {"wait_for_change": "true", "last_etag": self._etag, "timeout_sec": str(WAIT_S)} if self._etag else {}
         answer = await self._get(PREEMPTED, answer_s=WAIT_S + 5.0 if waiting else ANSWER_S, **waiting)
         said = answer.body.decode("ascii", "replace").strip().upper()
@@ -276,9 +276,9 @@ class Google:
             return None
         if math.isnan(self._goes_at):
             self._goes_at = self._clock() + NOTICE_S
-        return Notified(at=self._goes_at, reason="Google preempts this VM")
+        return HostPreemption(at=self._goes_at, reason="Google preempts this VM")
 
-    async def _get(self, path: str, *, answer_s: float = ANSWER_S, **parameters: str) -> Answer:
+    async def _get(self, path: str, *, answer_s: float = ANSWER_S, **parameters: str) -> MetadataAnswer:
         answer = await self._metadata.ask("GET", path, {"Metadata-Flavor": FLAVOR}, answer_s=answer_s, **parameters)
         if answer.headers.get("metadata-flavor") != FLAVOR:
             raise Unanswered(f"{path}: status {answer.status}, and not from Google's metadata server")
@@ -339,7 +339,7 @@ class Azure:
         self._vm = answer.body.decode("utf-8", "replace").strip().lower()
         return bool(self._vm)
 
-    async def read(self) -> Notified | None:
+    async def read(self) -> HostPreemption | None:
         if not self._vm and not await self.here():
             raise Unanswered(f"{NAME}: this machine has no name")
         answer = await self._get(EVENTS, EVENTS_VERSION, answer_s=self._answer_s)
@@ -350,13 +350,13 @@ class Azure:
             raise refused(answer, EVENTS) from error
         return min(self._notified(document.events), key=lambda notified: notified.at, default=None)
 
-    def _notified(self, events: list[_Event]) -> Iterator[Notified]:
+    def _notified(self, events: list[_Event]) -> Iterator[HostPreemption]:
         now = self._clock()
         for event in events:
             if event.event_type in ENDS and self._vm in map(str.lower, event.resources):
                 at = self._time(event, now)
                 reason = f"Azure has scheduled {event.event_type} of this VM"
-                yield Notified(at=at, reason=reason, advice=at - now > FAR_S)
+                yield HostPreemption(at=at, reason=reason, advice=at - now > FAR_S)
 
     def _time(self, event: _Event, now: float) -> float:
         """That of an event that has begun is blank."""
@@ -367,7 +367,7 @@ class Azure:
         except ValueError as error:
             raise Unanswered(f"{EVENTS}: NotBefore is no time: {event.not_before[:80]!r}") from error
 
-    async def _get(self, path: str, version: str, *, answer_s: float = 2.0, **parameters: str) -> Answer:
+    async def _get(self, path: str, version: str, *, answer_s: float = 2.0, **parameters: str) -> MetadataAnswer:
         parameters["api-version"] = version
         answer = await self._metadata.ask("GET", path, {"Metadata": "true"}, answer_s=answer_s, **parameters)
         if answer.status != 200:
@@ -387,7 +387,7 @@ _log = logging.getLogger(__name__)
 READERS: dict[str, Callable[[Metadata], Reader]] = {EC2: Ec2, GOOGLE: Google, AZURE: Azure}
 TRIES, FIRST_S = 3, 1.0  # of finding out; the pause after the first one
 TOLD_AFTER, LONGEST_S = 3, 60.0  # failures in a row; the longest pause
-Tell = Callable[[Notified | None], None]
+Tell = Callable[[HostPreemption | None], None]
 Pause = Callable[[float], Coroutine[Any, Any, None]]
 
 
@@ -431,7 +431,7 @@ async def _is_here(reader: Reader) -> bool:
 
 
 async def _follow(reader: Reader, tell: Tell, pause: Pause) -> None:
-    known: Notified | None = None
+    known: HostPreemption | None = None
     failures = 0
     while True:
         try:

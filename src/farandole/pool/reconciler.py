@@ -30,23 +30,23 @@ from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, Refused
 from farandole.pool.base import (
-    Advice,
+    HostRebalance,
     Event,
-    Found,
-    Gone,
+    RunningWorker,
+    WorkerExited,
     Host,
-    NoCapacity,
-    Notice,
+    NothingToGive,
+    HostPreempted,
     Pool,
     Priced,
-    Seen,
+    HostState,
     Started,
-    StartFailed,
-    Told,
+    WorkerStartFailed,
+    ReportedCapacity,
 )
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.scaling import number_of, worker_id
-from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE
 from farandole.protocol.messages import Hello, Roster
 
 # --- placing ----------------------------------------------------------------------------------------------------------
@@ -122,14 +122,14 @@ class Placing:
         """All such, as the run knows them."""
         self._wrong = hosts
 
-    def noticed(self, notice: Notice, now: float) -> bool:
+    def noticed(self, notice: HostPreempted, now: float) -> bool:
         """Whether it goes sooner than was known."""
         until = now + notice.deadline_s + OVERDUE_S
         known = self._noticed.get(notice.host, now)
         self._noticed[notice.host] = until
         return known <= now or until < known - SAME_S
 
-    def advised(self, advice: Advice) -> bool:
+    def advised(self, advice: HostRebalance) -> bool:
         """Whether that is new."""
         new = advice.host not in self._advised
         self._advised.add(advice.host)
@@ -185,7 +185,7 @@ class Placing:
 GRACE_S = 10.0
 QUIET_S, LONGEST_S = 1.0, 60.0
 START_S = 600.0
-UNFED_EXIT = f"exited with code {UNFED}"
+UNFED_EXIT = f"exited with code {EXIT_DATA_UNAVAILABLE}"
 LEAVE_S = 3600  # for whom a host has no slot any more
 
 
@@ -198,7 +198,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class PoolActions:
     """What the pool is to do: `stop` these, then `start` these, each on its host."""
 
     stop: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ class Due:
 
 
 @dataclass(kw_only=True)
-class Kept:
+class WorkerRecord:
     """A worker that was asked for. Times are infinite for what has not happened."""
 
     host: str
@@ -242,7 +242,7 @@ class Keeper:
     def __init__(self, count: int = 0) -> None:
         self.roster: Roster | None = None
         self._count = count
-        self._workers: dict[str, Kept] = {}
+        self._workers: dict[str, WorkerRecord] = {}
         self._called_off: set[str] = set()  # what may yet come of a start that was given up
         self._out: set[str] = set()
         self._placing = Placing()
@@ -251,7 +251,7 @@ class Keeper:
         self._lost_at = -math.inf
         self._lost_on = ""  # that host
         self._says: list[m.FromPool] = []
-        self._told = Told()
+        self._told = ReportedCapacity()
 
     @property
     def running(self) -> list[str]:
@@ -295,26 +295,26 @@ class Keeper:
         match event:
             case Started(worker, host):
                 self._started(worker, host, now)
-            case Found(worker, host):
+            case RunningWorker(worker, host):
                 self._found(worker, host, now)
-            case StartFailed(worker, reason):
+            case WorkerStartFailed(worker, reason):
                 self._start_failed(worker, reason, now)
-            case NoCapacity(worker, reason):
+            case NothingToGive(worker, reason):
                 if self._workers.pop(worker, None) and self._placing.short(now):
                     self._says.append(m.NoCapacity(reason=reason))
-            case Notice(host, deadline_s, reason):
+            case HostPreempted(host, deadline_s, reason):
                 sooner = self._placing.noticed(event, now)
                 there = [worker for worker, kept in self._workers.items() if kept.host == host]
                 workers = tuple(worker for worker in there if sooner or worker not in self._out)
                 self._out.update(workers)
                 if workers:
-                    self._says.append(m.Noticed(workers=workers, host=host, within_s=round(deadline_s), reason=reason))
-            case Advice(host, reason):
+                    self._says.append(m.PreemptionNotice(workers=workers, host=host, within_s=round(deadline_s), reason=reason))
+            case HostRebalance(host, reason):
                 if self._placing.advised(event):
-                    self._says.append(m.Advised(host=host, reason=reason))
-            case Gone(worker, reason):
+                    self._says.append(m.RebalanceAdvice(host=host, reason=reason))
+            case WorkerExited(worker, reason):
                 self._gone(worker, reason, now)
-            case Seen(host, state, reason):
+            case HostState(host, state, reason):
                 self._says.append(m.HostSeen(host=host, state=state, reason=reason))
             case Priced(host, dollars, since, day):
                 self._says.append(m.HostPriced(host=host, dollars=dollars, since=since, day=day))
@@ -331,7 +331,7 @@ class Keeper:
     def _found(self, worker: str, host: str, now: float) -> None:
         """It is one of ours: who comes next has a number beyond its."""
         if worker not in self._workers:
-            self._workers[worker] = Kept(host=host, asked_at=now, started_at=now)
+            self._workers[worker] = WorkerRecord(host=host, asked_at=now, started_at=now)
             self._count = max(self._count, number_of(worker))
 
     def _start_failed(self, worker: str, reason: str, now: float) -> None:
@@ -353,9 +353,9 @@ class Keeper:
             self._is_unfed(worker, kept, now)
         if not asked_to and not kept.unfed and now - kept.started_at < STOOD_S:
             self._placing.failed(kept.host, now, start=False)
-        self._says.append(m.Exited(worker=worker, reason=reason))
+        self._says.append(m.WorkerProcessExited(worker=worker, reason=reason))
 
-    def _is_unfed(self, worker: str, kept: Kept, now: float) -> None:
+    def _is_unfed(self, worker: str, kept: WorkerRecord, now: float) -> None:
         if kept.unfed:
             return
         kept.unfed, self._lost_at, self._lost_on = True, now, kept.host  # the others recover
@@ -365,10 +365,10 @@ class Keeper:
 
     # --- what is due -----------------------------------------------------------------------------------------
 
-    def due(self, hosts: Sequence[Host], now: float) -> Due:
+    def due(self, hosts: Sequence[Host], now: float) -> PoolActions:
         """Ask from time to time as well: graces and rests end. What it names is taken to be done."""
         if self.roster is None:
-            return Due()
+            return PoolActions()
         self._placing.there(hosts)
         self._shrink(hosts)
         load = Counter(kept.host for kept in self._workers.values())
@@ -385,7 +385,7 @@ class Keeper:
         stop = (*given_up, *self._stopped((*decision.stop, *late), now))
         others = bool(self._workers) and any(host.name == self._lost_on for host in hosts)
         waits = now - self._lost_at < pause(self.roster.losses, others=others)
-        return Due(stop=stop, start=() if waits else tuple(self._start(decision.start, hosts, now)))
+        return PoolActions(stop=stop, start=() if waits else tuple(self._start(decision.start, hosts, now)))
 
     def _shrink(self, hosts: Sequence[Host]) -> None:
         """A host that has fewer slots than workers now: the newest of them are to leave, as with notice."""
@@ -395,13 +395,13 @@ class Keeper:
                 beyond = tuple(there[host.slots :])
                 self._out.update(beyond)
                 reason = f"{host.name} has {host.slots} slots now"
-                self._says.append(m.Noticed(workers=beyond, host=host.name, within_s=LEAVE_S, reason=reason))
+                self._says.append(m.PreemptionNotice(workers=beyond, host=host.name, within_s=LEAVE_S, reason=reason))
 
     def stop_all(self, now: float) -> tuple[str, ...]:
         """Whom the pool is to stop where nothing is to be left."""
         return tuple(self._stopped(self._workers, now))
 
-    def _is_late(self, kept: Kept, now: float) -> bool:
+    def _is_late(self, kept: WorkerRecord, now: float) -> bool:
         return now - min(kept.let_go_at, self._over_at) > GRACE_S
 
     def _stopped(self, workers: Collection[str], now: float) -> list[str]:
@@ -435,7 +435,7 @@ class Keeper:
             self._full = False
             self._count += 1
             worker = worker_id(self.roster.mark, self._count)
-            self._workers[worker] = Kept(host=host, asked_at=now)
+            self._workers[worker] = WorkerRecord(host=host, asked_at=now)
             load[host] += 1
             started.append((worker, host))
         return started
@@ -457,7 +457,7 @@ WAKE_S = 1.0  # graces are looked at this often
 AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
 KEPT = 1000  # messages
 WITH_IT = "its `farandole run` was killed"
-AGAIN = (m.Exited, m.Noticed, m.Capacity, m.HostPriced)  # is told again to a coordinator that is back
+AGAIN = (m.WorkerProcessExited, m.PreemptionNotice, m.Capacity, m.HostPriced)  # is told again to a coordinator that is back
 
 
 async def keep(
@@ -474,7 +474,7 @@ async def keep(
         Refused: another pool of the run has the same name.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
-    service = _Service(pool, Keeper(count), seen, [m.Exited(worker=worker, reason=WITH_IT) for worker in ended])
+    service = _Service(pool, Keeper(count), seen, [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended])
     try:
         while not service.keeper.done:
             try:
@@ -494,7 +494,7 @@ class _Service:
     """A keeper between its pool and one connection after the other."""
 
     def __init__(
-        self, pool: Pool, keeper: Keeper, seen: Callable[[Roster], None] | None, ended: Sequence[m.Exited]
+        self, pool: Pool, keeper: Keeper, seen: Callable[[Roster], None] | None, ended: Sequence[m.WorkerProcessExited]
     ) -> None:
         self.keeper = keeper
         self._pool = pool
@@ -518,7 +518,7 @@ class _Service:
                     message = received.result()
                     if message is None:
                         return
-                    if isinstance(message, m.Refused):
+                    if isinstance(message, m.JoinRefused):
                         raise Refused(message.reason)
                     if isinstance(message, Roster):
                         self._update(message)

@@ -21,9 +21,9 @@ from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
 from farandole.platform.files import append
-from farandole.pool.base import Advice, Event, Events, Found, Gone, Notice, Started, StartFailed
+from farandole.pool.base import HostRebalance, Event, Events, RunningWorker, WorkerExited, HostPreempted, Started, WorkerStartFailed
 from farandole.protocol import messages
-from farandole.protocol.messages import Job, Order, Report
+from farandole.protocol.messages import Job, AgentOrder, Report
 
 # --- far hosts --------------------------------------------------------------------------------------------------------
 #
@@ -104,17 +104,17 @@ class FarHosts:
     def forget(self, host: str) -> list[Event]:
         """Nothing is heard of it any more."""
         far = self.hosts.pop(host, Far())
-        gone: list[Event] = [Gone(worker, AWAY) for worker in far.running]
-        return [*gone, *(StartFailed(worker, AWAY) for worker in far.asked)]
+        gone: list[Event] = [WorkerExited(worker, AWAY) for worker in far.running]
+        return [*gone, *(WorkerStartFailed(worker, AWAY) for worker in far.asked)]
 
-    def order(self, host: str, job: Job, logs: dict[str, int], *, end: bool = False) -> Order | None:
+    def order(self, host: str, job: Job, logs: dict[str, int], *, end: bool = False) -> AgentOrder | None:
         """What its agent is to be told now; None where none is connected."""
         far = self.hosts.get(host)
         if far is None or not far.connected:
             return None
         self._serial += 1
         workers = () if end else tuple(worker for worker in far.workers if worker not in far.stopping)
-        return Order(
+        return AgentOrder(
             job=job,
             session=self._session,
             serial=self._serial,
@@ -136,7 +136,7 @@ class FarHosts:
         if before in ("", report.instance):
             return
         for worker in far.asked:
-            yield StartFailed(worker, ANEW)
+            yield WorkerStartFailed(worker, ANEW)
         far.asked = []
 
     def _workers(self, host: str, far: Far, report: Report) -> Iterator[Event]:
@@ -147,20 +147,20 @@ class FarHosts:
                 yield Started(worker, host)
             elif worker not in far.running and worker not in far.heard:
                 far.running.append(worker)
-                yield Found(worker, host)
+                yield RunningWorker(worker, host)
         unknown = {w: ANEW for w in far.running if w not in report.running and w not in report.ended}
         for worker, reason in {**unknown, **report.ended}.items():
             if worker in far.running:
                 far.running.remove(worker)
                 far.stopping.pop(worker, None)
-                yield Gone(worker, reason)
+                yield WorkerExited(worker, reason)
         answered = report.serial if report.session == self._session else 0
         called_off = {w: CALLED_OFF for w in far.asked if far.stopping.get(w, answered + 1) <= answered}
         for worker, reason in {**called_off, **report.failed}.items():
             if worker in far.asked:
                 far.asked.remove(worker)
                 far.stopping.pop(worker, None)
-                yield StartFailed(worker, reason)
+                yield WorkerStartFailed(worker, reason)
         far.heard = (*report.ended, *report.failed)
 
 
@@ -170,9 +170,9 @@ def _notified(host: str, far: Far, report: Report, now: float) -> Iterator[Event
         return
     far.told = notified.at
     if notified.advice:
-        yield Advice(host, notified.reason)
+        yield HostRebalance(host, notified.reason)
     else:
-        yield Notice(host, max(notified.at - now, 0.0), notified.reason)
+        yield HostPreempted(host, max(notified.at - now, 0.0), notified.reason)
 
 
 # --- link -------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ _log = logging.getLogger(__name__)
 AGAIN_S = 0.2
 
 
-class Link:
+class AgentLink:
     """`serve` in a task; the rest returns at once. `changed` is called with each host of which something was heard.
 
     Attributes:
@@ -203,7 +203,7 @@ class Link:
     def remember(self, worker: str, host: str) -> None:
         """It was there, for an earlier process of this pool."""
         self.far.remember(worker, host)
-        self._events.put(Found(worker, host))
+        self._events.put(RunningWorker(worker, host))
 
     def start(self, worker: str, host: str) -> None:
         """Raises KeyError: nothing was heard of that host."""

@@ -27,8 +27,8 @@ from farandole.platform.files import open_regular
 from farandole.platform.output import LONGEST_NAME, is_name
 from farandole.platform.process import aside, within
 from farandole.pool.agent import NOTE
-from farandole.pool.base import Event, Events, Host, Notice, Seen
-from farandole.pool.remote import Link
+from farandole.pool.base import Event, Events, Host, HostPreempted, HostState
+from farandole.pool.remote import AgentLink
 from farandole.protocol.messages import Job
 
 # --- hosts file -------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ _HOST = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[^@:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class HostLine:
     """One host. `name` is what stands in the file; `address` has its user; `port` 0: SSH's own choice."""
 
     name: str
@@ -69,7 +69,7 @@ class Line:
         return self.address == LOCAL and not self.port
 
 
-def read(path: Path) -> dict[str, Line]:
+def read(path: Path) -> dict[str, HostLine]:
     """Its hosts by name, in its order.
 
     Raises:
@@ -84,9 +84,9 @@ def read(path: Path) -> dict[str, Line]:
     return parse(text, str(path))
 
 
-def parse(text: str, where: str = "hosts file") -> dict[str, Line]:
+def parse(text: str, where: str = "hosts file") -> dict[str, HostLine]:
     """See `read`."""
-    found: dict[str, Line] = {}
+    found: dict[str, HostLine] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -101,7 +101,7 @@ def parse(text: str, where: str = "hosts file") -> dict[str, Line]:
     return found
 
 
-def _line(words: list[str]) -> Line:
+def _line(words: list[str]) -> HostLine:
     name, options = words[0], _options(words[1:])
     match = _HOST.fullmatch(name)
     if not match or name.startswith("-") or match["address"].startswith("-") or not is_name(name):
@@ -110,7 +110,7 @@ def _line(words: list[str]) -> Line:
     if port > 65535:
         raise ValueError(f"{name}: port {port} is beyond 65535")
     user, address = match["user"], match["address"].strip("[]")
-    return Line(
+    return HostLine(
         name=name,
         address=f"{user}@{address}" if user else address,
         port=port,
@@ -138,7 +138,7 @@ def _slots(text: str) -> int:
     return int(text)
 
 
-def changes(before: Mapping[str, Line], now: Mapping[str, Line]) -> Iterator[tuple[str, str]]:
+def changes(before: Mapping[str, HostLine], now: Mapping[str, HostLine]) -> Iterator[tuple[str, str]]:
     """What has become of the lines of hosts that were there and still are, in words."""
     for name, line in now.items():
         old = before.get(name, line)
@@ -227,23 +227,23 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class There:
+class RemoteCommand:
     """How hosts are reached: `ssh` with its options, and the interpreter of those whose line names none."""
 
     ssh: tuple[str, ...] = SSH
     python: str = "python3"
 
-    def farandole(self, line: Line, *words: str) -> list[str]:
+    def farandole(self, line: HostLine, *words: str) -> list[str]:
         """The command that runs `farandole WORDS` there."""
         python = line.python or (sys.executable if line.local else self.python)
         words = (python, "-m", "farandole", *words)
         return list(words) if line.local else self._over(line, shlex.join(words))
 
-    def shell(self, line: Line, text: str) -> list[str]:
+    def shell(self, line: HostLine, text: str) -> list[str]:
         """The command that has a shell there do `text`."""
         return ["sh", "-c", text] if line.local else self._over(line, text)
 
-    def _over(self, line: Line, text: str) -> list[str]:
+    def _over(self, line: HostLine, text: str) -> list[str]:
         port = ("-p", str(line.port)) if line.port else ()
         return [*self.ssh, *port, line.address, "--", text]
 
@@ -414,11 +414,11 @@ class SshPool:
         python: str = "python3",
     ) -> None:  # fmt: skip
         self.name = name
-        self._watched, self._there = watched, There(ssh=tuple(ssh), python=python)
+        self._watched, self._there = watched, RemoteCommand(ssh=tuple(ssh), python=python)
         self._ahead = 0 if job.setup or job.prepare else job.threads  # else what it would load may be installed yet
         self._ticket = msgspec.json.encode(ticket)
         self._events = Events()
-        self._link = Link(ticket, name, job, logs, self._events, self._heard)
+        self._link = AgentLink(ticket, name, job, logs, self._events, self._heard)
         self._reach = Reach()
         self._loop = asyncio.get_running_loop()
         self._tries: set[asyncio.Task[None]] = set()
@@ -468,7 +468,7 @@ class SshPool:
     # --- hosts come and go ---------------------------------------------------------------------------------
 
     def _see(self, host: str, state: str, reason: str = "") -> None:
-        self._events.put(Seen(host, state, reason))
+        self._events.put(HostState(host, state, reason))
 
     async def _watch(self) -> None:
         """The file is looked at aside: its disk may not answer. Until it does, the hosts are those that were there."""
@@ -505,7 +505,7 @@ class SshPool:
         if far and (far.connected or far.workers):
             self._see(name, "leaving", UNLISTED)
         if far and far.workers:
-            self._events.put(Notice(name, LEAVE_S, UNLISTED))
+            self._events.put(HostPreempted(name, LEAVE_S, UNLISTED))
         self._heard(name)
 
     def _heard(self, name: str) -> None:
@@ -539,7 +539,7 @@ class SshPool:
         self._tries.add(task)
         task.add_done_callback(self._tries.discard)
 
-    async def _launch(self, line: Line) -> None:
+    async def _launch(self, line: HostLine) -> None:
         """Have its agent started, if none is there."""
         words = ["agent", "-", "--pool", self.name, "--host", line.name]
         words += ["--interface", line.interface] if line.interface else []

@@ -30,7 +30,7 @@ from farandole.errors import FarandoleError
 from farandole.platform import cpu
 from farandole.platform.output import tell
 from farandole.platform.process import within
-from farandole.pool.ssh import Line, There, why
+from farandole.pool.ssh import HostLine, RemoteCommand, why
 from farandole.protocol import numeric_facts
 
 # --- examined ---------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ WORD = b"farandole\n"
 REACH_S = 5.0
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`without`: why no worker could be there, "" where one could. `address`: at which this host was reached over SSH,
     "" on the same machine. `numerics`: see `control/status.py`. `free_bytes`: where agents have their folders.
     """
@@ -67,7 +67,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     numerics: dict[str, str] = {}
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PortAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """To one line: a number, or why not."""
 
     number: float = 0.0
@@ -81,7 +81,7 @@ def examine() -> None:
         _say(_answer(line.split()))
 
 
-def host_facts() -> Facts:
+def host_facts() -> HostFacts:
     numerics, gpus, without = dict[str, str](), 0, ""
     try:
         cpu.set_for("same")
@@ -92,7 +92,7 @@ def host_facts() -> Facts:
     except (ImportError, OSError, FarandoleError) as error:
         without = str(error)
     home = Path.home()
-    return Facts(
+    return HostFacts(
         python=platform.python_version(),
         farandole=__version__,
         cores=os.cpu_count() or 1,
@@ -110,25 +110,25 @@ def _reached_at(connection: str) -> str:
     return words[2] if len(words) == 4 else ""
 
 
-def _say(answer: Facts | Answer) -> None:
+def _say(answer: HostFacts | PortAnswer) -> None:
     tell(MARK + msgspec.json.encode(answer).decode())
     sys.stdout.flush()
 
 
-def _answer(words: list[str]) -> Answer:
+def _answer(words: list[str]) -> PortAnswer:
     try:
         match words:
             case ["clock"]:
-                return Answer(number=time.time())
+                return PortAnswer(number=time.time())
             case ["listen", address]:
-                return Answer(number=listen(address))
+                return PortAnswer(number=listen(address))
             case ["reach", address, port]:
                 reach(address, int(port))
-                return Answer()
+                return PortAnswer()
             case _:
-                return Answer(error=f"unknown question {' '.join(words)!r}")
+                return PortAnswer(error=f"unknown question {' '.join(words)!r}")
     except (OSError, ValueError) as error:
-        return Answer(error=(error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer")
+        return PortAnswer(error=(error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer")
 
 
 def listen(address: str) -> int:
@@ -168,20 +168,20 @@ SAID = 20  # lines of noise that are kept
 
 
 @dataclass(kw_only=True)
-class Found:
+class HostReport:
     """One host. `error`: why nothing is known of it. `ports`: why it does not reach that host, "" where it does; the
     run's own port has no name. `clock_s` is by how much it is ahead of here, `within_s` how well that is known.
     """
 
-    line: Line
+    line: HostLine
     error: str = ""
-    facts: Facts | None = None
+    facts: HostFacts | None = None
     clock_s: float = 0.0
     within_s: float = 0.0
     ports: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def problems(found: Found, ours: Facts) -> list[str]:
+def problems(found: HostReport, ours: HostFacts) -> list[str]:
     """Why no worker of this host could join a run of this machine, each with what to do; none: it can."""
     facts = found.facts
     if facts is None:
@@ -210,7 +210,7 @@ def problems(found: Found, ours: Facts) -> list[str]:
     return told
 
 
-async def with_ours(lines: Sequence[Line], there: There) -> tuple[Facts, list[Found]]:
+async def with_ours(lines: Sequence[HostLine], there: RemoteCommand) -> tuple[HostFacts, list[HostReport]]:
     """What this machine is, and all hosts. Where it has no torch, the first host's bits are what others are to have."""
     here, found = await asyncio.gather(asyncio.to_thread(host_facts), survey(lines, there))
     if here.without:
@@ -219,7 +219,7 @@ async def with_ours(lines: Sequence[Line], there: There) -> tuple[Facts, list[Fo
     return here, found
 
 
-async def survey(lines: Sequence[Line], there: There) -> list[Found]:
+async def survey(lines: Sequence[HostLine], there: RemoteCommand) -> list[HostReport]:
     """All of them, in their order."""
     visits = [Visit(line, there) for line in lines]
     try:
@@ -236,8 +236,8 @@ async def survey(lines: Sequence[Line], there: There) -> list[Found]:
 class Visit:
     """The conversation with one host."""
 
-    def __init__(self, line: Line, there: There) -> None:
-        self.found = Found(line=line)
+    def __init__(self, line: HostLine, there: RemoteCommand) -> None:
+        self.found = HostReport(line=line)
         self._command = there.farandole(line, "host")
         self._process: asyncio.subprocess.Process | None = None
         self._address, self._port, self._closed = "", 0, ""
@@ -255,7 +255,7 @@ class Visit:
         said: list[str] = []
         try:
             content = await within(FACTS_S, self._line(said))
-            self.found.facts = msgspec.json.decode(content, type=Facts) if content else None
+            self.found.facts = msgspec.json.decode(content, type=HostFacts) if content else None
         except asyncio.TimeoutError:
             self.found.error = f"nothing came back within {FACTS_S:g} s"
         except msgspec.MsgspecError as error:
@@ -302,15 +302,15 @@ class Visit:
                 self._process.kill()
         await self._process.communicate()
 
-    async def _ask(self, question: str) -> Answer:
+    async def _ask(self, question: str) -> PortAnswer:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{question}\n".encode())
             content = await within(ANSWER_S, self._line([]))
-            return msgspec.json.decode(content, type=Answer) if content else Answer(error="its connection is gone")
+            return msgspec.json.decode(content, type=PortAnswer) if content else PortAnswer(error="its connection is gone")
         except (OSError, asyncio.TimeoutError, msgspec.MsgspecError) as error:
-            return Answer(error=str(error) or "no answer in time")
+            return PortAnswer(error=str(error) or "no answer in time")
 
     async def _line(self, said: list[str]) -> str:
         """Its next answer, "" at the end; what else comes is `said`."""

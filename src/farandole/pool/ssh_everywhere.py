@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from farandole.errors import UsageError
-from farandole.pool.ssh import Line, There, why
+from farandole.pool.ssh import HostLine, RemoteCommand, why
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
 
 
-async def run(lines: Sequence[Line], text: str, there: There, told: Callable[[str, str], None]) -> dict[str, int]:
+async def run(lines: Sequence[HostLine], text: str, there: RemoteCommand, told: Callable[[str, str], None]) -> dict[str, int]:
     """Have each host's shell do `text`, in which {index}, {count} and {host} stand for its own. `told` hears each line
     of output with its host. Returns the exit codes, by host: 255 where ssh itself has failed.
     """
@@ -37,7 +37,7 @@ async def run(lines: Sequence[Line], text: str, there: There, told: Callable[[st
     return dict(zip([line.name for line in lines], codes, strict=True))
 
 
-def filled(text: str, index: int, count: int, line: Line) -> str:
+def filled(text: str, index: int, count: int, line: HostLine) -> str:
     """`index` from 1 on. Other braces stay as they are."""
     values: Mapping[str, object] = {"{index}": index, "{count}": count, "{host}": line.name}
     for name, value in values.items():
@@ -94,7 +94,7 @@ def size(source: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def send(source: Path, target: str, line: Line, there: There, sent: Callable[[int], None]) -> str:
+def send(source: Path, target: str, line: HostLine, there: RemoteCommand, sent: Callable[[int], None]) -> str:
     """To one host; `sent` hears of each further number of bytes. Returns "", or why not."""
     if line.local and Path(target).expanduser().resolve() == source.resolve():
         return ""

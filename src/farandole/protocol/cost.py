@@ -54,7 +54,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class HostPrice:
     """What a pool has said of a host of its own: `dollars` an hour, as of `day`, None: it does not know; it is paid for
     from Unix time `began` to `ends`.
     """
@@ -68,7 +68,7 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stay:
+class HostUse:
     """A worker on a host: from Unix time `began`, for so many seconds."""
 
     host: str
@@ -97,10 +97,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostCost, ...]
 
 
-def cost(stays: Iterable[Stay], prices: Prices, told: Iterable[Told] = ()) -> Cost:
+def cost(stays: Iterable[HostUse], prices: Prices, told: Iterable[HostPrice] = ()) -> Cost:
     """Of all hosts, by their names. What their pools have said of them comes first."""
     pools = {each.host: each for each in told}
-    by_host: dict[str, list[Stay]] = {}
+    by_host: dict[str, list[HostUse]] = {}
     for stay in stays:
         by_host.setdefault(stay.host, []).append(stay)
     names = sorted({*by_host, *pools})
@@ -113,7 +113,7 @@ def cost(stays: Iterable[Stay], prices: Prices, told: Iterable[Told] = ()) -> Co
     )
 
 
-def _of(host: str, stays: list[Stay], prices: Prices, told: Told | None) -> HostCost:
+def _of(host: str, stays: list[HostUse], prices: Prices, told: HostPrice | None) -> HostCost:
     """A guest on it is of no pool."""
     pool = told.pool if told else next((stay.pool for stay in stays if stay.pool), "")
     seconds = max(0.0, told.ends - told.began) if told else paid_s(stays)
@@ -123,7 +123,7 @@ def _of(host: str, stays: list[Stay], prices: Prices, told: Told | None) -> Host
     return HostCost(host=host, pool=pool, hours=hours, an_hour=an_hour, dollars=dollars)
 
 
-def paid_s(stays: Iterable[Stay]) -> float:
+def paid_s(stays: Iterable[HostUse]) -> float:
     """Seconds for which a host is paid for."""
     paid, until = 0.0, 0.0
     for stay in sorted(stays, key=lambda stay: stay.began):

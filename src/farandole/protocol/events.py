@@ -30,7 +30,7 @@ Names = tuple[str, ...]
 
 
 def _in_words(struct: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", struct).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", struct.removesuffix("Event")).lower()
 
 
 class Recorded(
@@ -52,40 +52,40 @@ class Recorded(
 # Strangers, tickets, and the record itself.
 
 
-class Stranger(Recorded, frozen=True, kw_only=True):
+class StrangerEvent(Recorded, frozen=True, kw_only=True):
     source: str
     reason: str
 
 
-class Strangers(Recorded, frozen=True, kw_only=True):
+class StrangersEvent(Recorded, frozen=True, kw_only=True):
     """`more` of what `reason` says were not written down one by one."""
 
     reason: str
     more: Count
 
 
-class Malformed(Recorded, frozen=True, kw_only=True):
+class MalformedEvent(Recorded, frozen=True, kw_only=True):
     source: str
     reason: str
 
 
-class NotTold(Recorded, frozen=True, kw_only=True):
+class NotToldEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class TicketIssued(Recorded, frozen=True, kw_only=True):
+class TicketIssuedEvent(Recorded, frozen=True, kw_only=True):
     ticket: str
 
 
-class TicketRevoked(Recorded, frozen=True, kw_only=True):
+class TicketRevokedEvent(Recorded, frozen=True, kw_only=True):
     ticket: str
 
 
-class TicketsDamaged(Recorded, frozen=True, kw_only=True):
+class TicketsDamagedEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class RunStarted(Recorded, frozen=True, kw_only=True):
+class RunStartedEvent(Recorded, frozen=True, kw_only=True):
     """A coordinator has started that knows of none before it: views are numbered from 1 again, and no worker, view or
     stop of an earlier start of the run is in force. `version`: farandole's.
     """
@@ -93,13 +93,13 @@ class RunStarted(Recorded, frozen=True, kw_only=True):
     version: str
 
 
-class CodeEdited(Recorded, frozen=True, kw_only=True):
+class CodeEditedEvent(Recorded, frozen=True, kw_only=True):
     """What is not what it was when the run was on before."""
 
     files: Names
 
 
-class LinesLost(Recorded, frozen=True, kw_only=True):
+class LinesLostEvent(Recorded, frozen=True, kw_only=True):
     """So many `lines` of metrics are missing, at least. `step`, `index`: of the last of them, where they stood here.
 
     `worker`: who was to send them, "" where that is not known.
@@ -112,25 +112,25 @@ class LinesLost(Recorded, frozen=True, kw_only=True):
     index: Count = 0
 
 
-class MetricsDamaged(Recorded, frozen=True, kw_only=True):
+class MetricsDamagedEvent(Recorded, frozen=True, kw_only=True):
     lines: Count
 
 
-class JournalDamaged(Recorded, frozen=True, kw_only=True):
+class JournalDamagedEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class NotRecorded(Recorded, frozen=True, kw_only=True):
+class NotRecordedEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class NotShipped(Recorded, frozen=True, kw_only=True):
+class NotShippedEvent(Recorded, frozen=True, kw_only=True):
     """The books are not beside the checkpoints: another machine could not take the run over as it is now."""
 
     reason: str
 
 
-class RecordedAgain(Recorded, frozen=True, kw_only=True):
+class RecordedAgainEvent(Recorded, frozen=True, kw_only=True):
     """`missing` events are not in the journal."""
 
     missing: Count
@@ -141,20 +141,20 @@ class RecordedAgain(Recorded, frozen=True, kw_only=True):
 # Workers come and go.
 
 
-class Starting(Recorded, frozen=True, kw_only=True):
+class StartingEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     host: str
     pid: Count
 
 
-class Waits(Recorded, frozen=True, kw_only=True):
+class WaitsEvent(Recorded, frozen=True, kw_only=True):
     """A guest is there before the first of the run's own workers, with which it is to be compared."""
 
     worker: str
     host: str
 
 
-class Ready(Recorded, frozen=True, kw_only=True):
+class ReadyEvent(Recorded, frozen=True, kw_only=True):
     """It asks in. `unreached`: why it can't write checkpoints."""
 
     worker: str
@@ -163,20 +163,20 @@ class Ready(Recorded, frozen=True, kw_only=True):
     unreached: str = ""
 
 
-class Refused(Recorded, frozen=True, kw_only=True):
+class RefusedEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     host: str
     reason: str
 
 
-class OtherCode(Recorded, frozen=True, kw_only=True):
+class OtherCodeEvent(Recorded, frozen=True, kw_only=True):
     """It is let in although its code differs: in `what`."""
 
     worker: str
     what: Names
 
 
-class Exited(Recorded, frozen=True, kw_only=True):
+class ExitedEvent(Recorded, frozen=True, kw_only=True):
     """Its process has ended before it had asked in."""
 
     worker: str
@@ -184,7 +184,7 @@ class Exited(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class StartFailed(Recorded, frozen=True, kw_only=True):
+class StartFailedEvent(Recorded, frozen=True, kw_only=True):
     """No process came of what was to be `worker`: nobody was lost."""
 
     worker: str
@@ -192,14 +192,14 @@ class StartFailed(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class NoCapacity(Recorded, frozen=True, kw_only=True):
+class NoCapacityEvent(Recorded, frozen=True, kw_only=True):
     """The pool would start more than it can. Once, until it could."""
 
     pool: str
     reason: str
 
 
-class Host(Recorded, frozen=True, kw_only=True):
+class HostEvent(Recorded, frozen=True, kw_only=True):
     """What has become of a host of the pool; `host` "" for none, or all. `state`: joined, idle, leaving, gone, ..."""
 
     pool: str
@@ -208,7 +208,7 @@ class Host(Recorded, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Priced(Recorded, frozen=True, kw_only=True):
+class PricedEvent(Recorded, frozen=True, kw_only=True):
     """A host of the pool is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
 
     pool: str
@@ -218,7 +218,7 @@ class Priced(Recorded, frozen=True, kw_only=True):
     day: str
 
 
-class Advice(Recorded, frozen=True, kw_only=True):
+class AdviceEvent(Recorded, frozen=True, kw_only=True):
     """A host of the pool may go. Its workers stay."""
 
     pool: str
@@ -226,24 +226,24 @@ class Advice(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class Notice(Recorded, frozen=True, kw_only=True):
+class NoticeEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     reason: str
 
 
-class Left(Recorded, frozen=True, kw_only=True):
-    worker: str
-    host: str
-    reason: str
-
-
-class Lost(Recorded, frozen=True, kw_only=True):
+class LeftEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     host: str
     reason: str
 
 
-class Unfed(Recorded, frozen=True, kw_only=True):
+class LostEvent(Recorded, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    reason: str
+
+
+class UnfedEvent(Recorded, frozen=True, kw_only=True):
     """Its host can't get it the data: it goes, or where nobody else is left the run ends."""
 
     worker: str
@@ -251,24 +251,24 @@ class Unfed(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class Died(Recorded, frozen=True, kw_only=True):
+class DiedEvent(Recorded, frozen=True, kw_only=True):
     """What has become of the process of one that was lost before."""
 
     worker: str
     reason: str
 
 
-class Expelled(Recorded, frozen=True, kw_only=True):
+class ExpelledEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     reason: str
 
 
-class Scale(Recorded, frozen=True, kw_only=True):
+class ScaleEvent(Recorded, frozen=True, kw_only=True):
     wanted: Count
     before: Count
 
 
-class NoReplacements(Recorded, frozen=True, kw_only=True):
+class NoReplacementsEvent(Recorded, frozen=True, kw_only=True):
     wanted: Count
     reason: str
 
@@ -282,7 +282,7 @@ class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seconds: dict[TimeClass, Seconds]
 
 
-class TimeSpent(Recorded, frozen=True, kw_only=True):
+class TimeSpentEvent(Recorded, frozen=True, kw_only=True):
     """By worker. Those in `ended` are gone, and it is the last that is written down of them: see `accounting`."""
 
     workers: dict[str, WorkerTime]
@@ -294,21 +294,21 @@ class TimeSpent(Recorded, frozen=True, kw_only=True):
 # What the bits of a run depend on, and when they are not promised any more.
 
 
-class Numerics(Recorded, frozen=True, kw_only=True):
+class NumericsEvent(Recorded, frozen=True, kw_only=True):
     """Those of the run's first worker, which hold for the run: versions, settings, and what each operation gives."""
 
     worker: str
     facts: dict[str, str]
 
 
-class OtherVersions(Recorded, frozen=True, kw_only=True):
+class OtherVersionsEvent(Recorded, frozen=True, kw_only=True):
     """It is let in although it has other libraries: all operations of the fingerprint agree."""
 
     worker: str
     what: Names
 
 
-class SettingChanged(Recorded, frozen=True, kw_only=True):
+class SettingChangedEvent(Recorded, frozen=True, kw_only=True):
     """The script has altered a setting of torch's; `worker` was the first to say so. Once for all who say the same."""
 
     worker: str
@@ -318,14 +318,14 @@ class SettingChanged(Recorded, frozen=True, kw_only=True):
     now: str
 
 
-class UnknownOperator(Recorded, frozen=True, kw_only=True):
+class UnknownOperatorEvent(Recorded, frozen=True, kw_only=True):
     """It is not known to have the same bits on all CPUs; `worker` was the first to say that it runs."""
 
     worker: str
     operator: str
 
 
-class BitsNotPromised(Recorded, frozen=True, kw_only=True):
+class BitsNotPromisedEvent(Recorded, frozen=True, kw_only=True):
     """Of the steps after `step`, since `worker` differs in `what`."""
 
     worker: str
@@ -343,13 +343,13 @@ Code = Annotated[int, msgspec.Meta(ge=-255, le=255)]  # that a process exits wit
 # --- views -----------------------------------------------------------------------------------------------------
 
 
-class Proposed(Recorded, frozen=True, kw_only=True):
+class ProposedEvent(Recorded, frozen=True, kw_only=True):
     view: Count
     members: Names
     cause: str
 
 
-class View(Recorded, frozen=True, kw_only=True):
+class ViewEvent(Recorded, frozen=True, kw_only=True):
     """It is in force from `step` on. `outcome` is that of the step's exchange, where the view before was stopped."""
 
     view: Count
@@ -360,7 +360,7 @@ class View(Recorded, frozen=True, kw_only=True):
     outcome: Literal["", "commit", "redo"] = ""
 
 
-class Shares(Recorded, frozen=True, kw_only=True):
+class SharesEvent(Recorded, frozen=True, kw_only=True):
     """How shards are dealt in `view`: per mille of the fastest worker's."""
 
     view: Count
@@ -369,22 +369,22 @@ class Shares(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class OutOfReach(Recorded, frozen=True, kw_only=True):
+class OutOfReachEvent(Recorded, frozen=True, kw_only=True):
     workers: Names
     reason: str
 
 
-class CoordinatorBack(Recorded, frozen=True, kw_only=True):
+class CoordinatorBackEvent(Recorded, frozen=True, kw_only=True):
     """Another process has taken over, and waits for `workers`."""
 
     workers: Names
 
 
-class StateLost(Recorded, frozen=True, kw_only=True):
+class StateLostEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class StrangerInGroup(Recorded, frozen=True, kw_only=True):
+class StrangerInGroupEvent(Recorded, frozen=True, kw_only=True):
     """Who has come between `worker` and `peer`; where they are one, before all others."""
 
     worker: str
@@ -397,18 +397,18 @@ class StrangerInGroup(Recorded, frozen=True, kw_only=True):
 # --- what goes wrong in the training ---------------------------------------------------------------------------
 
 
-class Failed(Recorded, frozen=True, kw_only=True):
+class FailedEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     host: str
     traceback: str
 
 
-class CallsDiffer(Recorded, frozen=True, kw_only=True):
+class CallsDifferEvent(Recorded, frozen=True, kw_only=True):
     workers: Names
     reason: str
 
 
-class ReplicasDiffer(Recorded, frozen=True, kw_only=True):
+class ReplicasDifferEvent(Recorded, frozen=True, kw_only=True):
     """`first`: the first tensor or value that does, "" while that is not known. `suspects`: each worker that could have
     caused it alone, where that is known.
     """
@@ -419,7 +419,7 @@ class ReplicasDiffer(Recorded, frozen=True, kw_only=True):
     suspects: Names = ()
 
 
-class ComputesWrong(Recorded, frozen=True, kw_only=True):
+class ComputesWrongEvent(Recorded, frozen=True, kw_only=True):
     """Two others have found the same of one shard, and it another. It leaves, and its host is not asked for again."""
 
     worker: str
@@ -427,7 +427,7 @@ class ComputesWrong(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class Drifting(Recorded, frozen=True, kw_only=True):
+class DriftingEvent(Recorded, frozen=True, kw_only=True):
     """Under `--bits any`: the replicas of `workers` are unlike the others', in `step` for the `times`-th time."""
 
     workers: Names
@@ -435,20 +435,20 @@ class Drifting(Recorded, frozen=True, kw_only=True):
     times: Count
 
 
-class Undecided(Recorded, frozen=True, kw_only=True):
+class UndecidedEvent(Recorded, frozen=True, kw_only=True):
     """`workers` have found different things of one shard, and nobody can tell who is right."""
 
     workers: Names
     reason: str
 
 
-class NotFinite(Recorded, frozen=True, kw_only=True):
+class NotFiniteEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     step: Step
     loss: str
 
 
-class Stalled(Recorded, frozen=True, kw_only=True):
+class StalledEvent(Recorded, frozen=True, kw_only=True):
     """The training has not moved for `seconds`; `workers` do not say that they wait for others."""
 
     step: Step
@@ -457,12 +457,12 @@ class Stalled(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class LoaderReplaced(Recorded, frozen=True, kw_only=True):
+class LoaderReplacedEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     reason: str
 
 
-class LedgerIncomplete(Recorded, frozen=True, kw_only=True):
+class LedgerIncompleteEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     reason: str
 
@@ -470,11 +470,11 @@ class LedgerIncomplete(Recorded, frozen=True, kw_only=True):
 # --- the end ---------------------------------------------------------------------------------------------------
 
 
-class Stopping(Recorded, frozen=True, kw_only=True):
+class StoppingEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class CutShort(Recorded, frozen=True, kw_only=True):
+class CutShortEvent(Recorded, frozen=True, kw_only=True):
     """The stop does not wait for `workers` any more."""
 
     step: Step
@@ -482,13 +482,13 @@ class CutShort(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class Hung(Recorded, frozen=True, kw_only=True):
+class HungEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     host: str
     reason: str
 
 
-class Finished(Recorded, frozen=True, kw_only=True):
+class FinishedEvent(Recorded, frozen=True, kw_only=True):
     """The script has run to its end everywhere; where the states are not `equal`, `fingerprint` has all of theirs.
 
     `seconds` and its parts: from the end of the last step to the script's, see `StepTime`.
@@ -502,7 +502,7 @@ class Finished(Recorded, frozen=True, kw_only=True):
     pause_s: Seconds = 0.0
 
 
-class Over(Recorded, frozen=True, kw_only=True):
+class OverEvent(Recorded, frozen=True, kw_only=True):
     code: Code
     reason: str
 
@@ -512,7 +512,7 @@ class Over(Recorded, frozen=True, kw_only=True):
 # Checkpoints: written, gone on from, and who writes them.
 
 
-class Checkpoint(Recorded, frozen=True, kw_only=True):
+class CheckpointEvent(Recorded, frozen=True, kw_only=True):
     """`seconds` were taken to write `bytes`, behind the training, which stood still for `copy_ms`."""
 
     worker: str
@@ -524,20 +524,20 @@ class Checkpoint(Recorded, frozen=True, kw_only=True):
     finite: bool = True
 
 
-class CheckpointFailed(Recorded, frozen=True, kw_only=True):
+class CheckpointFailedEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     step: Step
     reason: str
 
 
-class CheckpointDamaged(Recorded, frozen=True, kw_only=True):
+class CheckpointDamagedEvent(Recorded, frozen=True, kw_only=True):
     """One that was passed over."""
 
     worker: str
     reason: str
 
 
-class Resumed(Recorded, frozen=True, kw_only=True):
+class ResumedEvent(Recorded, frozen=True, kw_only=True):
     """`path`: "" for the script's own beginning. `last_finite`: the newest checkpoint of a finite state, else."""
 
     worker: str
@@ -548,13 +548,13 @@ class Resumed(Recorded, frozen=True, kw_only=True):
     last_finite: str = ""
 
 
-class NothingLeft(Recorded, frozen=True, kw_only=True):
+class NothingLeftEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     step: Step
     path: str
 
 
-class Saved(Recorded, frozen=True, kw_only=True):
+class SavedEvent(Recorded, frozen=True, kw_only=True):
     """The last checkpoint, written in `seconds`; `whole`: of a whole step, so that the run can go on from it."""
 
     worker: str
@@ -564,7 +564,7 @@ class Saved(Recorded, frozen=True, kw_only=True):
     seconds: Seconds = 0.0
 
 
-class SavedElsewhere(Recorded, frozen=True, kw_only=True):
+class SavedElsewhereEvent(Recorded, frozen=True, kw_only=True):
     """... but not in the run's store."""
 
     worker: str
@@ -575,28 +575,28 @@ class SavedElsewhere(Recorded, frozen=True, kw_only=True):
     seconds: Seconds = 0.0
 
 
-class NotSaved(Recorded, frozen=True, kw_only=True):
+class NotSavedEvent(Recorded, frozen=True, kw_only=True):
     """`worker`: "" where nobody is left to do it."""
 
     reason: str
     worker: str = ""
 
 
-class Saver(Recorded, frozen=True, kw_only=True):
+class SaverEvent(Recorded, frozen=True, kw_only=True):
     worker: str
     before: str
     at_once: bool
 
 
-class NoSaver(Recorded, frozen=True, kw_only=True):
+class NoSaverEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class NoLeader(Recorded, frozen=True, kw_only=True):
+class NoLeaderEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-class Short(Recorded, frozen=True, kw_only=True):
+class ShortEvent(Recorded, frozen=True, kw_only=True):
     """It was to begin the first view, and finds less than the run has saved."""
 
     worker: str
@@ -607,18 +607,18 @@ class Short(Recorded, frozen=True, kw_only=True):
 # ---   init   ---------------------------------------------------------------------------------------------------------
 
 Event = (
-    Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Host | Notice | Left
-    | Lost | Unfed
-    | TimeSpent | Priced
-    | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
-    | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
-    | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer
-    | ComputesWrong | Drifting | Undecided
-    | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
-    | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
-    | Numerics | OtherVersions | SettingChanged | BitsNotPromised | UnknownOperator | LinesLost | MetricsDamaged
-    | JournalDamaged | RunStarted
-    | NotRecorded | RecordedAgain | NotShipped
+    StartingEvent | WaitsEvent | ReadyEvent | RefusedEvent | OtherCodeEvent | ExitedEvent | StartFailedEvent | NoCapacityEvent | AdviceEvent | HostEvent | NoticeEvent | LeftEvent
+    | LostEvent | UnfedEvent
+    | TimeSpentEvent | PricedEvent
+    | DiedEvent | ExpelledEvent | ScaleEvent | NoReplacementsEvent | ProposedEvent | ViewEvent | SharesEvent | OutOfReachEvent | CoordinatorBackEvent | StateLostEvent
+    | StrangerInGroupEvent | CheckpointEvent | CheckpointFailedEvent | CheckpointDamagedEvent | ResumedEvent | NothingLeftEvent | SavedEvent
+    | SavedElsewhereEvent | NotSavedEvent | SaverEvent | NoSaverEvent | NoLeaderEvent | ShortEvent | FailedEvent | CallsDifferEvent | ReplicasDifferEvent
+    | ComputesWrongEvent | DriftingEvent | UndecidedEvent
+    | NotFiniteEvent | StalledEvent | LoaderReplacedEvent | LedgerIncompleteEvent | StoppingEvent | CutShortEvent | HungEvent | FinishedEvent | OverEvent
+    | StrangerEvent | StrangersEvent | MalformedEvent | NotToldEvent | TicketIssuedEvent | TicketRevokedEvent | TicketsDamagedEvent | CodeEditedEvent
+    | NumericsEvent | OtherVersionsEvent | SettingChangedEvent | BitsNotPromisedEvent | UnknownOperatorEvent | LinesLostEvent | MetricsDamagedEvent
+    | JournalDamagedEvent | RunStartedEvent
+    | NotRecordedEvent | RecordedAgainEvent | NotShippedEvent
 )  # fmt: skip
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(Event).decode

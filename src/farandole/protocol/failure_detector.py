@@ -62,7 +62,7 @@ class Silence:
     heard: bool = False
 
 
-class Silences:
+class FailureDetector:
     """See the module's head. `time` is the coordinator's own clock, which stands still when it does."""
 
     def __init__(self, heartbeat_s: float, ceiling_s: float) -> None:
@@ -151,7 +151,7 @@ STEPS = 50  # of which the median is taken
 LONGEST_STEP_S = 86400.0  # what a worker says of itself is believed up to here
 
 
-class Movement:
+class Progress:
     """What the heartbeats tell. `since`: when anything last moved; None without a view."""
 
     def __init__(self) -> None:

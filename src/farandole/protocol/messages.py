@@ -80,7 +80,7 @@ class Checkpointed(Message):
     late: bool = False
 
 
-class Short(Message):
+class CannotStart(Message):
     """The first view can't begin with what this worker finds: it is not the checkpoint that `Propose` spoke of."""
 
     view: Count
@@ -146,7 +146,7 @@ class Drifts(Message):
     times: Count
 
 
-class Unlike(Message):
+class ShardsDiffer(Message):
     """The control words of a round of `step` say that two workers found different things of one shard: it can't end."""
 
     step: Count
@@ -459,7 +459,7 @@ class Roster(Message):
     present: tuple[str, ...] = ()
 
 
-class Exited(Message):
+class WorkerProcessExited(Message):
     """From a pool: this process of its own has ended, for certain. Said again after a break."""
 
     worker: Name
@@ -480,7 +480,7 @@ class NoCapacity(Message):
     reason: Text
 
 
-class Noticed(Message):
+class PreemptionNotice(Message):
     """From a pool: the host of these workers will go within `within_s` seconds. Said again after a break."""
 
     workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_HOST_WORKERS)]
@@ -489,7 +489,7 @@ class Noticed(Message):
     reason: Text
 
 
-class Advised(Message):
+class RebalanceAdvice(Message):
     """From a pool: this host may go. Its workers stay, and the pool starts others elsewhere if it can."""
 
     host: Name
@@ -524,7 +524,7 @@ class HostPriced(Message):
     day: Name = ""
 
 
-FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised | Capacity | HostSeen | HostPriced
+FromPool = WorkerProcessExited | StartFailed | NoCapacity | PreemptionNotice | RebalanceAdvice | Capacity | HostSeen | HostPriced
 
 
 # --- deadline ---------------------------------------------------------------------------------------------------------
@@ -554,10 +554,10 @@ FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised | Capacity | Ho
 
 PART, LONGEST_S = 0.25, 30.0  # how much of a notice is kept for saving, at most
 SHORTEST_S = 4.0
-LEFT = 0  # the exit code of who has gone by its notice
+EXIT_PREEMPTED = 0  # the exit code of who has gone by its notice
 
 
-class Leaving(Message):
+class LeaveRequest(Message):
     """The worker has had notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully.
 
     `within_s`: its machine goes then; None: it has time.
@@ -567,7 +567,7 @@ class Leaving(Message):
     within_s: Seconds | None = None
 
 
-class Deadline(Message):
+class PreemptionDeadline(Message):
     """To a worker: its machine goes within so many seconds."""
 
     within_s: float
@@ -627,7 +627,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     orphan_s: Seconds = 600.0
 
 
-class Notified(msgspec.Struct, frozen=True, kw_only=True):
+class HostPreemption(msgspec.Struct, frozen=True, kw_only=True):
     """A host will go `at` that Unix time; or may, where `advice`."""
 
     at: Seconds
@@ -635,7 +635,7 @@ class Notified(msgspec.Struct, frozen=True, kw_only=True):
     advice: bool = False
 
 
-class Order(Message):
+class AgentOrder(Message):
     """To an agent: these `workers` are to run, and nobody else. What has ended stays ended: ids are never used twice.
 
     `instance`: the agent's process that it is for; another one's workers are others. `heard`: whose end is known, and
@@ -669,7 +669,7 @@ class Report(Message):
     running: Ids = ()
     ended: Endings = msgspec.field(default_factory=dict)
     failed: Endings = msgspec.field(default_factory=dict)
-    notified: Notified | None = None
+    notified: HostPreemption | None = None
 
 
 class Output(Message):
@@ -684,7 +684,7 @@ class ToHost(Message):
     """From a pool, to the agent of one of its hosts."""
 
     host: Name
-    order: Order
+    order: AgentOrder
 
 
 class FromHost(Message):
@@ -714,7 +714,7 @@ class Prepared(Message):
     view: Count
 
 
-class Unproved(Message):
+class PeerUnproved(Message):
     """Of the connections for the proposed view, the one to `peer` leads to somebody at `address` who is not `peer`.
 
     `peer` is the worker itself if strangers keep it from listening at `address`.
@@ -820,13 +820,13 @@ class Suspect(Message):
     waited_s: Count = 0
 
 
-class Failed(Message):
+class ScriptFailed(Message):
     """The training script raised: the run ends with this traceback, or an error of ours, with its message alone."""
 
     traceback: Text
 
 
-class Unfed(Message):
+class DataUnavailable(Message):
     """This worker's host can't get it the data: a full disk, a store out of reach, a damaged shard. See `feeding`."""
 
     reason: Text
@@ -896,7 +896,7 @@ class Welcome(Message):
     lines: tuple[int, int]
 
 
-class Heard(Message):
+class LinesHeard(Message):
     """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number (see `reconnection`); and to an agent's report.
 
     `lines` is the newest line of metrics that the coordinator has: nobody needs to keep it, or older ones, any more.
@@ -906,7 +906,7 @@ class Heard(Message):
     lines: tuple[int, int] = (-1, 0)
 
 
-class Refused(Message):
+class JoinRefused(Message):
     """The worker is not let in; it exits with this reason."""
 
     reason: str
@@ -948,14 +948,14 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello | Ready | Heartbeat | Leaving | Lapsed | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped
-    | Failed | Unfed | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded
+    Hello | Ready | Heartbeat | LeaveRequest | Lapsed | Publish | Prepared | PeerUnproved | Switched | Synced | Suspect | Stopped
+    | ScriptFailed | DataUnavailable | Saved | Differs | Drifts | ShardsDiffer | Digests | Checkpointed | CannotStart | Restored | Unrecorded
     | LoaderEnded | Finished | NotFinite | SettingChanged | UnknownOperator | Spans | FromPool | ToHost | Report
     | Output
 )  # fmt: skip
 FromCoordinator = (
-    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | Deadline | End | Compare
-    | Stacks | Trace | Saver | Roster | Note | Order | FromHost
+    Welcome | LinesHeard | JoinRefused | Propose | Published | Stop | Resume | Demoted | Goodbye | PreemptionDeadline | End | Compare
+    | Stacks | Trace | Saver | Roster | Note | AgentOrder | FromHost
 )  # fmt: skip
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

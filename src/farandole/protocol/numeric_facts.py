@@ -26,21 +26,21 @@ VERSIONS = (TORCH, NUMPY)
 Facts = Iterable[tuple[str, str]]
 
 
-class Told(NamedTuple):
+class Phrasing(NamedTuple):
     """How a difference is told: of a fact by its name and both values, of operations by the first one's name."""
 
     fact: str
     operation: str
 
 
-AMONG_WORKERS = Told("{}: the run has {}, this worker has {}", "{}: this worker computes other bits than the run")
-SINCE_THEN = Told("{}: {} then, {} now", "{}: other bits are computed now than then")
-ELSEWHERE = Told("{}: {} there, {} here", "{}: other bits here than there")
-REPLAYED = Told("{}: the run had {}, here it is {}", "{}: other bits are computed here than in the run")
+AMONG_WORKERS = Phrasing("{}: the run has {}, this worker has {}", "{}: this worker computes other bits than the run")
+SINCE_THEN = Phrasing("{}: {} then, {} now", "{}: other bits are computed now than then")
+ELSEWHERE = Phrasing("{}: {} there, {} here", "{}: other bits here than there")
+REPLAYED = Phrasing("{}: the run had {}, here it is {}", "{}: other bits are computed here than in the run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlike:
+class NumericDifferences:
     """How one side's numerics differ from the run's: in settings and the device; in operations; in versions, where it
     could be computed what they come to. Each is a fact's name, what the run has, and what the other has, "" for none.
     """
@@ -55,7 +55,7 @@ class Unlike:
         """Whether the bits are others, or may be."""
         return bool(self.settings or self.operations)
 
-    def words(self, told: Told = AMONG_WORKERS) -> tuple[str, ...]:
+    def words(self, told: Phrasing = AMONG_WORKERS) -> tuple[str, ...]:
         """Each setting and version, and all operations in one; what is the likely cause first."""
         settings = [told.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.settings]
         versions = [told.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.versions]
@@ -80,7 +80,7 @@ def numerics(facts: Facts) -> dict[str, str]:
     return {name: value for name, value in facts if of_numerics(name)}
 
 
-def numeric_differences(expected: Facts, got: Facts) -> Unlike:
+def numeric_differences(expected: Facts, got: Facts) -> NumericDifferences:
     """How the numerics of `got` differ from those of `expected`."""
     ours, theirs = numerics(expected), numerics(got)
     differ = [(name, ours.get(name, ""), theirs.get(name, "")) for name in dict.fromkeys((*ours, *theirs))
@@ -88,7 +88,7 @@ def numeric_differences(expected: Facts, got: Facts) -> Unlike:
     computed = [each for each in differ if each[0].startswith((OPERATION, DECODER))]
     compared = sum(name.startswith(OPERATION) for name in ours if name in theirs)
     versions = [each for each in differ if compared and each[0] in VERSIONS]
-    return Unlike(
+    return NumericDifferences(
         settings=tuple(each for each in differ if each not in computed and each not in versions),
         operations=tuple(computed),
         versions=tuple(versions),
@@ -96,7 +96,7 @@ def numeric_differences(expected: Facts, got: Facts) -> Unlike:
     )
 
 
-def unlike_then(then: Facts, now: Facts) -> Unlike:
+def unlike_then(then: Facts, now: Facts) -> NumericDifferences:
     """The same for a record, which may be older than some of the facts: what one side lacks is passed over."""
     before, after = dict(then), dict(now)
     return numeric_differences(
@@ -104,7 +104,7 @@ def unlike_then(then: Facts, now: Facts) -> Unlike:
     )
 
 
-def numerics_refusal(found: Unlike, bits: str) -> str:
+def numerics_refusal(found: NumericDifferences, bits: str) -> str:
     """Why a worker that is so unlike the run may not take part in it; "" if it may."""
     if not found.bits or bits == "any":
         return ""
@@ -116,7 +116,7 @@ def numerics_refusal(found: Unlike, bits: str) -> str:
     return f"{causes[0]}{also}; see `farandole numerics --against TICKET`, or give the run --bits any"
 
 
-def verdict(found: Unlike, whose: str, bits: str) -> str:
+def verdict(found: NumericDifferences, whose: str, bits: str) -> str:
     """In a sentence, under which `--bits` a worker of this machine may join `whose`, whose bits are compared."""
     what = "; ".join(found.words(ELSEWHERE))
     if not found.bits:

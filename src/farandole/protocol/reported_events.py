@@ -6,16 +6,16 @@ from farandole.protocol import events
 from farandole.protocol import messages as m
 
 ALL = 1 << 30  # lines of one step
-TOLD = (events.Checkpoint, events.Saved, events.Resumed)  # they tell of a checkpoint in the run's store
+CHECKPOINT_EVENTS = (events.CheckpointEvent, events.SavedEvent, events.ResumedEvent)  # they tell of a checkpoint in the run's store
 Told = m.Checkpointed | m.Restored | m.LoaderEnded | m.Unrecorded
 
 
-def told(worker: str, message: Told) -> list[events.Event]:
+def events_of(worker: str, message: Told) -> list[events.Event]:
     """The events that a worker's message amounts to, in order."""
     match message:
         case m.Checkpointed(error=""):
             return [
-                events.Checkpoint(
+                events.CheckpointEvent(
                     worker=worker,
                     step=message.step,
                     path=message.path,
@@ -26,15 +26,15 @@ def told(worker: str, message: Told) -> list[events.Event]:
                 )
             ]
         case m.Checkpointed():
-            return [events.CheckpointFailed(worker=worker, step=message.step, reason=message.error)]
+            return [events.CheckpointFailedEvent(worker=worker, step=message.step, reason=message.error)]
         case m.LoaderEnded():
-            return [events.LoaderReplaced(worker=worker, reason=message.reason)]
+            return [events.LoaderReplacedEvent(worker=worker, reason=message.reason)]
         case m.Unrecorded():
-            return [events.LedgerIncomplete(worker=worker, reason=message.reason)]
+            return [events.LedgerIncompleteEvent(worker=worker, reason=message.reason)]
         case m.Restored(done=True):
-            return [events.NothingLeft(worker=worker, step=message.step, path=message.path)]
+            return [events.NothingLeftEvent(worker=worker, step=message.step, path=message.path)]
         case m.Restored():
-            resumed = events.Resumed(
+            resumed = events.ResumedEvent(
                 worker=worker,
                 step=message.step,
                 path=message.path,
@@ -42,4 +42,4 @@ def told(worker: str, message: Told) -> list[events.Event]:
                 finite=message.finite,
                 last_finite="" if message.finite else message.last_finite,
             )
-            return [*(events.CheckpointDamaged(worker=worker, reason=reason) for reason in message.damaged), resumed]
+            return [*(events.CheckpointDamagedEvent(worker=worker, reason=reason) for reason in message.damaged), resumed]

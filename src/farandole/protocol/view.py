@@ -105,7 +105,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return Lineage(sets=(dealt,), shares=self.shares_of(dealt))
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class CommitMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The control word that every member sends every other at the end of a round (R1, R2).
 
     It is sent only by a member that holds every reduced bucket of the round, so having all words of a round means
@@ -129,7 +129,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 WORD_LENGTH = 9  # int64 each
 
 
-def agreed_switch(words: Iterable[Word]) -> int:
+def agreed_switch(words: Iterable[CommitMessage]) -> int:
     """R2: the number of the view that takes effect after this round, 0 for none.
 
     Everyone holds the same words (R1), so everyone decides the same, at the same round, without asking anybody.
@@ -138,18 +138,18 @@ def agreed_switch(words: Iterable[Word]) -> int:
     return prepared.pop() if len(prepared) == 1 else 0
 
 
-def of_workers(view: View, worker: str, words: Sequence[Word]) -> dict[str, Word]:
+def of_workers(view: View, worker: str, words: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
     """Whose they are, in the order of ranks; `words`: that of `worker`, then its peers'."""
     said = dict(zip((worker, *(member for member in view.members if member != worker)), words, strict=False))
     return {member: said[member] for member in view.members if member in said}
 
 
-def unlike(checks: Iterable[Check], words: Mapping[str, Word]) -> tuple[Check, ...]:
+def unlike(checks: Iterable[Check], words: Mapping[str, CommitMessage]) -> tuple[Check, ...]:
     """Those whose two sides have found different things, by their words; equal for all who have these (R1)."""
     return tuple(check for check in checks if _differ(words.get(check.holder), words.get(check.checker)))
 
 
-def _differ(holder: Word | None, checker: Word | None) -> bool:
+def _differ(holder: CommitMessage | None, checker: CommitMessage | None) -> bool:
     return holder is not None and checker is not None and 0 < holder.held != checker.checked > 0
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, Fold, Levels, Message
+from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, Fold, Levels, ExchangeMessage
 from farandole.plan.shards import Node, combine, root
 from farandole.protocol.view import View
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel
-from farandole.simulate.pieces import Bucket, Piece, Sum, covered
+from farandole.simulate.pieces import SimulatedBucket, SimulatedPiece, Sum, covered
 from farandole.simulate.replica import GARBAGE
 from farandole.simulate.witness import Violation
 
 
-class Buffers:
+class SimulatedBuffers:
     """See the module's head."""
 
     def __init__(self, worker: str, view: View) -> None:
@@ -25,12 +25,12 @@ class Buffers:
         self._worker, self._view, self._levels = worker, view, Levels.of(view)
         self._place = ("idle", 0)
         self._turn = 0  # the sums of training rounds are in two places in turn where not everyone is heard
-        self._buckets: Sequence[Bucket] = ()
+        self._buckets: Sequence[SimulatedBucket] = ()
         self._shards = 0
         self._own: dict[int, Mapping[Node, Sum]] = {}
         self._of_host: dict[tuple[int, int, int], dict[Node, Any]] = {}  # by the slice: where they are
 
-    def begin(self, kind: str, buckets: Sequence[Bucket], shards: int, *, heard: bool) -> None:
+    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], shards: int, *, heard: bool) -> None:
         if kind == "train" and not heard:
             self._turn = 1 - self._turn
         self._place = (kind, self._turn)
@@ -45,7 +45,7 @@ class Buffers:
         """It is used for other things."""
         self.memory[GIVEN_BACK] = True
 
-    def where(self, message: Message) -> Any:
+    def where(self, message: ExchangeMessage) -> Any:
         """Of what is received, or sent on."""
         if message.kind == WORD:
             return message.whose
@@ -76,7 +76,7 @@ class Buffers:
             total = combine(self._pieces(act), self._shards, _added, root(self._shards))
             self.memory[act.bucket, act.start, act.stop, self._place] = total
 
-    def to_send(self, message: Message) -> Any:
+    def to_send(self, message: ExchangeMessage) -> Any:
         """Where it is."""
         stretch = self._levels.stretch(self._buckets[message.bucket], self._worker) if message.kind == REDUCED else ()
         if stretch == (message.start, message.stop):
@@ -119,7 +119,7 @@ class Buffers:
 
     def _pieces(self, act: Fold | Add) -> dict[Node, Any]:
         cut = (act.bucket, act.start, act.stop)
-        pieces: dict[Node, Any] = {node: Piece(*cut, *sum_) for node, sum_ in self._own[act.bucket].items()}
+        pieces: dict[Node, Any] = {node: SimulatedPiece(*cut, *sum_) for node, sum_ in self._own[act.bucket].items()}
         if cut in self._of_host:
             pieces = {node: self.memory[where] for node, where in self._of_host[cut].items()}
         for message in act.taken:
@@ -134,15 +134,15 @@ def _added(left: Any, right: Any, last: bool) -> Any:
     del last
     if GARBAGE in (left, right):
         return GARBAGE
-    return Piece(left.bucket, left.start, left.stop, left.shards + right.shards, left.values + right.values)
+    return SimulatedPiece(left.bucket, left.start, left.stop, left.shards + right.shards, left.values + right.values)
 
 
 def _part(piece: Any, bucket: int, start: int, stop: int) -> Any:
-    return piece if piece == GARBAGE else Piece(bucket, start, stop, piece.shards, piece.values)
+    return piece if piece == GARBAGE else SimulatedPiece(bucket, start, stop, piece.shards, piece.values)
 
 
 def _joined(parts: Sequence[Any], bucket: int, start: int, stop: int) -> Any:
     if GARBAGE in parts:
         return GARBAGE
     values = {part.values for part in parts}
-    return Piece(bucket, start, stop, parts[0].shards, sum(sorted(values), ()))
+    return SimulatedPiece(bucket, start, stop, parts[0].shards, sum(sorted(values), ()))

@@ -18,7 +18,7 @@ from farandole.protocol.worker.session import Session
 from farandole.simulate.replica import SHARDS
 
 if TYPE_CHECKING:
-    from farandole.simulate.network import Link
+    from farandole.simulate.network import SimulatedLink
     from farandole.simulate.world import World
 
 
@@ -45,10 +45,10 @@ class SimulatedClient:
             kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}"
         )  # fmt: skip
         self.session = Session(hello, self.member, self._activity, lambda: None, self.world.now)
-        self.told = self.session.told
-        self.link: Link | None = None
+        self.told = self.session.instructions
+        self.link: SimulatedLink | None = None
         self.shut_until = 0.0  # it can't connect before
-        self.inbox: deque[tuple[Link, Callable[..., None], tuple[Any, ...]]] = deque()  # of control connections
+        self.inbox: deque[tuple[SimulatedLink, Callable[..., None], tuple[Any, ...]]] = deque()  # of control connections
 
     def take_control(self) -> None:
         """The next message of a control connection, in the order in which they were sent."""
@@ -68,22 +68,22 @@ class SimulatedClient:
 
     # --- connections -----------------------------------------------------------------------------------------
 
-    def greet(self, link: Link) -> m.Hello:
+    def greet(self, link: SimulatedLink) -> m.Hello:
         """A connection stands."""
         self.link = link
-        hello = self.session.connected(self.world.now)
+        hello = self.session.on_connected(self.world.now)
         link.attempt = hello.attempt
         self._beat(hello.attempt)
         return hello
 
     def hung_up(self) -> None:
         """This side has closed the connection."""
-        self.session.closed(self.session.attempt)
+        self.session.on_closed(self.session.attempt)
         self.link = None
 
-    def broke(self, link: Link) -> None:
+    def broke(self, link: SimulatedLink) -> None:
         """The connection has ended."""
-        self.session.closed(link.attempt)
+        self.session.on_closed(link.attempt)
         if self.link is link:
             self.link = None
             self.world.connect_again(self)
@@ -122,7 +122,7 @@ class SimulatedClient:
     def hear(self, attempt: int, message: m.Message) -> None:
         fresh = self.link is not None and attempt == self.link.attempt
         try:
-            actions = self.session.hear(attempt, message, self.world.now)
+            actions = self.session.on_message(attempt, message, self.world.now)
         except Refused as error:
             if self.session.met:
                 raise
@@ -134,11 +134,11 @@ class SimulatedClient:
         self._speak()
         if fresh and isinstance(message, m.Resume):
             self.resumed(message)
-        if not isinstance(message, m.Heard | m.Saver):
+        if not isinstance(message, m.LinesHeard | m.Saver):
             self.changed()
 
     def orphaned(self) -> bool:
-        return self.session.lapsed(self.world.now)
+        return self.session.lease_over(self.world.now)
 
     def _speak(self) -> None:
         for message in self.session.take():
@@ -146,4 +146,4 @@ class SimulatedClient:
 
     def _activity(self) -> Activity:
         shard_us = round(1e6 * self.shard_s * self.world.rng.uniform(0.9, 1.1))
-        return Activity(shard_us=shard_us, shards=1, of=SHARDS["train"], whole=self.whole)
+        return Activity(shard_us=shard_us, shards=1, shards_total=SHARDS["train"], state_complete=self.whole)

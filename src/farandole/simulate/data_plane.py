@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.simulate.client import SimulatedClient
-from farandole.simulate.exchange import Exchange
+from farandole.simulate.exchange import SimulatedExchange
 from farandole.simulate.links import Landing, LostError, Memory, Parcel, Way
 from farandole.simulate.replica import GARBAGE
 from farandole.simulate.witness import Violation
@@ -40,9 +40,9 @@ class DataPlane(SimulatedClient):
         self._parcels: dict[Way, deque[Parcel]] = defaultdict(deque)  # here, and nobody has asked for them
         self._landings: dict[Way, deque[Landing]] = defaultdict(deque)
         self.partials: Memory = {}  # of the round in hand, as they have been scattered
-        self.exchanges: dict[int, Exchange] = {}  # by view, those whose thread may go on
-        self.exchange: Exchange | None = None
-        self.resting: list[Exchange] = []  # left, with sums that others may use
+        self.exchanges: dict[int, SimulatedExchange] = {}  # by view, those whose thread may go on
+        self.exchange: SimulatedExchange | None = None
+        self.resting: list[SimulatedExchange] = []  # left, with sums that others may use
         self.apart_in: set[int] = set()  # rounds whose words differed
         self.mail: dict[int, dict[str, dict[str, Any]]] = defaultdict(lambda: {HEADER: {}, STATE: {}})
 
@@ -86,7 +86,7 @@ class DataPlane(SimulatedClient):
         self._go_on()
         view = self._joining()
         if view is not None and view.group == group and peer in view.synced and self._lacks(peer, view):
-            self.perform(self.member.lost(view.number, peer, "connection reset"))
+            self.perform(self.member.on_peer_lost(view.number, peer, "connection reset"))
 
     def _joining(self) -> View | None:
         """The view in which a thread waits for the state that the others send."""
@@ -125,7 +125,7 @@ class DataPlane(SimulatedClient):
         for exchange in resting:
             exchange.give_back()
 
-    def stood(self, exchange: Exchange) -> bool:
+    def stood(self, exchange: SimulatedExchange) -> bool:
         """After an update: the sums that it was made from are what they were."""
         for peer, parcel in exchange.in_use:
             if parcel.given_back or parcel.read() == GARBAGE:
@@ -153,29 +153,29 @@ class DataPlane(SimulatedClient):
 
     # --- what an exchange asks for -----------------------------------------------------------------------------
 
-    def _assigned(self, exchange: Exchange, worker: str) -> tuple[int, ...]:
+    def _assigned(self, exchange: SimulatedExchange, worker: str) -> tuple[int, ...]:
         return exchange.lineage.assign(exchange.shards).get(worker, ()) if exchange.shards else ()
 
-    def check_shards(self, exchange: Exchange) -> None:
+    def check_shards(self, exchange: SimulatedExchange) -> None:
         if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be taken apart
             raise Violation(f"{self.name} has computed shards {sorted(not_mine)}, which are somebody else's")
 
-    def say_word(self, exchange: Exchange) -> Word | None:
+    def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
         view, now = exchange.view.number, self.world.now
-        return self.session.word(now, view=view, round_=exchange.round, compute_us=0, shards=0)
+        return self.session.commit_message(now, view=view, round_=exchange.round, compute_us=0, shards=0)
 
-    def may_word(self, exchange: Exchange) -> bool:
+    def may_word(self, exchange: SimulatedExchange) -> bool:
         """A joiner's thread waits for the state here; abandoning the view wakes it."""
         return exchange.may_word or exchange.abandoned
 
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         ended = self.session.end_round(self.world.now, words)
         self._report()
         return ended
 
     def lost_in(self, view: View, peer: str) -> None:
         self.world.say(self.name, f"finds {peer} lost in view {view.number}")
-        self.perform(self.member.lost(view.number, peer, "connection reset"))
+        self.perform(self.member.on_peer_lost(view.number, peer, "connection reset"))
         self.changed()
 
     def _report(self) -> None:
@@ -183,5 +183,5 @@ class DataPlane(SimulatedClient):
             self.world.tempt("differs", self)
             if isinstance(message, m.Differs):
                 self.apart_in.add(self.member.round)
-            assert isinstance(message, m.Differs | m.Unlike | m.Drifts)
+            assert isinstance(message, m.Differs | m.ShardsDiffer | m.Drifts)
             self.tell(message)

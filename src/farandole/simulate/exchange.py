@@ -19,29 +19,29 @@ from farandole.collective.schedule import (
     Act,
     Add,
     Await,
-    End,
+    RoundEnd,
     Fold,
-    Message,
-    Order,
-    Post,
-    Send,
+    ExchangeMessage,
+    ExchangeOrder,
+    PostReceives,
+    SendMessages,
     Take,
     Vouch,
     of_round,
     order,
 )
 from farandole.plan.shards import Node
-from farandole.protocol.view import Lineage, View, Word
-from farandole.simulate.buffers import Buffers
+from farandole.protocol.view import Lineage, View, CommitMessage
+from farandole.simulate.buffers import SimulatedBuffers
 from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
-from farandole.simulate.pieces import Bucket, Piece, Sum, covered
+from farandole.simulate.pieces import SimulatedBucket, SimulatedPiece, Sum, covered
 from farandole.simulate.replica import GARBAGE, SHARDS
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
 
 
-class Exchange:
+class SimulatedExchange:
     """The exchange of one view, at one worker. See `collective/exchange.Exchange`, whose methods it has."""
 
     def __init__(self, worker: DataPlane, view: View) -> None:
@@ -55,9 +55,9 @@ class Exchange:
         self.in_use: list[tuple[str, Parcel]] = []  # of the sums, where others have made them
         self._worker = worker
         self._peers = [peer for peer in view.members if peer != worker.name]
-        self._buffers = Buffers(worker.name, view)
+        self._buffers = SimulatedBuffers(worker.name, view)
         self._words: Memory = {}
-        self._orders: dict[tuple[str, Lineage], Order] = {}
+        self._orders: dict[tuple[str, Lineage], ExchangeOrder] = {}
         self._order = self._ordered()
         self._tag = 0
         self._scattered: list[bool] = []
@@ -71,11 +71,11 @@ class Exchange:
         return SHARDS[self.kind]
 
     @property
-    def _buckets(self) -> Sequence[Bucket]:
+    def _buckets(self) -> Sequence[SimulatedBucket]:
         return self._worker.world.buckets[self.kind]
 
     @property
-    def words(self) -> list[Word]:
+    def words(self) -> list[CommitMessage]:
         """Of the round that has ended."""
         return [self._words[member] for member in (self._worker.name, *self._peers)]
 
@@ -105,7 +105,7 @@ class Exchange:
         try:
             for message in self._order.scatter[bucket]:
                 key = (bucket, message.start, message.stop, message.node)
-                self._worker.partials[key] = Piece(bucket, message.start, message.stop, *own[message.node])
+                self._worker.partials[key] = SimulatedPiece(bucket, message.start, message.stop, *own[message.node])
                 self._send(message, self._worker.partials, key)
         except LostError as lost:
             self._lose(lost.peer)
@@ -184,13 +184,13 @@ class Exchange:
                 self._buffers.fold(act)
             case Add():
                 self._buffers.add(act)
-            case Post(messages):
+            case PostReceives(messages):
                 self._post(messages)
-            case Send(messages):
+            case SendMessages(messages):
                 for message in messages:
                     memory = self._words if message.kind == WORD else self._buffers.memory
                     self._send(message, memory, self._buffers.to_send(message))
-            case Vouch() | End():
+            case Vouch() | RoundEnd():
                 if not self._asked:
                     self._asked = True
                     then = self._vouch if isinstance(act, Vouch) else self._end
@@ -198,14 +198,14 @@ class Exchange:
                 return False
         return True
 
-    def _missing(self, messages: Iterable[Message]) -> str:
+    def _missing(self, messages: Iterable[ExchangeMessage]) -> str:
         """Whom it waits for, who is not lost."""
         peer = self._awaited(messages)
         if (self.view.group, peer) in self._worker.broken:
             raise LostError(peer)
         return peer
 
-    def _awaited(self, messages: Iterable[Message]) -> str:
+    def _awaited(self, messages: Iterable[ExchangeMessage]) -> str:
         """The first, in the order in which it waits; it may be lost, and that not be seen yet."""
         return next((each.peer for each in messages if not self._posted[each.peer, each.place].done), "")
 
@@ -224,7 +224,7 @@ class Exchange:
         self.go_on()
 
     def _end(self, round_: int) -> None:
-        if self._is_past(round_, End):
+        if self._is_past(round_, RoundEnd):
             return
         self._over = True
         if self._worker.end_round(self.words):
@@ -247,7 +247,7 @@ class Exchange:
         self._abandon()
         self._worker.lost_in(self.view, peer)
 
-    def _post(self, messages: Iterable[Message]) -> None:
+    def _post(self, messages: Iterable[ExchangeMessage]) -> None:
         for message in messages:
             memory = self._words if message.kind == WORD else self._buffers.memory
             lends = message.kind == PARTIAL or (message.kind == REDUCED and self.kind == "train")
@@ -256,7 +256,7 @@ class Exchange:
             self._posted[message.peer, message.place] = landing
             self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
 
-    def _send(self, message: Message, memory: Memory, key: Any) -> None:
+    def _send(self, message: ExchangeMessage, memory: Memory, key: Any) -> None:
         parcel = Parcel(memory, key, size(message), memory.get(key))
         self._worker.send(self.view.group, message.peer, self._tag | message.place, parcel)
 
@@ -264,7 +264,7 @@ class Exchange:
         shards = covered(node, self.shards)
         return shards, tuple(self._worker.done[shard] for shard in shards)
 
-    def _ordered(self) -> Order:
+    def _ordered(self) -> ExchangeOrder:
         key = (self.kind, self.lineage)
         if key not in self._orders:
             self._orders[key] = order(self.view, self._worker.name, self._buckets, self.shards, self.lineage)

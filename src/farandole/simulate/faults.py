@@ -77,7 +77,7 @@ class Faults(Network):
 
     def _strike_notice(self, target: Process) -> None:
         """Some machines go soon: their workers end themselves before."""
-        target.tell(m.Leaving(reason="SIGTERM", within_s=self.deadlines.choice((None, None, 4.0, 6.0, 12.0))))
+        target.tell(m.LeaveRequest(reason="SIGTERM", within_s=self.deadlines.choice((None, None, 4.0, 6.0, 12.0))))
 
     def _strike_guest(self, target: Process) -> None:
         del target

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from farandole.collective.schedule import WORD, Message
-from farandole.protocol.view import Word
+from farandole.collective.schedule import WORD, ExchangeMessage
+from farandole.protocol.view import CommitMessage
 from farandole.simulate.replica import GARBAGE
 
-NO_WORD = Word(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
+NO_WORD = CommitMessage(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
 Memory = dict[Any, Any]
 GIVEN_BACK = "given back"
 Way = tuple[int, str, int]  # group, peer, tag
@@ -65,6 +65,6 @@ class LostError(Exception):
         self.peer = peer
 
 
-def size(message: Message) -> int:
+def size(message: ExchangeMessage) -> int:
     """In elements; a word's is like no other."""
     return -1 if message.kind == WORD else message.stop - message.start

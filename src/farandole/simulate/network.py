@@ -19,22 +19,22 @@ from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import reconnection
 from farandole.protocol.coordinator.coordinator import Coordinator
-from farandole.protocol.coordinator.state import BARRED, EVICTED, UNFED, Action, Close, Record, RunSettings, Send
+from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, Action, Close, Record, RunSettings, Send
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process
 from farandole.simulate.shortages import Shortages
-from farandole.simulate.whims import Whims
+from farandole.simulate.whims import RandomShares
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
     from collections import Counter
 
-OUT = (EVICTED, BARRED, UNFED)
-SHOWN = (events.Lost, events.StateLost, events.Failed, events.Unfed, events.Over, events.OutOfReach)  # in a trace
+OUT = (EXIT_EVICTED, EXIT_BANNED, EXIT_DATA_UNAVAILABLE)
+SHOWN = (events.LostEvent, events.StateLostEvent, events.FailedEvent, events.UnfedEvent, events.OverEvent, events.OutOfReachEvent)  # in a trace
 
 
-class Link:
+class SimulatedLink:
     """One control connection."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Network(Mistakes, Shortages):
         self._make, self._whims = coordinator, self.rng.choice((0.0, 0.02, 0.2))
         self.coordinator = self._with_whims(coordinator(self.settings))
         self.up, self.restarts = True, 0
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, SimulatedLink] = {}
         self.journal = self._write()
         self.last_sends = -1  # of a coordinator that is killed while it sends: so many still go out
         self._frozen: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
@@ -93,7 +93,7 @@ class Network(Mistakes, Shortages):
         if not self.up or worker.shut_until > self.now:
             worker.nobody_answers()
         else:
-            self.send_up(worker, worker.greet(Link()))
+            self.send_up(worker, worker.greet(SimulatedLink()))
 
     def connect_again(self, worker: SimulatedClient) -> None:
         worker.after(worker.session.retry_s(self.rng.random()), self.connect, worker)
@@ -123,7 +123,7 @@ class Network(Mistakes, Shortages):
             self._exits.append(worker)
             self.at(self.delay(0.02), self._do, self._tell_exit, worker)
 
-    def _up(self, link: Link, function: Callable[..., None], *args: Any) -> None:
+    def _up(self, link: SimulatedLink, function: Callable[..., None], *args: Any) -> None:
         link.up_at = max(link.up_at, self.now + self.delay())
         self.at(link.up_at - self.now, self._do, function, *args)
 
@@ -137,7 +137,7 @@ class Network(Mistakes, Shortages):
             function(*args)
             self.flush()
 
-    def _arrive(self, worker: SimulatedClient, link: Link, message: m.Message) -> None:
+    def _arrive(self, worker: SimulatedClient, link: SimulatedLink, message: m.Message) -> None:
         if link.over or link.dumb_up:
             return
         if isinstance(message, m.Hello):
@@ -154,18 +154,18 @@ class Network(Mistakes, Shortages):
             self.links[name] = link
             self.say("coordinator", f"hears {name}'s Hello {message.attempt}")
         elif self.links.get(worker.name) is link:
-            self.coordinator.receive(worker.name, message, self.now)
+            self.coordinator.on_message(worker.name, message, self.now)
 
-    def _closed(self, worker: SimulatedClient, link: Link) -> None:
+    def _closed(self, worker: SimulatedClient, link: SimulatedLink) -> None:
         link.over = True
         if self.links.get(worker.name) is link:
             del self.links[worker.name]
             self.say("coordinator", f"{worker.name} is disconnected")
-            self.coordinator.disconnected(worker.name, self.now)
+            self.coordinator.on_disconnect(worker.name, self.now)
 
     def _tell_exit(self, worker: Process) -> None:
-        self.coordinator.from_pool(
-            worker.pool, self.host_of(worker), m.Exited(worker=worker.name, reason="killed by signal 9"), self.now
+        self.coordinator.on_pool_message(
+            worker.pool, self.host_of(worker), m.WorkerProcessExited(worker=worker.name, reason="killed by signal 9"), self.now
         )
 
     def flush(self) -> None:
@@ -181,7 +181,7 @@ class Network(Mistakes, Shortages):
                 self._carry_out(action)
 
     def _write(self) -> bytes:
-        return msgspec.json.encode(reconnection.durable(self.coordinator))
+        return msgspec.json.encode(reconnection.to_durable(self.coordinator))
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -194,7 +194,7 @@ class Network(Mistakes, Shortages):
                 if isinstance(message, m.Goodbye) and message.code in OUT:
                     worker.evicted = True
                 if link is not None:
-                    if not isinstance(message, m.Welcome | m.Heard):
+                    if not isinstance(message, m.Welcome | m.LinesHeard):
                         self.say("coordinator", f"-> {name}: {message}")
                     if not link.dumb_down:
                         self._down(worker, link, worker.hear, link.attempt, message)
@@ -207,7 +207,7 @@ class Network(Mistakes, Shortages):
             case _:
                 pass
 
-    def _down(self, worker: Process, link: Link, function: Callable[..., None], *args: Any) -> None:
+    def _down(self, worker: Process, link: SimulatedLink, function: Callable[..., None], *args: Any) -> None:
         link.down_at = max(link.down_at, self.now + self.delay())
         worker.inbox.append((link, function, args))
         self.at(link.down_at - self.now, worker.event, worker.take_control)
@@ -252,7 +252,7 @@ class Network(Mistakes, Shortages):
             self._do(self._tell_exit, worker)
 
     def _with_whims(self, coordinator: Coordinator) -> Coordinator:
-        coordinator.speeds = Whims(self.rng, self._whims)
+        coordinator.speeds = RandomShares(self.rng, self._whims)
         return coordinator
 
     @property

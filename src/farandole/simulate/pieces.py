@@ -10,7 +10,7 @@ UNIT = 8  # elements
 
 
 @dataclass(frozen=True)
-class Bucket:
+class SimulatedBucket:
     """Of so many elements, cut as real ones are."""
 
     numel: int
@@ -22,9 +22,9 @@ class Bucket:
 
 # What a round of each kind exchanges. Sizes differ, so that a message which meets another kind's receive shows.
 BUCKETS = {
-    "train": (Bucket(64), Bucket(40), Bucket(16)),
-    "evaluate": (Bucket(24),),
-    "other": (Bucket(32),),
+    "train": (SimulatedBucket(64), SimulatedBucket(40), SimulatedBucket(16)),
+    "evaluate": (SimulatedBucket(24),),
+    "other": (SimulatedBucket(32),),
     "idle": (),
     "call": (),
 }
@@ -34,7 +34,7 @@ Sum = tuple[tuple[int, ...], tuple[int, ...]]  # of which shards, and their valu
 
 
 @dataclass(frozen=True)
-class Piece:
+class SimulatedPiece:
     """What a stretch of a bucket holds: the sum of these shards' values, added in this order."""
 
     bucket: int

@@ -11,19 +11,19 @@ from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Task
 from farandole.protocol.worker.member import Exit, Save
 from farandole.simulate.data_plane import HEADER, STATE
-from farandole.simulate.exchange import Exchange
-from farandole.simulate.process import Gone
+from farandole.simulate.exchange import SimulatedExchange
+from farandole.simulate.process import ProcessEnd
 from farandole.simulate.replica import GARBAGE, ROOT_STATE, replica_digest
 from farandole.simulate.witness import Violation
 
 if TYPE_CHECKING:
-    from farandole.simulate.worker import Worker
+    from farandole.simulate.worker import SimulatedWorker
 
 
 class SimulatedPort:
     """Of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
         self._world = worker.world
         self._first_view = 0  # the newest that this worker was to begin the run in
@@ -59,7 +59,7 @@ class SimulatedPort:
     def leave(self, exit_: Exit) -> NoReturn:
         if exit_.within_s is not None:
             self._worker.tell(m.Lapsed())
-        raise Gone
+        raise ProcessEnd
 
     def workers(self, step: int, begun: int) -> int:
         del step
@@ -79,11 +79,11 @@ class SimulatedPort:
         self._worker.done = {}
         self._worker.partials.clear()
 
-    def open(self, view: View) -> Exchange:
+    def open(self, view: View) -> SimulatedExchange:
         worker = self._worker
         if view.size > 1 and view.group not in worker.groups:
             raise Violation(f"{worker.name} is in view {view.number} without its connections")
-        worker.exchange = worker.exchanges[view.number] = exchange = Exchange(worker, view)
+        worker.exchange = worker.exchanges[view.number] = exchange = SimulatedExchange(worker, view)
         return exchange
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
@@ -121,7 +121,7 @@ class SimulatedPort:
         step = max(store, default=0)
         newest = worker.member.newest
         if newest.path and step < newest.step:
-            worker.tell(m.Short(view=view.number, reason=f"step {step} of {newest.step}"))
+            worker.tell(m.CannotStart(view=view.number, reason=f"step {step} of {newest.step}"))
             return None
         if step >= world.steps:
             worker.tell(m.Restored(step=step, path="checkpoint", done=True))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Change
-from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
+from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.simulate.data_plane import DataPlane
 from farandole.simulate.replica import replica_digest
 from farandole.simulate.witness import Violation
@@ -21,7 +21,7 @@ GRACE_S = 5.0
 LATE = 0.15  # how often the training thread comes to the driver's work only later
 
 
-class Gone(Exception):
+class ProcessEnd(Exception):
     """The process ends."""
 
 
@@ -107,7 +107,7 @@ class Process(DataPlane):
 
     def tell_unfed(self) -> None:
         self.unfed = True
-        self.tell(m.Unfed(reason=f"no space left on {self.world.host_of(self)}"))
+        self.tell(m.DataUnavailable(reason=f"no space left on {self.world.host_of(self)}"))
 
     def ask_in(self, ready: m.Ready) -> None:
         if self.hungry and self.world.drawn.random() < 0.5:
@@ -150,7 +150,7 @@ class Process(DataPlane):
                     self.after(world.delay(0.02), self._do_late, wanted)
                     return
                 wanted = self._thread.send(wanted())
-        except Gone:
+        except ProcessEnd:
             assert self.told.exit is not None
             self.die(self.told.exit.reason, self.told.exit.code)
             return
@@ -184,7 +184,7 @@ class Process(DataPlane):
                     self.changed()
                 case m.Published() | m.Stacks() | m.Trace():
                     pass
-                case Compare():
+                case CompareDigests():
                     name, digest = "model.weight", replica_digest(self.state, 0)
                     answer = m.Digests(step=self.step, names=(name,), digests=(digest,))
                     self.after(self.world.delay(0.05), self.tell, answer)
@@ -207,7 +207,7 @@ class Process(DataPlane):
                 peer = self.world.workers[name]
                 if self.world.finds_a_stranger():
                     other = next(member for member in view.members if member != name)
-                    accusation = m.Unproved(view=view.number, peer=other, address="127.0.0.1 1")
+                    accusation = m.PeerUnproved(view=view.number, peer=other, address="127.0.0.1 1")
                     peer.after(self.world.delay(0.05), peer.tell, accusation)
                 else:
                     peer.after(self.world.delay(0.05), peer._connections_stand, view)

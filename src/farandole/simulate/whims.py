@@ -10,7 +10,7 @@ from farandole.protocol.view import View
 WINDOW = 2  # figures
 
 
-class Whims(Speeds):
+class RandomShares(Speeds):
     """Measures for a second, and proposes whatever comes to its mind now and then, so `often` as it is asked."""
 
     def __init__(self, rng: random.Random, often: float) -> None:

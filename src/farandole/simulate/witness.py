@@ -14,7 +14,7 @@ from farandole.protocol.worker.member import Save
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
-    from farandole.simulate.exchange import Exchange
+    from farandole.simulate.exchange import SimulatedExchange
     from farandole.simulate.process import Process
 
 
@@ -35,10 +35,10 @@ class Witness:
 
     def resumed(self, worker: Process, message: m.Resume) -> None: ...
 
-    def ended(self, worker: DataPlane, exchange: Exchange) -> None:
+    def ended(self, worker: DataPlane, exchange: SimulatedExchange) -> None:
         """All words of the round are there."""
 
-    def committed(self, worker: Process, exchange: Exchange) -> None:
+    def committed(self, worker: Process, exchange: SimulatedExchange) -> None:
         """Its training thread goes on from the round."""
 
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.plan.shards import Position
 from farandole.protocol import messages as m
-from farandole.protocol.worker.driver import Change, Driver, Task, enter
+from farandole.protocol.worker.driver import Change, Driver, Task, join_view
 from farandole.protocol.worker.member import Member
 from farandole.simulate.port import SimulatedPort
 from farandole.simulate.process import Process, Script
@@ -31,7 +31,7 @@ class UnfedError(Exception):
     """Its host can't get it the data."""
 
 
-class Worker(Process):
+class SimulatedWorker(Process):
     """A worker with its training thread."""
 
     def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
@@ -49,13 +49,13 @@ class Worker(Process):
             self.tell(m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step))
         except ScriptError as error:
             self.world.script_failed = True
-            self.tell(m.Failed(traceback=str(error)))
+            self.tell(m.ScriptFailed(traceback=str(error)))
         except UnfedError:
             self.tell_unfed()
-        yield from self.driver.obey_until_goodbye()
+        yield from self.driver.serve_until_dismissed()
 
     def _training(self) -> Script:
-        yield from enter(self.driver, self._port)
+        yield from join_view(self.driver, self._port)
         while True:
             result = yield from self._round()
             self.whole = False
@@ -122,8 +122,8 @@ class Worker(Process):
             yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
             self.done[shard] = found = self._finds(shard)
             if driver.checking.concerns(shard):
-                driver.checking.found(shard, *self._finding(found))
-            driver.done.add(shard)
+                driver.checking.on_digests(shard, *self._finding(found))
+            driver.computed_shards.add(shard)
             if len(todo) == 1:
                 exchange = self.exchange
                 assert exchange is not None

@@ -31,7 +31,7 @@ from farandole.simulate.faults import Faults
 from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.process import Process
 from farandole.simulate.witness import Violation, Witness
-from farandole.simulate.worker import Worker
+from farandole.simulate.worker import SimulatedWorker
 
 SIGNATURE = m.Signature(facts=(("torch", "2"),))
 EVENTS_LIMIT = 60_000  # a run has about 1,000
@@ -78,7 +78,7 @@ class World(Faults):
         witness: Callable[[World], Witness] = lambda _: Witness(),
         member: type[Member] = Member,
         coordinator: type[Coordinator] = Coordinator,
-        worker: type[Worker] = Worker,
+        worker: type[SimulatedWorker] = SimulatedWorker,
         trace: bool = False,
     ) -> None:
         self.rng = rng

@@ -30,7 +30,7 @@ import torch
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.control import bench
-from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
+from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, BenchFinished, Exchanges, Record, Unfit
 from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
 from farandole.data.order import keep_random_state
@@ -90,7 +90,7 @@ class Bench(Loop):
                     yield from self._block(contestant, round_, self._own(steps))
                 elif contestant in self._contestants:
                     yield from self._aside(contestant, round_, ahead)
-        self._write(Done())
+        self._write(BenchFinished())
         self._rounds.obey_until_goodbye()
 
     def end(self) -> tuple[str, StepTime]:
@@ -129,7 +129,7 @@ class Bench(Loop):
     def _block(self, contestant: str, round_: int, steps: Iterator[Step]) -> Iterator[Step]:
         """Those of `steps` that it takes, measured."""
         self._meet()
-        found: list[bench.Spent] = []
+        found: list[bench.StepSeconds] = []
         samples = 0
         for number in count():
             self._watch.begin()

@@ -48,8 +48,8 @@ class StepDigest:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._lines: list[Lines] = []
-        self._buffers = [Lines(buffer, 0) for buffer in replica.kept_buffers]
+        self._lines: list[TensorLines] = []
+        self._buffers = [TensorLines(buffer, 0) for buffer in replica.kept_buffers]
 
     def at(self, step: int, settings: Mapping[str, str]) -> int:
         """The digest, 63 bits and not 0, where `step` begins. Its buffers and plain values are those kept for it."""
@@ -69,18 +69,18 @@ class StepDigest:
             digest.update(as_bytes(torch.cat(elsewhere)))
         return number(digest.digest())
 
-    def _placed(self, tensors: list[torch.Tensor]) -> list[Lines]:
+    def _placed(self, tensors: list[torch.Tensor]) -> list[TensorLines]:
         """The tensors as lines: those of the step before, where nothing has moved."""
         known = self._lines
         if len(known) != len(tensors) or any(k.moved(t) for k, t in zip(known, tensors, strict=True)):
             self._lines, first = [], 0
             for tensor in tensors:
-                self._lines.append(Lines(tensor, first))
+                self._lines.append(TensorLines(tensor, first))
                 first += self._lines[-1].count
         return self._lines
 
 
-class Lines:
+class TensorLines:
     """A tensor as lines of `LINE_BYTES`, the last one perhaps shorter. `first`: the first one's place in the run."""
 
     __slots__ = ("_first", "_flat", "_pointer", "_tail", "_tensor", "_view", "count")

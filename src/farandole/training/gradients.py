@@ -33,7 +33,7 @@ from farandole.training.replica import Replica
 NAME = 200  # characters, of those that a name may have on the wire
 
 
-class Findings:
+class ShardDigests:
     """Of the open shard. `partials` take what is found, None for the shard of another.
 
     Used in place of `Partials`: `fold`, `folded`, `close`.
@@ -118,7 +118,7 @@ class Gradients:
         self.layout: Layout
         self.partials: Partials
         self._folding = False
-        self._findings: Findings | None = None  # of a shard that two workers compute
+        self._findings: ShardDigests | None = None  # of a shard that two workers compute
         self._views: dict[int, list[tuple[torch.Tensor, dict[int, torch.Tensor]]]] = {}  # by bucket, the last two
         self.refresh()
 
@@ -160,9 +160,9 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
 
-    def examine(self, *, mine: bool) -> Findings:
+    def examine(self, *, mine: bool) -> ShardDigests:
         """Two workers compute the shard that comes next. Unless it is `mine`, nothing of it goes into the sums."""
-        self._findings = Findings(list(self.replica.parameters), self.partials if mine else None)
+        self._findings = ShardDigests(list(self.replica.parameters), self.partials if mine else None)
         return self._findings
 
     def clear(self) -> None:

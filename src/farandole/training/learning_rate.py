@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
-from farandole.plan.batch import RULES, BatchPolicy, Facts, GlobalBatch, Noise, PerWorkerBatch, Rule
+from farandole.plan.batch import RULES, BatchPolicy, StepFacts, GlobalBatch, Noise, PerWorkerBatch, Rule
 
 # --- moments ----------------------------------------------------------------------------------------------------------
 #
@@ -222,7 +222,7 @@ class LearningRate:
             return
         most = policy.max_factor or math.inf
         k = whole / policy.base
-        facts = Facts(k=k, base=policy.base, momentum=self._momentum(), noise=noise if samples == whole else None)
+        facts = StepFacts(k=k, base=policy.base, momentum=self._momentum(), noise=noise if samples == whole else None)
         factor, memory = policy.rule.factor(self._memory, facts)
         self.factor, self._stretch = min(factor, most), 1.0
         if samples < whole:

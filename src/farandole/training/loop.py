@@ -56,7 +56,7 @@ from farandole.worker.rounds import Rounds, step_task
 # for it here.
 
 
-class Lines:
+class MetricLines:
     """Of one worker, on the thread of its script."""
 
     def __init__(self, participant: Participant) -> None:
@@ -119,7 +119,7 @@ class Loop:
         self._loader, self._participant, self._rounds = loader, participant, rounds
         self._seed, self._ledger = seed, ledger
         self.phase: Phase = "entering"
-        self.lines = Lines(participant)
+        self.lines = MetricLines(participant)
         self.clock = StepClock(participant.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
         self.gradients = gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)

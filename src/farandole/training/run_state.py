@@ -27,8 +27,8 @@ import torch
 
 import farandole
 from farandole.checkpoint import reach, restore
-from farandole.checkpoint.restore import ORDER, UNSHUFFLED, Found
-from farandole.checkpoint.save import Saver
+from farandole.checkpoint.restore import ORDER, UNSHUFFLED, RestoredState
+from farandole.checkpoint.save import CheckpointSaver
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line, reaching
 from farandole.code import snapshot
@@ -141,18 +141,18 @@ class RunState:
         self._ledger = ledger
         self._origin = ""
         self._history: list[tuple[int, int]] = []
-        self._found = Found()
+        self._found = RestoredState()
         self._finite = True  # the newest step's loss
         self._stop_on_nan = stop_on_nan
         self._has_state = False  # other than the script's own beginning
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
-        self._saver: Saver | None = None
+        self._saver: CheckpointSaver | None = None
         self._own = own
         self._identity = RunIdentity(settings.identity, self._run) if settings.identity else None
         if own:
             every = Every.parse(settings.every)
-            self._saver = Saver(
+            self._saver = CheckpointSaver(
                 Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=participant.tell,
                 parameters=replica.parameters.keys(),
             )  # fmt: skip
@@ -329,7 +329,7 @@ class RunState:
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""
-        found, self._found = self._found, Found()
+        found, self._found = self._found, RestoredState()
         origin = secrets.token_hex(8)
         if self._ledger:
             parent = found.state["origin"] if found.state else ""

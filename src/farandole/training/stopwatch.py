@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from farandole.collective.arena import Memory
-from farandole.control.bench import Spent
+from farandole.control.bench import StepSeconds
 from farandole.data.loader import Key, Loader
 from farandole.training.gradients import Gradients, Tell
 from farandole.training.replica import Replica
@@ -45,9 +45,9 @@ class Stopwatch(ShardTimer):
         self._data = self._inner = self._waiting = self._update = self.folding = self.landing = 0.0
         self._step_began = self._opened = self._closed = self._updates = clock()
 
-    def end(self) -> Spent:
+    def end(self) -> StepSeconds:
         """It has ended."""
-        return Spent(
+        return StepSeconds(
             step=clock() - self._step_began, data=self._data, compute=self._inner - self.folding, folding=self.folding,
             waiting=self._waiting, landing=self.landing, update=self._update,
         )  # fmt: skip

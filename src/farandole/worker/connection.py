@@ -32,8 +32,8 @@ from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.platform.process import age_s, beside
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, Word
-from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
+from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
@@ -66,7 +66,7 @@ class Connected(Participant):
         )  # fmt: skip
         member = Member(settings.worker)
         self._session = Session(hello, member, self.activity, lambda: self._training.waiting_for(), time.monotonic())
-        super().__init__(member, self._session.told, already_s=0.0 if settings.returns else age_s())
+        super().__init__(member, self._session.instructions, already_s=0.0 if settings.returns else age_s())
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self._ticket, self._source, self._interface = ticket, settings.ticket, settings.interface
@@ -93,7 +93,7 @@ class Connected(Participant):
         self.tell(m.Ready(signature=signature, unreached=unreached))
 
     def short(self, view: View, error: CheckpointsGone) -> None:
-        self.tell(m.Short(view=view.number, reason=str(error)))
+        self.tell(m.CannotStart(view=view.number, reason=str(error)))
 
     def tell(self, message: m.Message) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
@@ -113,10 +113,10 @@ class Connected(Participant):
             self._loop.call_soon_threadsafe(self._close)
         self._thread.join(CLOSE_S)
 
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
-        return self._session.word(time.monotonic(), view=view, round_=round_, compute_us=compute_us, shards=shards)
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+        return self._session.commit_message(time.monotonic(), view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def _end_round(self, words: Sequence[Word]) -> bool:
+    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
         return self._session.end_round(time.monotonic(), words)
 
     # --- the connection's thread -----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Connected(Participant):
         session = self._session
         self._groups.interface = self._interface or socket.get_extra_info("sockname")[0]
         with self.condition:
-            hello = session.connected(time.monotonic())
+            hello = session.on_connected(time.monotonic())
         try:
             await socket.send_bytes(m.encode(hello))
             frame = await socket.receive(session.patience_s)
@@ -186,7 +186,7 @@ class Connected(Participant):
             raise Refused(f"{self._ticket.address}: {error}") from None
         finally:
             with self.condition:
-                session.closed(hello.attempt)
+                session.on_closed(hello.attempt)
 
     async def _serve(self, socket: Socket, attempt: int) -> None:
         parts = (self._listen(socket, attempt), self._speak(socket), self._heartbeat())
@@ -214,7 +214,7 @@ class Connected(Participant):
     def _hear(self, attempt: int, message: m.Message) -> None:
         with self.condition:
             try:
-                self._perform(self._session.hear(attempt, message, time.monotonic()))
+                self._perform(self._session.on_message(attempt, message, time.monotonic()))
             except ProtocolError as error:
                 self._perform([self._gone(error)])
             self.condition.notify_all()
@@ -276,7 +276,7 @@ class Connected(Participant):
                 case Save():
                     self.condition.notify_all()
                     save_aside(self, self._training, action)
-                case Compare():
+                case CompareDigests():
                     threading.Thread(target=lambda: self.tell(self._training.digests()), daemon=True).start()
                 case m.Published():
                     self._groups.put(action)

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from farandole.control.ticket import given
-from farandole.protocol.coordinator.state import EVICTED
+from farandole.protocol.coordinator.state import EXIT_EVICTED
 
 # --- departure --------------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ _again: Callable[[], None] | None = None
 
 def leave(code: int) -> NoReturn:
     """End this process; or begin it anew, if that was asked for and it was evicted."""
-    if code == EVICTED and _again is not None:
+    if code == EXIT_EVICTED and _again is not None:
         with contextlib.suppress(OSError):
             _again()
     os._exit(code)

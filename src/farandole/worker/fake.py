@@ -11,9 +11,9 @@ from typing import final
 
 from farandole.errors import CheckpointsGone
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.protocol.worker.driver import Instructions
-from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
+from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.worker.participant import NoTraining, Participant, Training
 
 
@@ -38,7 +38,7 @@ class FakeParticipant(Participant):
     def hear(self, message: m.Message) -> None:
         """The coordinator says so."""
         with self.condition:
-            self._perform(self.member.receive(message))
+            self._perform(self.member.on_message(message))
             self.condition.notify_all()
 
     @property
@@ -52,7 +52,7 @@ class FakeParticipant(Participant):
         self.tell(m.Ready(signature=signature, unreached=unreached))
 
     def short(self, view: View, error: CheckpointsGone) -> None:
-        self.tell(m.Short(view=view.number, reason=str(error)))
+        self.tell(m.CannotStart(view=view.number, reason=str(error)))
 
     def tell(self, message: m.Message) -> None:
         self.messages.append(message)
@@ -66,10 +66,10 @@ class FakeParticipant(Participant):
     def close(self) -> None:
         """There is no connection."""
 
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
-        return None if self.lapsed else self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+        return None if self.lapsed else self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def _end_round(self, words: Sequence[Word]) -> bool:
+    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
         return not self.lapsed and self.member.end_round(words)
 
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -82,7 +82,7 @@ class FakeParticipant(Participant):
                     self.told.leave(action)
                 case Save():
                     self.told.save = action
-                case Compare():
+                case CompareDigests():
                     self.tell(self._training.digests())
                 case _:
                     self.tell(action)

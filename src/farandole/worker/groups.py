@@ -90,7 +90,7 @@ class Groups:
 
     def _give_up(self, view: View, why: str, peer: str, address: str) -> None:
         _log.warning("view %d is given up: %s", view.number, why)
-        self._tell(m.Unproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
+        self._tell(m.PeerUnproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
 
     def meet(self, view: View, worker: str, key: bytes) -> Links | None:
         """Connect the view's group; None if it stands. Raises what `Transport.connect` does."""

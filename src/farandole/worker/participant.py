@@ -60,7 +60,7 @@ from farandole.protocol.messages import (
 )
 from farandole.protocol.metrics import Line as MetricsLine
 from farandole.protocol.metrics import as_written, metrics_line
-from farandole.protocol.view import View, Word
+from farandole.protocol.view import View, CommitMessage
 from farandole.protocol.worker.driver import Activity, Instructions
 from farandole.protocol.worker.member import Action, Exit, Member
 from farandole.protocol.worker.session import Waiting
@@ -194,11 +194,11 @@ class Participant(ABC):
         """Let go of the connection."""
 
     @abstractmethod
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         """`Member.word`, for as long as this worker may give one."""
 
     @abstractmethod
-    def _end_round(self, words: Sequence[Word]) -> bool:
+    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
         """`Member.end_round`, for as long as this worker may end one."""
 
     @abstractmethod
@@ -207,11 +207,11 @@ class Participant(ABC):
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         with self.condition:
             return self._word(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         with self.condition:
             ended = self._end_round(words)
             self._perform(self.member.report())
@@ -219,7 +219,7 @@ class Participant(ABC):
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> None:
         with self.condition:
-            self._perform(self.member.lost(view, peer, reason, waited_s=waited_s))
+            self._perform(self.member.on_peer_lost(view, peer, reason, waited_s=waited_s))
 
     def changed(self) -> None:
         with self.condition:
@@ -230,12 +230,12 @@ class Participant(ABC):
         shard_us, shards, of = self.shard_timer.take()
         return Activity(
             epoch=self.epoch,
-            done=self.done,
-            waits=self.waits,
-            whole=self.whole,
+            shards_computed=self.done,
+            idle=self.waits,
+            state_complete=self.whole,
             shard_us=shard_us,
             shards=shards,
-            of=of,
+            shards_total=of,
             time_us=self.meter.said(),
         )
 
@@ -251,13 +251,13 @@ class Participant(ABC):
 _log = logging.getLogger(__name__)
 TAIL_BYTES = 1024 * 1024  # of metrics.jsonl, in which its last line is
 QUIET = (
-    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
-    events.TimeSpent,
+    events.CheckpointEvent, events.FinishedEvent, events.LoaderReplacedEvent, events.OverEvent, events.RunStartedEvent, events.SavedEvent,
+    events.TimeSpentEvent,
 )  # fmt: skip
 
 
 @final
-class Alone(Participant):
+class SingleProcess(Participant):
     """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity`: the run's that
     the folder holds, "" without one.
 
@@ -283,7 +283,7 @@ class Alone(Participant):
         self._save = save
         self._finished = False
         if folder:
-            self._record(events.RunStarted(version=__version__))
+            self._record(events.RunStartedEvent(version=__version__))
             atexit.register(self._end, os.getpid())
 
     @property
@@ -301,7 +301,7 @@ class Alone(Participant):
         del signature, unreached
         with self.condition:
             view = View(number=1, members=(self.worker,), group=1)
-            self.member.receive(Propose(view=view, newest=self._newest))
+            self.member.on_message(Propose(view=view, newest=self._newest))
             self._perform(self.member.connected(view))
 
     def short(self, view: View, error: CheckpointsGone) -> None:
@@ -311,22 +311,22 @@ class Alone(Participant):
     def tell(self, message: Message) -> None:
         match message:
             case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
-                for event in reported_events.told(self.worker, message):
+                for event in reported_events.events_of(self.worker, message):
                     self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
                     self.told.leave(Exit(reason, 0))
             case SettingChanged():
                 fields = {name: getattr(message, name) for name in message.__struct_fields__}
-                self._record(events.SettingChanged(worker=self.worker, **fields))
+                self._record(events.SettingChangedEvent(worker=self.worker, **fields))
             case UnknownOperator():
-                self._record(events.UnknownOperator(worker=self.worker, operator=message.operator))
+                self._record(events.UnknownOperatorEvent(worker=self.worker, operator=message.operator))
             case NotFinite():
-                self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
+                self._record(events.NotFiniteEvent(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
                 whole = not message.between
                 self._record(
-                    events.Saved(
+                    events.SavedEvent(
                         worker=self.worker,
                         path=message.path,
                         whole=whole,
@@ -335,13 +335,13 @@ class Alone(Participant):
                     )
                 )
             case Saved():
-                self._record(events.NotSaved(worker=self.worker, reason=message.error))
+                self._record(events.NotSavedEvent(worker=self.worker, reason=message.error))
             case _:
                 pass
 
     def finish(self, fingerprint: str, after: StepTime) -> None:
         self._finished = True
-        self._record(events.Finished(fingerprint=fingerprint, equal=True, **after.written()))
+        self._record(events.FinishedEvent(fingerprint=fingerprint, equal=True, **after.written()))
 
     def add_line(self, line: Line) -> None:
         if self._file:
@@ -352,10 +352,10 @@ class Alone(Participant):
     def close(self) -> None:
         """There is no connection."""
 
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
-        return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+        return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def _end_round(self, words: Sequence[Word]) -> bool:
+    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
         return self.member.end_round(words)
 
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -383,12 +383,12 @@ class Alone(Participant):
             else:
                 if lost := self._lost:
                     self._lost = 0
-                    self._record(events.LinesLost(worker=self.worker, lines=lost, reason=self._why))
+                    self._record(events.LinesLostEvent(worker=self.worker, lines=lost, reason=self._why))
 
     def _tell_time(self, step: int, *ended: str) -> None:
         self._told_at = time.monotonic()
         spent = worker_time(self.meter.said(), host=socket.gethostname(), pool="", step=step)
-        self._record(events.TimeSpent(workers={self.worker: spent}, ended=ended))
+        self._record(events.TimeSpentEvent(workers={self.worker: spent}, ended=ended))
 
     def _end(self, process: int) -> None:
         """At the process's exit; not at that of what it forked."""
@@ -400,7 +400,7 @@ class Alone(Participant):
             self._tell_time(self.member.step, self.worker)
             if self._finished:
                 reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
-                self._record(events.Over(code=0 if saved else 1, reason=reason))
+                self._record(events.OverEvent(code=0 if saved else 1, reason=reason))
             if self._lost:
                 say(f"farandole: {self._lost} lines of metrics.jsonl are lost: {self._why}")
         except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0

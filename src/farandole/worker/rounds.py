@@ -26,7 +26,7 @@ from farandole.platform.output import say
 from farandole.protocol.messages import Digests, Message, Saved
 from farandole.protocol.values import TimeClass
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, enter
+from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, join_view
 from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import Waiting
 from farandole.worker.departure import stand_back
@@ -103,7 +103,7 @@ def hand_on(participant: Participant, view: View, round_: int, position: Positio
 # What a worker's driver asks for, with threads and tensors: exchanges, partial sums, the state to joiners, saving.
 
 
-class Held(Protocol):
+class HeldState(Protocol):
     """The state that a worker holds."""
 
     def snapshot(self) -> Any:
@@ -132,7 +132,7 @@ class RoundsPort:
 
     parameters = 0  # how many of them have a flag in the state's header
 
-    def __init__(self, participant: Participant, held: Callable[[], Held], replan: Callable[[], None]) -> None:
+    def __init__(self, participant: Participant, held: Callable[[], HeldState], replan: Callable[[], None]) -> None:
         self.exchange: Exchange | None = None
         self._participant = participant
         self._held, self._replan = held, replan
@@ -268,7 +268,7 @@ def task(partials: Partials, shards: Callable[[int], int], step: int, doing: str
 class Rounds:
     """Drives the rounds of one worker. `held` gives the state that it holds."""
 
-    def __init__(self, participant: Participant, held: Callable[[], Held]) -> None:
+    def __init__(self, participant: Participant, held: Callable[[], HeldState]) -> None:
         self._participant = participant
         self._held = held
         self.layout = Layout([], 0)  # of training steps; a proposed view's buffers are made for it ahead
@@ -318,7 +318,7 @@ class Rounds:
         self._participant.shard_timer.open()
 
     def close(self, shard: int) -> None:
-        self._driver.done.add(shard)
+        self._driver.computed_shards.add(shard)
         self._participant.done += 1
         if self._driver.trains:  # evaluations compute before they open a shard
             self._participant.shard_timer.close()
@@ -339,7 +339,7 @@ class Rounds:
         """Of a shard that two compute; of its own, before the last of it is handed in."""
         with self._participant.condition:
             if mine:
-                self._driver.checking.found(shard, names, digests)
+                self._driver.checking.on_digests(shard, names, digests)
             else:
                 self._driver.checked(shard, names, digests)
 
@@ -349,7 +349,7 @@ class Rounds:
 
     def hand_in(self) -> None:
         """All of this worker's shards are in the partial sums, and nothing of them has been handed over before."""
-        self._driver.done.update(self.todo())
+        self._driver.computed_shards.update(self.todo())
         self._port.hand_in()
 
     def finish(self) -> bool:
@@ -358,7 +358,7 @@ class Rounds:
         ended = self._drive(self._driver.finish())
         self.meter.enter("compute")
         if ended and self._driver.trains:
-            self._participant.shard_timer.step_ended(len(self._driver.done), self._driver.shards)
+            self._participant.shard_timer.step_ended(len(self._driver.computed_shards), self._driver.shards)
             self._participant.tracer.ended()
         return ended
 
@@ -389,7 +389,7 @@ class Rounds:
 
         self._port.parameters = parameters
         entrance = _Entrance(load, first, entered, begin)
-        self._drive(enter(self._driver, entrance))
+        self._drive(join_view(self._driver, entrance))
         self._entered = True
         self.meter.enter("compute")
 
@@ -401,7 +401,7 @@ class Rounds:
     def obey_until_goodbye(self) -> NoReturn:
         """The script is done: answer what the coordinator asks until it says goodbye."""
         self.end()
-        self._drive(self._driver.obey_until_goodbye())
+        self._drive(self._driver.serve_until_dismissed())
         raise AssertionError("a worker leaves by an exception")
 
     def _drive(self, script: Script[T]) -> T:
@@ -415,7 +415,7 @@ class Rounds:
                     self.meter.enter(before)
                     return end.value
                 finally:
-                    participant.begun, participant.waits = self._driver.begun, self._driver.waits
+                    participant.begun, participant.waits = self._driver.begun_round, self._driver.waits
                     participant.proven = self._driver.proven
                 self.meter.enter(self._class(isinstance(wanted, Change), before))
                 if isinstance(wanted, Change):

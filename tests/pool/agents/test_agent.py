@@ -15,7 +15,7 @@ from farandole.coordinator import server
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.process import since
 from farandole.pool import agent
-from farandole.pool.agent import Agent, Post
+from farandole.pool.agent import Agent, AgentIdentity
 from farandole.protocol import messages
 from tests.support.stage import Scenario, Stage, stage
 
@@ -34,7 +34,7 @@ def test_each_report_is_answered(tmp_path: Path) -> None:
         async with subscribe(scene.ticket, hello) as subscription:
             for _ in range(2):
                 await subscription.send(messages.Report(instance="a", state="ready"))
-                assert await subscription.receive() == messages.Heard()
+                assert await subscription.receive() == messages.LinesHeard()
 
     play(tmp_path, scenario)
 
@@ -71,7 +71,7 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         agent.leave_ticket(folder, scene.ticket)
         (folder / agent.TICKET).chmod(0o600)
         serving = asyncio.create_task(
-            Agent(Post(folder=folder, pool="rack", host="node", notices="none"), print).serve()
+            Agent(AgentIdentity(folder=folder, pool="rack", host="node", notices="none"), print).serve()
         )
         await scene.until(lambda: len(instances) == 3)
         serving.cancel()

@@ -7,22 +7,22 @@ from collections import Counter
 
 import pytest
 
-from farandole.pool.agent import Duty
-from farandole.pool.base import Advice, Event, Found, Gone, Notice, Started, StartFailed
+from farandole.pool.agent import Reconciler
+from farandole.pool.base import HostRebalance, Event, RunningWorker, WorkerExited, HostPreempted, Started, WorkerStartFailed
 from farandole.pool.remote import ANEW, CALLED_OFF, FarHosts
-from farandole.protocol.messages import Job, Notified, Order, Report
+from farandole.protocol.messages import Job, HostPreemption, AgentOrder, Report
 
 JOB = Job(script="train.py")
 
 
-def ordered(far: FarHosts) -> Order:
+def ordered(far: FarHosts) -> AgentOrder:
     order = far.order("h", JOB, {})
     assert order is not None
     return order
 
 
-def ready(instance: str = "a") -> Duty:
-    duty = Duty(instance)
+def ready(instance: str = "a") -> Reconciler:
+    duty = Reconciler(instance)
     duty.state = "ready"
     return duty
 
@@ -36,8 +36,8 @@ def test_a_worker_starts_ends_and_is_forgotten() -> None:
     assert duty.due().start == ("w1",)
     duty.heard(Started("w1", "h"))
     assert far.reported("h", duty.report(), 0.0) == [Started("w1", "h")]
-    duty.heard(Gone("w1", "exited with code 0"))
-    assert far.reported("h", duty.report(), 0.0) == [Gone("w1", "exited with code 0")]
+    duty.heard(WorkerExited("w1", "exited with code 0"))
+    assert far.reported("h", duty.report(), 0.0) == [WorkerExited("w1", "exited with code 0")]
     assert far.reported("h", duty.report(), 0.0) == [], "said again, it is no news"
     assert duty.ordered(ordered(far))
     assert duty.report().ended == {}, "it was heard"
@@ -50,7 +50,7 @@ def test_one_that_is_called_off_before_it_is_there() -> None:
     assert far.stop("w1") == "h"
     duty.ordered(ordered(far))
     assert duty.due().start == ()
-    assert far.reported("h", duty.report(), 0.0) == [StartFailed("w1", CALLED_OFF)]
+    assert far.reported("h", duty.report(), 0.0) == [WorkerStartFailed("w1", CALLED_OFF)]
 
 
 def test_an_agent_that_begins_anew_has_lost_its_workers_and_obeys_no_order_for_the_one_before() -> None:
@@ -66,7 +66,7 @@ def test_an_agent_that_begins_anew_has_lost_its_workers_and_obeys_no_order_for_t
     anew = ready("b")
     assert not anew.ordered(old)
     assert anew.due().start == ()
-    assert set(far.reported("h", anew.report(), 0.0)) == {Gone("w1", ANEW), StartFailed("w2", ANEW)}
+    assert set(far.reported("h", anew.report(), 0.0)) == {WorkerExited("w1", ANEW), WorkerStartFailed("w2", ANEW)}
 
 
 def test_a_pool_that_begins_anew_finds_what_runs() -> None:
@@ -80,18 +80,18 @@ def test_a_pool_that_begins_anew_finds_what_runs() -> None:
     again = FarHosts("t")
     again.remember("w1", "h")
     again.remember("w9", "h")
-    assert again.reported("h", duty.report(), 0.0) == [Gone("w9", ANEW)]
+    assert again.reported("h", duty.report(), 0.0) == [WorkerExited("w9", ANEW)]
     assert ordered(again).workers == ("w1",)
     third = FarHosts("u")
-    assert third.reported("h", duty.report(), 0.0) == [Found("w1", "h")]
+    assert third.reported("h", duty.report(), 0.0) == [RunningWorker("w1", "h")]
 
 
 def test_what_a_host_knows_of_its_own_end_is_told_once() -> None:
     far, duty = FarHosts("s"), ready()
-    duty.notified = Notified(at=130.0, reason="rebalance", advice=True)
-    assert far.reported("h", duty.report(), 10.0) == [Advice("h", "rebalance")]
-    duty.notified = Notified(at=140.0, reason="reclaimed")
-    assert far.reported("h", duty.report(), 20.0) == [Notice("h", 120.0, "reclaimed")]
+    duty.notified = HostPreemption(at=130.0, reason="rebalance", advice=True)
+    assert far.reported("h", duty.report(), 10.0) == [HostRebalance("h", "rebalance")]
+    duty.notified = HostPreemption(at=140.0, reason="reclaimed")
+    assert far.reported("h", duty.report(), 20.0) == [HostPreempted("h", 120.0, "reclaimed")]
     assert far.reported("h", duty.report(), 21.0) == []
 
 
@@ -103,7 +103,7 @@ class Play:
         self.alive = dict[str, str]()  # workers, and the agent that has them
         self.started, self.told = Counter[str](), list[Event]()
         self.far, self.duty = FarHosts("s"), ready("a0")
-        self.orders, self.reports = list[Order](), list[Report]()
+        self.orders, self.reports = list[AgentOrder](), list[Report]()
 
     def step(self) -> None:
         self.rng.choice((self.ask, self.stop, self.order, self.deliver, self.act, self.end, self.report, self.hear))()
@@ -133,7 +133,7 @@ class Play:
         due = self.duty.due()
         for worker in due.stop:
             if self.alive.pop(worker, None):
-                self.duty.heard(Gone(worker, "killed"))
+                self.duty.heard(WorkerExited(worker, "killed"))
         for worker in due.start:
             self.started[worker] += 1
             self.alive[worker] = f"a{self.agents}"
@@ -142,7 +142,7 @@ class Play:
     def end(self) -> None:
         for worker in self.rng.sample(sorted(self.alive), min(1, len(self.alive))):
             del self.alive[worker]
-            self.duty.heard(Gone(worker, "exited"))
+            self.duty.heard(WorkerExited(worker, "exited"))
 
     def report(self) -> None:
         self.reports.append(self.duty.report())
@@ -154,7 +154,7 @@ class Play:
     def take(self, report: Report) -> None:
         for event in self.far.reported("h", report, 0.0):
             self.told.append(event)
-            if isinstance(event, Gone | StartFailed):
+            if isinstance(event, WorkerExited | WorkerStartFailed):
                 assert event.worker not in self.alive, f"{event} is told, and it runs"
 
     def anew(self) -> None:
@@ -185,8 +185,8 @@ def test_nobody_is_started_twice_and_each_has_one_end(first: int) -> None:
         assert not play.alive, seed
         assert set(play.started.values()) <= {1}, seed
         begun = Counter(event.worker for event in play.told if isinstance(event, Started))
-        ended = Counter(event.worker for event in play.told if isinstance(event, Gone))
-        failed = Counter(event.worker for event in play.told if isinstance(event, StartFailed))
+        ended = Counter(event.worker for event in play.told if isinstance(event, WorkerExited))
+        failed = Counter(event.worker for event in play.told if isinstance(event, WorkerStartFailed))
         assert begun == ended, seed
         assert set((begun + failed).values()) <= {1}, seed
         assert len(begun) + len(failed) == play.number, seed

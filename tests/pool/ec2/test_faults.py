@@ -22,7 +22,7 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable
-from farandole.pool.agent import Duty
+from farandole.pool.agent import Reconciler
 from farandole.pool.base import Host
 from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
@@ -64,7 +64,7 @@ class Agents:
             await asyncio.gather(*self.there.values(), return_exceptions=True)  # their connections are closed then
 
     async def serve(self, me: str) -> None:
-        duty, pool = Duty(me), FakePool(hosts=[Host(name=me)])
+        duty, pool = Reconciler(me), FakePool(hosts=[Host(name=me)])
         duty.state = "ready"
         while True:
             hello = messages.Hello(kind="agent", host=me, pid=os.getpid(), pool="ec2")
@@ -72,7 +72,7 @@ class Agents:
                 async with subscribe(self.ticket, hello) as subscription:
                     await subscription.send(duty.report())
                     while (message := await subscription.receive()) is not None:
-                        if isinstance(message, messages.Order):
+                        if isinstance(message, messages.AgentOrder):
                             duty.ordered(message)
                             due = duty.due()
                             for worker in due.stop:

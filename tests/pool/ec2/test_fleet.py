@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from farandole.pool.base import NoCapacity, Notice, StartFailed
+from farandole.pool.base import NothingToGive, HostPreempted, WorkerStartFailed
 from farandole.pool.ec2 import (
     ANOTHER,
     DOUBT_S,
@@ -14,11 +14,11 @@ from farandole.pool.ec2 import (
     JOIN_S,
     MISSING_S,
     SPOT,
-    Due,
+    FleetActions,
     Fleet,
     Market,
-    Request,
-    Row,
+    InstanceRequest,
+    ListedInstance,
     Zone,
 )
 
@@ -30,19 +30,19 @@ def fleet(slots: int = 1, keep_failed_s: float = 0.0) -> Fleet:
     return Fleet(Market(ZONES, [SPOT]), {"small": slots, "large": 2 * slots}, tokens, keep_failed_s)
 
 
-def row(each: str, state: str = "running", *, request: str = "", tagged: bool = True) -> Row:
-    return Row(id=each, state=state, type="small", zone="a", market=SPOT, tagged=tagged, request=request)
+def row(each: str, state: str = "running", *, request: str = "", tagged: bool = True) -> ListedInstance:
+    return ListedInstance(id=each, state=state, type="small", zone="a", market=SPOT, tagged=tagged, request=request)
 
 
-def failed(due: Due) -> list[str]:
-    return [event.worker for event in due.events if isinstance(event, StartFailed)]
+def failed(due: FleetActions) -> list[str]:
+    return [event.worker for event in due.events if isinstance(event, WorkerStartFailed)]
 
 
-def short(due: Due) -> list[str]:
-    return [event.worker for event in due.events if isinstance(event, NoCapacity)]
+def short(due: FleetActions) -> list[str]:
+    return [event.worker for event in due.events if isinstance(event, NothingToGive)]
 
 
-def asked(kept: Fleet, *workers: str, now: float = 0.0) -> Request:
+def asked(kept: Fleet, *workers: str, now: float = 0.0) -> InstanceRequest:
     for worker in workers:
         kept.start(worker)
     [request] = kept.due(now).asks
@@ -236,7 +236,7 @@ def test_without_its_tag_it_is_released_and_ends_with_its_agent() -> None:
     kept.listed([row("i-1", request="t0", tagged=False)], 1)
     kept.listed([row("i-1", request="t0", tagged=False)], 2)
     due = kept.due(2)
-    assert Counter(type(event) for event in due.events)[Notice] == 1
+    assert Counter(type(event) for event in due.events)[HostPreempted] == 1
     assert due.lets_go == [], "its worker is leaving"
     assert due.shown == {}, "what is released is not tagged any more"
     kept.agent("i-1", connected=True, state="ready", reason="", workers=0, now=3)
@@ -265,7 +265,7 @@ def test_tags_show_each_state_once_they_are_listed_as_others() -> None:
     assert kept.due(0).shown == {"i-1": "queued"}
     kept.agent("i-1", connected=True, state="preparing", reason="", workers=0, now=1)
     assert kept.due(1).shown == {"i-1": "preparing"}
-    kept.listed([Row(id="i-1", state="running", type="small", zone="a", shown="preparing")], 2)
+    kept.listed([ListedInstance(id="i-1", state="running", type="small", zone="a", shown="preparing")], 2)
     assert kept.due(2).shown == {}
     joined(kept, "i-1", 3)
     assert kept.due(3).shown == {"i-1": "joined"}

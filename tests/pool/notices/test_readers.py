@@ -14,7 +14,7 @@ from aiohttp import web
 
 from farandole.pool import preemption
 from farandole.pool.preemption import FAR_S, NOTICE_S, Azure, Ec2, Google, Metadata, Silent, Unanswered, watch
-from farandole.protocol.messages import Notified
+from farandole.protocol.messages import HostPreemption
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def asking(service: Service, ask: Callable[[Metadata], Awaitable[T]]) -> T:
     return asyncio.run(scenario())
 
 
-def assert_is(heard: Notified | None, at: float, *values: str, advice: bool = False) -> None:
+def assert_is(heard: HostPreemption | None, at: float, *values: str, advice: bool = False) -> None:
     assert heard is not None
     assert (heard.at, heard.advice) == (at, advice)
     assert all(value in heard.reason for value in values)
@@ -84,7 +84,7 @@ def test_no_proxy_of_the_environment_hears_of_it(monkeypatch: pytest.MonkeyPatch
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         service.set(action=STOP)
-        told: list[Notified | None] = []
+        told: list[HostPreemption | None] = []
 
         async def enough(_: float) -> None:
             raise asyncio.CancelledError
@@ -100,7 +100,7 @@ def test_no_proxy_of_the_environment_hears_of_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ec2_says_nothing_by_404_then_that_it_may_interrupt_then_that_it_does_then_nothing() -> None:
-    async def ask(metadata: Metadata) -> list[Notified | None]:
+    async def ask(metadata: Metadata) -> list[HostPreemption | None]:
         reader = Ec2(metadata)
         assert await reader.here()
         heard = [await reader.read()]
@@ -190,7 +190,7 @@ def test_google_says_that_it_preempts_as_soon_as_it_does_and_the_time_counts_fro
             await asyncio.sleep(0.01)
         assert not waiting.done()
         service.set(preempted="TRUE")
-        notice = Notified(at=NOW + NOTICE_S, reason="Google preempts this VM")
+        notice = HostPreemption(at=NOW + NOTICE_S, reason="Google preempts this VM")
         assert await waiting == notice
         now[0] += 10
         service.set(garbage="TRUE")  # the same, with another ETag
@@ -224,7 +224,7 @@ def test_who_does_not_call_itself_google_is_not_believed() -> None:
 # --- Azure -------------------------------------------------------------------------------------------------------
 
 
-def azure(service: AzureService, *events: dict[str, Any]) -> Notified | None:
+def azure(service: AzureService, *events: dict[str, Any]) -> HostPreemption | None:
     service.set(events=events)
     return asking(service, lambda metadata: Azure(metadata, clock=lambda: NOW).read())
 
@@ -238,7 +238,7 @@ def test_azure_names_the_time_of_what_ends_this_vm(kind: str) -> None:
     with AzureService() as service:
         assert azure(service) is None
         heard = azure(service, azure_event(kind, at(30)))
-    assert heard == Notified(at=NOW + 30, reason=f"Azure has scheduled {kind} of this VM")
+    assert heard == HostPreemption(at=NOW + 30, reason=f"Azure has scheduled {kind} of this VM")
 
 
 def test_what_pauses_it_or_ends_another_is_none_of_its_notices() -> None:
@@ -259,7 +259,7 @@ def test_of_several_the_first_counts_and_what_is_days_away_is_advice() -> None:
 
 
 def test_the_time_of_what_has_begun_is_when_that_was_heard() -> None:
-    async def ask(metadata: Metadata) -> list[Notified | None]:
+    async def ask(metadata: Metadata) -> list[HostPreemption | None]:
         times = iter((NOW, NOW + 5))
         reader = Azure(metadata, clock=lambda: next(times))
         return [await reader.read(), await reader.read()]

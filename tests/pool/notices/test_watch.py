@@ -13,7 +13,7 @@ import pytest
 from farandole.errors import UsageError
 from farandole.pool import clouds, preemption
 from farandole.pool.preemption import LONGEST_S, TOLD_AFTER
-from farandole.protocol.messages import Notified
+from farandole.protocol.messages import HostPreemption
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 STOP = '{"action": "terminate", "time": "2023-11-14T22:15:20Z"}'
@@ -22,7 +22,7 @@ REBALANCE = '{"noticeTime": "2023-11-14T22:13:20Z"}'
 
 @dataclass
 class Watching:
-    told: list[Notified | None] = field(default_factory=list[Notified | None])
+    told: list[HostPreemption | None] = field(default_factory=list[HostPreemption | None])
     pauses: list[float] = field(default_factory=list[float])
 
 
@@ -127,10 +127,10 @@ def test_none_asks_nobody() -> None:
 
 
 def test_a_thread_of_its_own_tells() -> None:
-    heard: list[Notified | None] = []
+    heard: list[HostPreemption | None] = []
     there = threading.Event()
 
-    def tell(notified: Notified | None) -> None:
+    def tell(notified: HostPreemption | None) -> None:
         heard.append(notified)
         there.set()
 

@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool.base import Host
-from farandole.pool.ssh import Line, Watched, changes, parse
+from farandole.pool.ssh import HostLine, Watched, changes, parse
 
 
 def test_what_it_says() -> None:
@@ -24,7 +24,7 @@ def test_what_it_says() -> None:
     """
     lines = parse(text)
     assert list(lines) == ["node1", "ann@node2.lab:2222", "[fd00::5]:22", "localhost", "localhost:2222"]
-    assert lines["ann@node2.lab:2222"] == Line(
+    assert lines["ann@node2.lab:2222"] == HostLine(
         name="ann@node2.lab:2222", address="ann@node2.lab", port=2222, slots=4, interface="10.0.0.2",
         python="/opt/bin/python",
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.pool.base import Event, Gone, Notice, Seen, Started
+from farandole.pool.base import Event, WorkerExited, HostPreempted, HostState, Started
 from farandole.pool.ssh import SshPool, Watched
 from farandole.protocol.messages import Job
 from tests.support.gone import ended
@@ -35,8 +35,8 @@ class Rack:
             self.said += await asyncio.wait_for(self.pool.events(), 30)
 
     async def seen(self, state: str) -> str:
-        event = await self.until(lambda event: isinstance(event, Seen) and event.state == state)
-        assert isinstance(event, Seen)
+        event = await self.until(lambda event: isinstance(event, HostState) and event.state == state)
+        assert isinstance(event, HostState)
         return event.reason
 
 
@@ -121,10 +121,10 @@ def test_a_line_that_is_deleted_and_comes_back_whether_the_host_was_there_or_not
             rig.pool.start("w1", "localhost")
             await rig.until(lambda event: event == Started("w1", "localhost"))
             rig.file.write_text("other python=/no/python\n")
-            await rig.until(lambda event: isinstance(event, Notice) and event.host == "localhost")
+            await rig.until(lambda event: isinstance(event, HostPreempted) and event.host == "localhost")
             assert not rig.pool.list(), "nobody else is started there"
             rig.pool.stop("w1")
-            await rig.until(lambda event: isinstance(event, Gone) and ended(event) == ("w1", "signal 9"))
+            await rig.until(lambda event: isinstance(event, WorkerExited) and ended(event) == ("w1", "signal 9"))
             await rig.seen("gone")
             rig.file.write_text("localhost\n")
             await rig.seen("joined")

@@ -32,7 +32,7 @@ from torch.utils.data import Dataset
 from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
 from farandole.data.formats import webdataset
 from farandole.data.index import INDEX, MAX_INDEX_BYTES
-from farandole.data.object_store import Kept, reading
+from farandole.data.object_store import LruBytes, reading
 from farandole.data.transforms import open_image
 from farandole.errors import FarandoleError, ShardError, UsageError
 from farandole.platform.extras import how_to_install
@@ -177,7 +177,7 @@ _MAX_BYTES = 1 << 32  # offsets are uint32
 COMPRESSIONS = ("gz", "bz2", "zstd")
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class MdsFile(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as it lies there, or as it is when it is decompressed."""
 
     basename: str
@@ -198,14 +198,14 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
         return found if re.fullmatch(r"[0-9a-f]{32}", found) else ""
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
+class MdsShard(msgspec.Struct, frozen=True, kw_only=True):
     column_names: tuple[str, ...]
     column_encodings: tuple[str, ...]
     column_sizes: tuple[int | None, ...]
-    raw_data: File
+    raw_data: MdsFile
     samples: int
     compression: str | None = None
-    zip_data: File | None = None
+    zip_data: MdsFile | None = None
     format: str = "mds"
     version: int = 2
 
@@ -232,13 +232,13 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         return (self.compression or "").partition(":")[0]
 
     @property
-    def stored(self) -> File:
+    def stored(self) -> MdsFile:
         """The file that is there."""
         return self.raw_data if self.zip_data is None else self.zip_data
 
 
-class Index(msgspec.Struct, frozen=True, kw_only=True):
-    shards: tuple[Shard, ...]
+class MdsIndex(msgspec.Struct, frozen=True, kw_only=True):
+    shards: tuple[MdsShard, ...]
     version: int = 2
 
     def __post_init__(self) -> None:
@@ -247,7 +247,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{shard.raw_data.basename} has other columns than {self.shards[0].raw_data.basename}")
 
 
-def read_index(place: str) -> Index:
+def read_index(place: str) -> MdsIndex:
     """The index at `place`. Raises `ShardError`: it is not there, is none, or names no samples."""
     with reading(place):
         files, path = filesystem(place)
@@ -255,7 +255,7 @@ def read_index(place: str) -> Index:
             raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
         content = files.cat_file(path)
     try:
-        index = msgspec.json.decode(content, type=Index)
+        index = msgspec.json.decode(content, type=MdsIndex)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ShardError(f"{place} is no index of MDS shards: {error}") from None
     if sum(shard.samples for shard in index.shards) == 0:
@@ -326,14 +326,14 @@ class MDS(Dataset[Any]):
                 self._compare(*encoding)
         self._ends = list(accumulate(shard.samples for shard in self._shards))
         self._copies = Copies(cache, cache_bytes)
-        self._kept: Kept[bytes] = Kept(memory_bytes)
+        self._kept: LruBytes[bytes] = LruBytes(memory_bytes)
         self._warn(cache_bytes, memory_bytes)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": Kept[bytes](self._kept.limit_bytes)}
+        return {**self.__dict__, "_kept": LruBytes[bytes](self._kept.limit_bytes)}
 
     def __getitem__(self, index: int) -> Any:
         """Raises `IndexError` out of range, `ShardError` without the shard, and what a decoder raises of bad data."""
@@ -375,7 +375,7 @@ class MDS(Dataset[Any]):
                     stacklevel=3,
                 )
 
-    def _is_whole(self, shard: Shard) -> bool:
+    def _is_whole(self, shard: MdsShard) -> bool:
         """Whether it is taken into memory."""
         return shard.zip_data is not None or (local_path(self.url) is None and not shard.raw_data.md5)
 
@@ -403,7 +403,7 @@ class MDS(Dataset[Any]):
             raise torn(url, f"it ends within its sample {within}")
         return data
 
-    def _reader(self, number: int, shard: Shard, url: str) -> Callable[[int, int], bytes]:
+    def _reader(self, number: int, shard: MdsShard, url: str) -> Callable[[int, int], bytes]:
         """What reads so many bytes from there on."""
         if not self._is_whole(shard):
             descriptor = self._copies.open(url, shard.stored.bytes, shard.stored.md5)
@@ -413,7 +413,7 @@ class MDS(Dataset[Any]):
             whole = self._kept.put(number, self._whole(shard, url), shard.raw_data.bytes)
         return lambda size, begin: whole[begin : begin + size]
 
-    def _whole(self, shard: Shard, url: str) -> bytes:
+    def _whole(self, shard: MdsShard, url: str) -> bytes:
         if shard.raw_data.bytes > self._kept.limit_bytes:
             raise UsageError(
                 f"shard {url} takes {shard.raw_data.bytes} bytes of memory, and memory_bytes is "

@@ -33,7 +33,7 @@ from torch.utils.data import Dataset, default_collate
 
 from farandole.data.cache import filesystem, local_path
 from farandole.data.formats import webdataset
-from farandole.data.object_store import Kept, reading
+from farandole.data.object_store import LruBytes, reading
 from farandole.errors import ShardError, UsageError
 from farandole.platform.extras import how_to_install
 
@@ -503,7 +503,7 @@ class Table(Dataset[Any]):
 
     def _begin_anew(self) -> None:
         self._opened: OrderedDict[int, TableFile] = OrderedDict()
-        self._kept: Kept[_Group] = Kept(self._memory_bytes)
+        self._kept: LruBytes[_Group] = LruBytes(self._memory_bytes)
         self._readers: list[tuple[str, Reader]] | None = None
         self._process = os.getpid()
 

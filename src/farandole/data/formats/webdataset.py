@@ -118,7 +118,7 @@ _BEYOND = -2  # where a field lies that the tar does not have
 
 
 @dataclass(frozen=True)
-class Contents:
+class TarContents:
     """Where the fields of a tar's samples lie.
 
     `rows`: field (an index of `fields`), offset, size; shape `(entries, 3)`. `ends`: behind each sample's last row;
@@ -171,7 +171,7 @@ class WebDataset(Dataset[Any]):
         self._decode = decode if isinstance(decode, bool) else dict(decode)
         self._shards = read_index(f"{self.url}/{INDEX}" if index is None else os.fspath(index)).shardlist
         self._ends = list(accumulate(shard.nsamples for shard in self._shards))
-        self._contents: dict[int, Contents] = {}
+        self._contents: dict[int, TarContents] = {}
         self._copies = Copies(cache, cache_bytes)
         total = sum(shard.filesize for shard in self._shards)
         if local_path(self.url) is None and total > cache_bytes:
@@ -246,7 +246,7 @@ def _decoded(decoder: Decoder, data: bytes, field: str, key: str) -> Any:
         raise ValueError(f"field {field} of {key!r}: {error}") from error
 
 
-def _contents(descriptor: int, url: str, samples: int) -> Contents:
+def _contents(descriptor: int, url: str, samples: int) -> TarContents:
     length = os.fstat(descriptor).st_size
     if samples > length // LEAST:
         raise torn(url, f"it has {length} bytes, too few for the {samples} samples that the index says")
@@ -278,7 +278,7 @@ def _contents(descriptor: int, url: str, samples: int) -> Contents:
         raise torn(url, f"it can't be read as a tar file ({error})") from None
     if len(keys) != samples:
         raise torn(url, f"it has {len(keys)} samples where the index says {samples}")
-    return Contents(
+    return TarContents(
         fields=tuple(numbers),
         rows=np.array(rows, dtype=np.int64).reshape(-1, 3),
         ends=np.array([*ends, len(rows)], dtype=np.int64),

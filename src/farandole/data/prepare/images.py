@@ -41,7 +41,7 @@ from farandole.data.prepare.shards import (
     WHOLE,
     Part,
     Piece,
-    Rows,
+    TableRows,
     Tables,
     cut,
     digest_of,
@@ -75,7 +75,7 @@ class ImageFile(NamedTuple):
         return self[:3]
 
 
-class Found(NamedTuple):
+class SourceImage(NamedTuple):
     """One image as its source has it. `place`: for messages. `data`: its bytes, or why there are none. `suffix`: of
     its name, as `.jpg`; where the source has no names, it is the format's.
     """
@@ -93,14 +93,14 @@ class FolderReader:
     folder: str
     how: tuple[Any, ...] = ()
 
-    def read(self, pieces: Sequence[ImageFile]) -> Iterator[Found]:
+    def read(self, pieces: Sequence[ImageFile]) -> Iterator[SourceImage]:
         for piece in pieces:
             path = Path(self.folder, piece.path)
             try:
                 data: bytes | Exception = path.read_bytes()
             except OSError as error:
                 data = error
-            yield Found(str(path), piece.label, data, path.suffix.lower())
+            yield SourceImage(str(path), piece.label, data, path.suffix.lower())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,20 +149,20 @@ def list_folder(folder: Path) -> FolderImages:
 _NAMED = 20  # bad images in one message
 
 
-class Reader(Protocol):
+class SourceReader(Protocol):
     """Reads pieces of a source, in any process. `how`: what else than the pieces decides what is read."""
 
     @property
     def how(self) -> tuple[Any, ...]: ...
 
-    def read(self, pieces: Any) -> Iterator[Found]: ...
+    def read(self, pieces: Any) -> Iterator[SourceImage]: ...
 
 
 class Images(Protocol):
     """A source: what `listing` of either kind returns."""
 
     @property
-    def reader(self) -> Reader: ...
+    def reader(self) -> SourceReader: ...
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -172,12 +172,12 @@ class Images(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ImageJob:
     """One shard to make, as it is sent to a process. `first`: the number of its first sample. `check`: whether every
     image is decoded.
     """
 
-    reader: Reader
+    reader: SourceReader
     url: str
     name: str
     first: int
@@ -199,7 +199,7 @@ class Job:
         return sum(piece.samples for piece in self.pieces)
 
 
-class Record(msgspec.Struct, frozen=True):
+class ImageShardRecord(msgspec.Struct, frozen=True):
     """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
     without the files' times, which differ between copies on several machines. `checked`: all its images were decoded.
     `samples`: its table (`data/index.py`).
@@ -213,11 +213,11 @@ class Record(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ImageShard:
     """What became of one shard. `bad`: which are no images and why; where there are any there is no shard."""
 
     samples: int
-    record: Record | None = None
+    record: ImageShardRecord | None = None
     kept: bool = False
     bad: tuple[str, ...] = ()
 
@@ -230,7 +230,7 @@ def prepare(
     short_side: int,
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[Made], None],
+    made: Callable[[ImageShard], None],
     part: Part = WHOLE,
     check: bool = False,
 ) -> Index | int:
@@ -254,7 +254,7 @@ def prepare(
     if place.exists(f"{path}/{INDEX}"):
         place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
     jobs = [
-        Job(
+        ImageJob(
             reader=source.reader, url=url, name=f"shard-{n:06d}", first=first, pieces=pieces, short_side=short_side,
             check=check,
         )
@@ -285,9 +285,9 @@ def prepare(
     return index
 
 
-def _make(job: Job) -> Made:
+def _make(job: ImageJob) -> ImageShard:
     if (record := _finished(job)) is not None:
-        return Made(samples=job.samples, record=record, kept=True)
+        return ImageShard(samples=job.samples, record=record, kept=True)
     bad: list[str] = []
     rows: list[list[int]] = []
     with tempfile.TemporaryFile() as file:
@@ -304,17 +304,17 @@ def _make(job: Job) -> Made:
                 rows[-1].append(samples.checksum(data))
                 _add(archive, f"{number:09d}.cls", str(found.label).encode())
         if bad:
-            return Made(samples=job.samples, bad=tuple(bad))
+            return ImageShard(samples=job.samples, bad=tuple(bad))
         size = file.tell()
         shard = Shard(url=f"{job.name}.tar", nsamples=job.samples, filesize=size, md5sum=md5_of(file))
         put(f"{job.url}/{shard.url}", file)
     table = samples.to_bytes(np.array(rows, dtype=np.int64))
-    record = Record(shard, job.made_from, job.holds, job.check, table)
+    record = ImageShardRecord(shard, job.made_from, job.holds, job.check, table)
     put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
-    return Made(samples=job.samples, record=record)
+    return ImageShard(samples=job.samples, record=record)
 
 
-def _finished(job: Job) -> Record | None:
+def _finished(job: ImageJob) -> ImageShardRecord | None:
     """Of the shard, if it was made from the same files in the same way and is as it was written."""
     files, path = filesystem(job.url)
     record = _record(job)
@@ -327,24 +327,24 @@ def _finished(job: Job) -> Record | None:
         return None
 
 
-def _of_others(job: Job) -> Record | None:
+def _of_others(job: ImageJob) -> ImageShardRecord | None:
     """Of the shard, if it was made of such files; who made it has looked at its bytes."""
     record = _record(job)
     same = record is not None and record.holds == job.holds and (record.checked or not job.check)
     return record if record is not None and same else None
 
 
-def _record(job: Job) -> Record | None:
+def _record(job: ImageJob) -> ImageShardRecord | None:
     files, path = filesystem(job.url)
     try:
-        found = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
+        found = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=ImageShardRecord)
         samples.rows_of(found.samples, found.shard.nsamples)
         return found
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, ValueError):
         return None
 
 
-def _image(found: Found, job: Job) -> tuple[bytes, str]:
+def _image(found: SourceImage, job: ImageJob) -> tuple[bytes, str]:
     """The image's bytes, once they have been looked at; those of a smaller copy where it is to be smaller. And the end
     of its name.
     """
@@ -400,16 +400,16 @@ class TableReader:
     def how(self) -> tuple[Any, ...]:
         return self.image, self.label, self.classes
 
-    def read(self, pieces: Sequence[Rows]) -> Iterator[Found]:
+    def read(self, pieces: Sequence[TableRows]) -> Iterator[SourceImage]:
         numbers: Mapping[Any, int] = {name if self.text else number: number for number, name in enumerate(self.classes)}
         for piece, row, found in shards.read(self.folder, pieces, (self.image, self.label)):
             place = f"{self.folder}{piece.path}, row {row}"
             label = numbers.get(found[self.label])
             if label is None:
                 wrong = ValueError(f"{self.label} is {found[self.label]!r}, none of {len(self.classes)} classes")
-                yield Found(place, 0, wrong)
+                yield SourceImage(place, 0, wrong)
             else:
-                yield Found(place, label, _bytes(found[self.image], self.image))
+                yield SourceImage(place, label, _bytes(found[self.image], self.image))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +418,7 @@ class TableImages:
 
     reader: TableReader
     classes: tuple[str, ...]
-    pieces: tuple[Rows, ...]
+    pieces: tuple[TableRows, ...]
     passed_over: int
 
 

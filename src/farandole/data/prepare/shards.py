@@ -190,7 +190,7 @@ def md5_of(file: Any) -> str:
 # the files' lengths and footers. A process that reads a piece decodes the row groups in which it lies, whole.
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Rows [start, stop) of a file, its path being that under the source's folder. `size`: about their bytes.
     `changed_ns`: 0 of files elsewhere.
     """
@@ -216,7 +216,7 @@ class Tables(NamedTuple):
     """
 
     folder: str
-    pieces: tuple[Rows, ...]
+    pieces: tuple[TableRows, ...]
     schema: Any
     passed_over: int
 
@@ -244,7 +244,7 @@ def tables(source: str, piece_bytes: int) -> Tables:
     require_pyarrow()
     files = files_of(source)
     folder = _shared(files)
-    pieces: list[Rows] = []
+    pieces: list[TableRows] = []
     schema: Any = None
     for file in files:
         size, changed_ns = _stat(file)
@@ -255,13 +255,13 @@ def tables(source: str, piece_bytes: int) -> Tables:
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             about = size * stop // rows - size * start // rows
-            pieces.append(Rows(file.removeprefix(folder), start, stop, about, changed_ns))
+            pieces.append(TableRows(file.removeprefix(folder), start, stop, about, changed_ns))
     local = local_path(source)
     there = sum(len(names) for _, _, names in os.walk(local)) if local is not None else 0
     return Tables(folder, tuple(pieces), schema, max(there - len(files), 0))
 
 
-def read(folder: str, pieces: Sequence[Rows], columns: Sequence[str]) -> Iterator[tuple[Rows, int, dict[str, Any]]]:
+def read(folder: str, pieces: Sequence[TableRows], columns: Sequence[str]) -> Iterator[tuple[TableRows, int, dict[str, Any]]]:
     """Each row of the pieces, as `Table` has it without decoding, after its piece and its number in the file.
 
     Raises:

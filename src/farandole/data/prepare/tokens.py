@@ -40,7 +40,7 @@ from farandole.data.index import INDEX, Shard
 from farandole.data.prepare.shards import (
     WHOLE,
     Part,
-    Rows,
+    TableRows,
     cut,
     digest_of,
     is_table,
@@ -72,7 +72,7 @@ from farandole.platform.extras import how_to_install
 _TEXT, _LINES, _PACKED = ".txt", ".jsonl", ".gz"
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Bytes [start, stop) of a file, its path being that under the source folder; when it was changed."""
 
     path: str
@@ -93,7 +93,7 @@ class Piece(NamedTuple):
         return self[:3]
 
 
-class Reading(msgspec.Struct, frozen=True):
+class TextFormat(msgspec.Struct, frozen=True):
     """How files are read. `lines`: a .txt file is a document a line. `field`: of a .jsonl line's object, or of a row,
     the text.
     """
@@ -108,7 +108,7 @@ class Texts:
 
     folder: str
     files: int
-    pieces: tuple[Piece | Rows, ...]
+    pieces: tuple[TextPiece | TableRows, ...]
     passed_over: int
 
     @property
@@ -120,7 +120,7 @@ class NoText(ValueError):
     """A document that can't be used."""
 
 
-def listing(place: str | Path, reading: Reading, piece_bytes: int) -> Texts:
+def listing(place: str | Path, reading: TextFormat, piece_bytes: int) -> Texts:
     """The texts at `place`, in the order of their paths, in pieces of at most `piece_bytes` where they can be cut.
 
     Raises:
@@ -135,7 +135,7 @@ def listing(place: str | Path, reading: Reading, piece_bytes: int) -> Texts:
     except OSError as error:
         raise UsageError(f"{source}: {error.strerror}; give a text, or a folder of texts") from None
     folder = source.parent if source.is_file() else source
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     texts = [path for path in paths if _kind(path) in (_TEXT, _LINES)]
     for path in texts:
         stat = path.stat()
@@ -143,7 +143,7 @@ def listing(place: str | Path, reading: Reading, piece_bytes: int) -> Texts:
         step = piece_bytes if cut else max(stat.st_size, 1)
         name = str(path.relative_to(folder))
         pieces += [
-            Piece(name, start, min(start + step, stat.st_size), stat.st_mtime_ns)
+            TextPiece(name, start, min(start + step, stat.st_size), stat.st_mtime_ns)
             for start in range(0, stat.st_size, step)
         ]
     if not pieces:
@@ -151,7 +151,7 @@ def listing(place: str | Path, reading: Reading, piece_bytes: int) -> Texts:
     return Texts(folder=str(folder), files=len(texts), pieces=tuple(pieces), passed_over=len(paths) - len(texts))
 
 
-def _of_tables(place: str, reading: Reading, piece_bytes: int) -> Texts:
+def _of_tables(place: str, reading: TextFormat, piece_bytes: int) -> Texts:
     found = tables(place, piece_bytes)
     if reading.field not in found.schema.names:
         there = ", ".join(map(repr, found.schema.names))
@@ -160,11 +160,11 @@ def _of_tables(place: str, reading: Reading, piece_bytes: int) -> Texts:
     return Texts(folder=found.folder, files=files, pieces=found.pieces, passed_over=found.passed_over)
 
 
-def documents(folder: str, piece: Piece | Rows, reading: Reading) -> Iterator[tuple[int, str | NoText]]:
+def documents(folder: str, piece: TextPiece | TableRows, reading: TextFormat) -> Iterator[tuple[int, str | NoText]]:
     """Each document of a piece, after the byte of the (decompressed) file at which it begins, or after its row; or why
     it is none.
     """
-    if isinstance(piece, Rows):
+    if isinstance(piece, TableRows):
         for _, row, found in read(folder, [piece], [reading.field]):
             text = found[reading.field]
             none = NoText(f"{reading.field} is {type(text).__name__}, and no text")
@@ -193,11 +193,11 @@ def _kind(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == _PACKED else path).suffix
 
 
-def _by_lines(path: Path, reading: Reading) -> bool:
+def _by_lines(path: Path, reading: TextFormat) -> bool:
     return _kind(path) == _LINES or reading.lines
 
 
-def _lines(file: BinaryIO, piece: Piece, *, packed: bool) -> Iterator[tuple[int, bytes]]:
+def _lines(file: BinaryIO, piece: TextPiece, *, packed: bool) -> Iterator[tuple[int, bytes]]:
     """The lines that begin in the piece, each without its end."""
     place = 0
     if piece.start and not packed:
@@ -362,17 +362,17 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     end: str = ""
     vocabulary: int = 0
-    reading: Reading = Reading()
+    reading: TextFormat = TextFormat()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TokenJob:
     """One shard to make, as it is sent to a process. `digest`: of the tokenizer."""
 
     folder: str
     url: str
     name: str
-    pieces: tuple[Piece | Rows, ...]
+    pieces: tuple[TextPiece | TableRows, ...]
     encoding: Encoding
     vocabulary: int
     digest: str
@@ -395,7 +395,7 @@ class Job:
         return sum(piece.size for piece in self.pieces)
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class TokenShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of one finished shard: what the index will say of it, and digests of what it was made from; `holds` is the one
     without the files' times, which differ between copies on several machines.
     """
@@ -407,13 +407,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class TokenShard:
     """What became of one shard. `size`: bytes of text. `bad`: the first of `bads` documents that can't be used, and
     why; where there are any there is no shard.
     """
 
     size: int
-    record: Record | None = None
+    record: TokenShardRecord | None = None
     kept: bool = False
     bads: int = 0
     bad: tuple[str, ...] = ()
@@ -427,7 +427,7 @@ def prepare(
     shard_bytes: int,
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[Made], None],
+    made: Callable[[TokenShard], None],
     part: Part = WHOLE,
 ) -> TokenIndex | int:
     """Phases 2 to 4: the shards of `source` at `url`, each of about `shard_bytes` of text.
@@ -448,7 +448,7 @@ def prepare(
     if place.exists(f"{path}/{INDEX}"):
         place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
     jobs = [
-        Job(
+        TokenJob(
             folder=source.folder, url=url, name=f"shard-{n:06d}", pieces=pieces, encoding=encoding,
             vocabulary=vocabulary, digest=how.digest,
         )
@@ -482,7 +482,7 @@ def _vocabulary(how: Tokenizer, asked: int) -> int:
     return vocabulary
 
 
-def _index(records: list[Record], how: Tokenizer, vocabulary: int, source: Texts) -> TokenIndex:
+def _index(records: list[TokenShardRecord], how: Tokenizer, vocabulary: int, source: Texts) -> TokenIndex:
     shards = tuple(record.shard for record in records if record.shard.nsamples)
     if not shards:
         raise UsageError(f"the texts in {source.folder} hold no document that is not empty")
@@ -495,9 +495,9 @@ def _index(records: list[Record], how: Tokenizer, vocabulary: int, source: Texts
 # --- one shard ---------------------------------------------------------------------------------------------------
 
 
-def _make(job: Job) -> Made:
+def _make(job: TokenJob) -> TokenShard:
     if (record := _finished(job)) is not None:
-        return Made(size=job.size, record=record, kept=True)
+        return TokenShard(size=job.size, record=record, kept=True)
     how = tokenizer(job.encoding.tokenizer, job.encoding.end)
     if how.digest != job.digest:
         raise UsageError(f"{job.encoding.tokenizer} has changed meanwhile; start again")
@@ -511,21 +511,21 @@ def _make(job: Job) -> Made:
                 except NoText as error:
                     bads += 1
                     if len(bad) < _NAMED:
-                        at = f"row {place}" if isinstance(piece, Rows) else f"the document at byte {place}"
+                        at = f"row {place}" if isinstance(piece, TableRows) else f"the document at byte {place}"
                         bad.append(f"{os.path.join(job.folder, piece.path)}, {at}: {error}")
                     continue
                 if ids.size:
                     file.write(np.append(ids, how.end).astype(f"<u{WIDTHS[dtype]}").tobytes())
                     count += 1
         if bads:
-            return Made(size=job.size, bads=bads, bad=tuple(bad))
+            return TokenShard(size=job.size, bads=bads, bad=tuple(bad))
         size = file.tell()
         shard = Shard(url=f"{job.name}.bin", nsamples=size // WIDTHS[dtype], filesize=size, md5sum=md5_of(file))
         put(f"{job.url}/{shard.url}", file)
     _note(job, shard)
-    record = Record(shard=shard, documents=count, made_from=job.made_from, holds=job.holds)
+    record = TokenShardRecord(shard=shard, documents=count, made_from=job.made_from, holds=job.holds)
     put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
-    return Made(size=job.size, record=record)
+    return TokenShard(size=job.size, record=record)
 
 
 def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.int64]:
@@ -541,7 +541,7 @@ def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.
     return ids
 
 
-def _finished(job: Job) -> Record | None:
+def _finished(job: TokenJob) -> TokenShardRecord | None:
     """The record, if the shard was made from the same texts in the same way and is as it was written."""
     record = _record(job)
     if record is None or record.made_from != job.made_from:
@@ -556,21 +556,21 @@ def _finished(job: Job) -> Record | None:
     return record
 
 
-def _of_others(job: Job) -> Record | None:
+def _of_others(job: TokenJob) -> TokenShardRecord | None:
     """The record, if the shard was made of such texts; who made it has looked at its bytes."""
     record = _record(job)
     return record if record is not None and record.holds == job.holds else None
 
 
-def _record(job: Job) -> Record | None:
+def _record(job: TokenJob) -> TokenShardRecord | None:
     files, path = filesystem(job.url)
     try:
-        return msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
+        return msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=TokenShardRecord)
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
-def _note(job: Job, shard: Shard) -> None:
+def _note(job: TokenJob, shard: Shard) -> None:
     """Whoever reads it here need not compare it: its MD5 is of what was written."""
     local = local_path(job.url)
     if local is None:

@@ -46,7 +46,7 @@ class Tar(msgspec.Struct, frozen=True):
     changed: str
 
 
-class Note(msgspec.Struct, frozen=True):
+class IndexedTar(msgspec.Struct, frozen=True):
     tar: Tar
     shard: Shard
 
@@ -74,7 +74,7 @@ class Notes:
             return
         for line in lines:
             try:
-                note = msgspec.json.decode(line, type=Note)
+                note = msgspec.json.decode(line, type=IndexedTar)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue  # of one that was killed while it wrote
             self.found[note.tar] = note.shard
@@ -82,7 +82,7 @@ class Notes:
     def add(self, tar: Tar, shard: Shard) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            file.write(b"\n" + msgspec.json.encode(Note(tar, shard)) + b"\n")
+            file.write(b"\n" + msgspec.json.encode(IndexedTar(tar, shard)) + b"\n")
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ import msgspec
 
 from farandole.protocol import events
 from farandole.protocol.coordinator.accounting import EARLY_S
-from farandole.protocol.cost import Cost, Prices, Stay, Told, cost
+from farandole.protocol.cost import Cost, Prices, HostUse, HostPrice, cost
 from farandole.protocol.events import WorkerTime
 from farandole.protocol.metrics import StepLine, parse_line
 from farandole.protocol.values import CLASSES, TimeClass
@@ -74,7 +74,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 def account(run: str, lines: Iterable[bytes], prices: Prices | None = None) -> Account:
     """`lines` are the whole lines of metrics.jsonl, oldest first; what `prices` says goes where no pool has said it."""
-    reading = Reading()
+    reading = AccountReader()
     for line in lines:
         reading.take(line)
     return reading.account(run, prices or Prices())
@@ -113,7 +113,7 @@ class _Process:
         )  # fmt: skip
 
 
-class Reading:
+class AccountReader:
     """The lines so far: `take` each whole one, oldest first, and ask for the `account` at any time."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Reading:
         self._from = 0  # the step with which the state began
         self._as_of: float | None = None
         self._over = False
-        self._priced: dict[str, events.Priced] = {}
+        self._priced: dict[str, events.PricedEvent] = {}
         self._gone_at: dict[str, float] = {}  # hosts, of those
         self._damaged = self._doubtful = 0
 
@@ -138,30 +138,30 @@ class Reading:
             return
         self._as_of = event.time
         match event:
-            case events.Starting(worker=worker, host=host):
+            case events.StartingEvent(worker=worker, host=host):
                 self._over = False
                 self._begin(worker, host=host, came=event.time)
-            case events.TimeSpent(workers=workers, ended=ended):
+            case events.TimeSpentEvent(workers=workers, ended=ended):
                 for worker, spent in workers.items():
                     self._spent(worker, spent, event.time, ended=worker in ended)
-            case events.Lost(worker=worker) | events.Left(worker=worker) if worker in self._newest:
+            case events.LostEvent(worker=worker) | events.LeftEvent(worker=worker) if worker in self._newest:
                 self._newest[worker].gone_at = event.time
-                self._newest[worker].left = isinstance(event, events.Left)
-            case events.Priced():
+                self._newest[worker].left = isinstance(event, events.LeftEvent)
+            case events.PricedEvent():
                 self._priced[event.host] = event
-            case events.Host(host=host, state="gone") if host in self._priced:
+            case events.HostEvent(host=host, state="gone") if host in self._priced:
                 self._gone_at[host] = event.time
-            case events.StateLost():
+            case events.StateLostEvent():
                 self._again(0)
-            case events.RunStarted():
+            case events.RunStartedEvent():
                 for process in self._newest.values():
                     process.ended = True  # after its newest line nothing says what its time went to
                 self._over = False
                 self._again(0)
-            case events.Resumed(step=step):
+            case events.ResumedEvent(step=step):
                 self._over = False
                 self._again(max(step, 0))
-            case events.Over():  # instances end with the run
+            case events.OverEvent():  # instances end with the run
                 self._over = True
                 self._gone_at = {**dict.fromkeys(self._priced, event.time), **self._gone_at}
             case _:
@@ -205,16 +205,16 @@ class Reading:
             if process.gone_at is None and not process.ended:
                 process.redo = self._redo
 
-    def _told(self, priced: events.Priced) -> Told:
+    def _told(self, priced: events.PricedEvent) -> HostPrice:
         """Of a host that is not gone yet, as far as the lines go."""
         ends = self._gone_at.get(priced.host, self._as_of or priced.since)
-        return Told(
+        return HostPrice(
             host=priced.host, pool=priced.pool, dollars=priced.dollars, day=priced.day, began=priced.since, ends=ends
         )
 
     def account(self, run: str, prices: Prices) -> Account:
         known = [(process, process.account()) for process in self._all if process.told]
-        stays = [Stay(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in known]
+        stays = [HostUse(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in known]
         paid = cost(stays, prices, map(self._told, self._priced.values()))
         seconds: dict[TimeClass, float] | None = None
         total_s = goodput = None

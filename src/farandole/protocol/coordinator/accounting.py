@@ -27,7 +27,7 @@ import msgspec
 from farandole.errors import ProtocolError, UsageError
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import Books, Told, Tracing, Worker
+from farandole.protocol.coordinator.state import CoordinatorState, ReportedTime, Tracing, Worker
 from farandole.protocol.events import WorkerTime
 from farandole.protocol.messages import MOST_SPANS, Heartbeat, Traced
 from farandole.protocol.values import SAID, TimeClass
@@ -39,9 +39,9 @@ EARLY_S = 86400.0  # that a process may have lasted before its first word
 MICRO = 1_000_000
 
 
-def heard(books: Books, worker: Worker, beat: Heartbeat, now: float) -> None:
+def on_heartbeat(books: CoordinatorState, worker: Worker, beat: Heartbeat, now: float) -> None:
     """A heartbeat of `worker`."""
-    said, known = beat.time_us, books.told_times.get(worker.id)
+    said, known = beat.time_us, books.reported_times.get(worker.id)
     if len(said) != len(SAID) or books.over:
         return
     if known is not None and known.session != worker.session:  # another process of that name
@@ -49,38 +49,38 @@ def heard(books: Books, worker: Worker, beat: Heartbeat, now: float) -> None:
         known = None
     if known is None:
         if worker.attempt > 1 or sum(said) <= EARLY_S * MICRO:
-            books.told_times[worker.id] = Told(
-                session=worker.session, host=worker.host, pool=worker.pool, first_us=sum(said), first_at=now, said=said,
+            books.reported_times[worker.id] = ReportedTime(
+                session=worker.session, host=worker.host, pool=worker.pool, first_us=sum(said), first_at=now, reported=said,
                 heard_at=now, step=beat.step if beat.view else -1,
             )  # fmt: skip
     elif _plausible(known, said, now, late_s=books.settings.heartbeat_timeout_s):
-        known.said, known.heard_at, known.step = said, now, beat.step if beat.view else known.step
+        known.reported, known.heard_at, known.step = said, now, beat.step if beat.view else known.step
 
 
-def _plausible(known: Told, said: tuple[int, ...], now: float, *, late_s: float) -> bool:
+def _plausible(known: ReportedTime, said: tuple[int, ...], now: float, *, late_s: float) -> bool:
     grown_us = sum(said) - known.first_us
-    shrinks = any(new < old for new, old in zip(said, known.said, strict=True))
+    shrinks = any(new < old for new, old in zip(said, known.reported, strict=True))
     return not shrinks and grown_us <= (now - known.first_at + late_s) * MICRO
 
 
-def tick(books: Books, now: float) -> None:
+def tick(books: CoordinatorState, now: float) -> None:
     """Call a few times a second."""
-    gone = tuple(worker for worker in books.told_times if worker not in books.workers)
+    gone = tuple(worker for worker in books.reported_times if worker not in books.workers)
     due = now >= books.times_due
     if due:
-        books.times_due = now + max(PERIOD_S, EACH_S * len(books.told_times))
+        books.times_due = now + max(PERIOD_S, EACH_S * len(books.reported_times))
     if due or gone:
-        _write(books, books.told_times if due else (), ended=gone, now=now)
+        _write(books, books.reported_times if due else (), ended=gone, now=now)
 
 
-def close(books: Books) -> None:
+def close(books: CoordinatorState) -> None:
     """The run is over: nobody's time is the run's any more."""
-    _write(books, (), ended=tuple(books.told_times), now=books.clock)
+    _write(books, (), ended=tuple(books.reported_times), now=books.clock)
 
 
-def _write(books: Books, workers: Iterable[str], *, ended: tuple[str, ...], now: float) -> None:
-    told = books.told_times
-    new = [worker for worker in workers if worker not in ended and sum(told[worker].said) > told[worker].written]
+def _write(books: CoordinatorState, workers: Iterable[str], *, ended: tuple[str, ...], now: float) -> None:
+    told = books.reported_times
+    new = [worker for worker in workers if worker not in ended and sum(told[worker].reported) > told[worker].written]
     if not new and not ended:
         return
     lines = {worker: _time(told[worker]) for worker in new}
@@ -89,18 +89,18 @@ def _write(books: Books, workers: Iterable[str], *, ended: tuple[str, ...], now:
         rest: TimeClass = "end" if _in_order(books, worker) else "lost"
         lines[worker] = _time(known, rest, max(now - known.heard_at, 0.0))
     for worker in new:
-        told[worker].written = sum(told[worker].said)
-    books.record(events.TimeSpent(workers=lines, ended=ended))
+        told[worker].written = sum(told[worker].reported)
+    books.record(events.TimeSpentEvent(workers=lines, ended=ended))
 
 
-def _in_order(books: Books, worker: str) -> bool:
+def _in_order(books: CoordinatorState, worker: str) -> bool:
     """Whether it is gone as it should."""
     departed = books.departed.get(worker)
     return departed.code == 0 if departed else worker in books.workers and books.over is not None
 
 
-def _time(known: Told, rest: TimeClass = "lost", rest_s: float = 0.0) -> WorkerTime:
-    return worker_time(known.said, host=known.host, pool=known.pool, step=known.step, rest=rest, rest_s=rest_s)
+def _time(known: ReportedTime, rest: TimeClass = "lost", rest_s: float = 0.0) -> WorkerTime:
+    return worker_time(known.reported, host=known.host, pool=known.pool, step=known.step, rest=rest, rest_s=rest_s)
 
 
 def worker_time(
@@ -133,7 +133,7 @@ LOOKS_S = 0.5  # at least so often who waits for a trace looks
 TOTAL, LEAST = 500_000, 500
 
 
-def ask(books: Books, steps: int, number: int, now: float) -> None:
+def start_trace(books: CoordinatorState, steps: int, number: int, now: float) -> None:
     """Have every member tell of its next `steps` steps. `number`: one that no other trace has had.
 
     Raises:
@@ -142,7 +142,7 @@ def ask(books: Books, steps: int, number: int, now: float) -> None:
     if books.over or books.ending:
         raise UsageError("the run is ending: there are no steps to come")
     on = books.tracing
-    if on is not None and (owed := look(books).owed) and now - on.looked_at < LEASE_S:
+    if on is not None and (owed := trace_answers(books).owed) and now - on.looked_at < LEASE_S:
         raise UsageError(
             f"another trace is on, and waits for {', '.join(owed)}: one at a time, so ask again when it is done; one "
             f"that nobody looks at any more is dropped after {LEASE_S:g} s"
@@ -151,60 +151,60 @@ def ask(books: Books, steps: int, number: int, now: float) -> None:
     if not members:
         raise UsageError("nobody trains: there are no steps to trace; `farandole status` says what the run waits for")
     most = max(LEAST, min(MOST_SPANS, TOTAL // (2 * len(members))))
-    books.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, asked=tuple(members))
+    books.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, workers=tuple(members))
     for worker in members:
-        remind(books, worker)
+        repeat_trace(books, worker)
 
 
-def remind(books: Books, worker: str) -> None:
+def repeat_trace(books: CoordinatorState, worker: str) -> None:
     """It may not have heard of a trace to which it owes its part."""
     on = books.tracing
-    if on is not None and worker in look(books).owed:
+    if on is not None and worker in trace_answers(books).owed:
         books.send(worker, m.Trace(number=on.number, steps=on.steps, most=on.most))
 
 
-def end(books: Books) -> None:
+def end_trace(books: CoordinatorState) -> None:
     """Whoever owes its part is to tell what it has so far: nobody waits for more, or the run ends."""
     on = books.tracing
     if on is not None and on.steps:
         on.steps = 0
-        for worker in on.asked:
-            remind(books, worker)
+        for worker in on.workers:
+            repeat_trace(books, worker)
 
 
-def on_spans(books: Books, worker: Worker, spans: m.Spans) -> None:
+def on_spans(books: CoordinatorState, worker: Worker, spans: m.Spans) -> None:
     """Its part. Raises ProtocolError where it says more than it may."""
     on = books.tracing
-    if on is None or spans.number != on.number or worker.id not in on.asked:
+    if on is None or spans.number != on.number or worker.id not in on.workers:
         return
     if max(len(spans.spans), len(spans.waits)) > on.most:
         raise ProtocolError(f"{worker.id} tells of more than {on.most} spans")
     on.answers[worker.id] = msgspec.msgpack.encode(spans)
 
 
-def look(books: Books, now: float | None = None) -> Traced:
+def trace_answers(books: CoordinatorState, now: float | None = None) -> Traced:
     """How far it is. `now`: for somebody who waits for it."""
     on = books.tracing
     if on is None:
         return Traced()
     on.looked_at = on.looked_at if now is None else now
-    there = [worker for worker in on.asked if worker in books.workers]  # nobody gets a name that another has had
+    there = [worker for worker in on.workers if worker in books.workers]  # nobody gets a name that another has had
     return Traced(
         number=on.number,
         steps=on.steps,
-        asked=on.asked,
+        asked=on.workers,
         answered=tuple(on.answers),
-        gone=tuple(w for w in on.asked if w not in on.answers and w not in there),
+        gone=tuple(w for w in on.workers if w not in on.answers and w not in there),
         owed=tuple(w for w in there if w not in on.answers),
     )
 
 
-def awaited(books: Books, now: float) -> bool:
+def trace_pending(books: CoordinatorState, now: float) -> bool:
     """Somebody waits for it just now, and should get what is there before a run that is over is out of reach."""
     return books.tracing is not None and now - books.tracing.looked_at < LOOKS_S
 
 
-def answer(books: Books, worker: str) -> bytes:
+def trace_answer(books: CoordinatorState, worker: str) -> bytes:
     """What that worker has said, as it is on the wire.
 
     Raises:

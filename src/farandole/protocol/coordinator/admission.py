@@ -10,7 +10,7 @@ from __future__ import annotations
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import failures
-from farandole.protocol.coordinator.state import Books, Worker
+from farandole.protocol.coordinator.state import CoordinatorState, Worker
 from farandole.protocol.difference import first_difference, in_words, other_code, without_code
 from farandole.protocol.numeric_facts import numeric_differences, numerics, numerics_refusal, without_numerics
 
@@ -19,7 +19,7 @@ from farandole.protocol.numeric_facts import numeric_differences, numerics, nume
 MOST_TOLD = 100  # alterations of settings, and operators: a script that alters one in each step is not told for ever
 
 
-def ready(books: Books, worker: Worker, message: m.Ready) -> None:
+def on_ready(books: CoordinatorState, worker: Worker, message: m.Ready) -> None:
     """The worker asks in: from now on it is a candidate, or is refused and told why."""
     if worker.state != "starting":
         return
@@ -29,13 +29,13 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         _refuse(books, worker, f"{in_words(code)}: not what the run executes, which is in its folder's code/")
         return
     if books.signature is None and books.settings.code and not worker.pool:
-        if worker.id not in books.early:
-            books.record(events.Waits(worker=worker.id, host=worker.host))
-        books.early[worker.id] = message
+        if worker.id not in books.early_external:
+            books.record(events.WaitsEvent(worker=worker.id, host=worker.host))
+        books.early_external[worker.id] = message
         return
     if books.signature is None:
         books.signature = without_code(signature) if code else signature
-        books.record(events.Numerics(worker=worker.id, facts=numerics(signature.facts)))
+        books.record(events.NumericsEvent(worker=worker.id, facts=numerics(signature.facts)))
     found = numeric_differences(books.signature.facts, signature.facts)
     expected, got = without_numerics(books.signature), without_numerics(signature)
     if unlike := numerics_refusal(found, books.settings.bits):
@@ -45,20 +45,20 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         _refuse(books, worker, difference)
         return
     if code:
-        books.record(events.OtherCode(worker=worker.id, what=tuple(code)))
+        books.record(events.OtherCodeEvent(worker=worker.id, what=tuple(code)))
     if found.bits:
         books.unpromised = books.reached if books.unpromised is None else books.unpromised
-        books.record(events.BitsNotPromised(worker=worker.id, step=books.reached, what=found.words()))
+        books.record(events.BitsNotPromisedEvent(worker=worker.id, step=books.reached, what=found.words()))
     elif found.versions:
-        books.record(events.OtherVersions(worker=worker.id, what=found.words()))
+        books.record(events.OtherVersionsEvent(worker=worker.id, what=found.words()))
     worker.state, worker.unreached = "ready", message.unreached
-    books.record(events.Ready(worker=worker.id, host=worker.host, pid=worker.pid, unreached=worker.unreached))
-    early, books.early = books.early, {}
+    books.record(events.ReadyEvent(worker=worker.id, host=worker.host, pid=worker.pid, unreached=worker.unreached))
+    early, books.early_external = books.early_external, {}
     for guest in [guest for guest in early if guest in books.workers]:
-        ready(books, books.workers[guest], early[guest])
+        on_ready(books, books.workers[guest], early[guest])
 
 
-def setting_changed(books: Books, worker: Worker, message: m.SettingChanged) -> None:
+def on_setting_changed(books: CoordinatorState, worker: Worker, message: m.SettingChanged) -> None:
     """The script has altered a setting of torch's. Everyone says so; who does alone is found by the step's digest."""
     told = (message.step, message.now)
     if not books.has_part(worker.id) or books.altered.get(message.setting) == told or books.alterations >= MOST_TOLD:
@@ -66,28 +66,28 @@ def setting_changed(books: Books, worker: Worker, message: m.SettingChanged) -> 
     books.altered[message.setting] = told
     books.alterations += 1
     books.record(
-        events.SettingChanged(
+        events.SettingChangedEvent(
             worker=worker.id, step=message.step, setting=message.setting, before=message.before, now=message.now
         )
     )
 
 
-def unknown_operator(books: Books, worker: Worker, message: m.UnknownOperator) -> None:
+def on_unknown_operator(books: CoordinatorState, worker: Worker, message: m.UnknownOperator) -> None:
     """It has run one that is not known to be portable: told once."""
     if message.operator not in books.unknown_operators and len(books.unknown_operators) < MOST_TOLD:
         books.unknown_operators.add(message.operator)
-        books.record(events.UnknownOperator(worker=worker.id, operator=message.operator))
+        books.record(events.UnknownOperatorEvent(worker=worker.id, operator=message.operator))
 
 
-def _refuse(books: Books, worker: Worker, difference: str, *, of_its_host: bool = False) -> None:
+def _refuse(books: CoordinatorState, worker: Worker, difference: str, *, of_its_host: bool = False) -> None:
     del books.workers[worker.id]
-    books.record(events.Refused(worker=worker.id, host=worker.host, reason=difference))
-    books.send(worker.id, m.Refused(reason=difference))
-    books.depart(worker, difference, 1, started=False, refused=not of_its_host)
+    books.record(events.RefusedEvent(worker=worker.id, host=worker.host, reason=difference))
+    books.send(worker.id, m.JoinRefused(reason=difference))
+    books.record_departure(worker, difference, 1, started=False, refused=not of_its_host)
     if not of_its_host:
-        failures.refused(books, worker, difference)
+        failures.on_refused(books, worker, difference)
 
 
-def _other_code(books: Books, signature: m.Signature) -> list[str]:
+def _other_code(books: CoordinatorState, signature: m.Signature) -> list[str]:
     expected = (*books.settings.code, *(books.signature.facts if books.signature else ()))
     return list(dict.fromkeys(other_code(expected, signature.facts)))

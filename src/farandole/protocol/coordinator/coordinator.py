@@ -33,7 +33,7 @@ from farandole.protocol.coordinator import (
     view_changes,
 )
 from farandole.protocol.coordinator import metric_lines as last_resort
-from farandole.protocol.coordinator.state import EVICTED, UNFED, Action, Books, Ending, RunSettings, Worker
+from farandole.protocol.coordinator.state import EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, Action, CoordinatorState, Ending, RunSettings, Worker
 from farandole.protocol.failure_detector import Silence
 
 # --- pools ------------------------------------------------------------------------------------------------------------
@@ -50,77 +50,77 @@ from farandole.protocol.failure_detector import Silence
 # workers of others is not heard.
 
 
-def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
+def on_pool_message(books: CoordinatorState, pool: str, host: str, message: m.FromPool) -> None:
     """A message of `pool`, whose own process is on `host`."""
     match message:
-        case m.Exited(worker=worker, reason=reason) if scaling.owns(books, pool, worker):
-            exited(books, worker, pool, host, reason)
-        case m.Noticed():
+        case m.WorkerProcessExited(worker=worker, reason=reason) if scaling.owns(books, pool, worker):
+            on_process_exit(books, worker, pool, host, reason)
+        case m.PreemptionNotice():
             for worker in message.workers:
                 if scaling.owns(books, pool, worker):
-                    _noticed(books, worker, message)
+                    _on_preemption(books, worker, message)
         case m.StartFailed(worker=worker) if scaling.owns(books, pool, worker):
-            books.record(events.StartFailed(worker=worker, host=message.host, reason=message.reason))
+            books.record(events.StartFailedEvent(worker=worker, host=message.host, reason=message.reason))
         case m.NoCapacity():
-            books.record(events.NoCapacity(pool=pool, reason=message.reason))
+            books.record(events.NoCapacityEvent(pool=pool, reason=message.reason))
         case m.Capacity(workers=workers, gathers=gathers):
             mark = scaling.pool_mark(books, pool)
-            books.gather = (books.gather | {mark}) if gathers else books.gather - {mark}
-            books.can = {
-                **{m: n for m, n in books.can.items() if m != mark},
+            books.gathering_pools = (books.gathering_pools | {mark}) if gathers else books.gathering_pools - {mark}
+            books.pool_capacity = {
+                **{m: n for m, n in books.pool_capacity.items() if m != mark},
                 **({} if workers is None else {mark: workers}),
             }
         case m.HostSeen():
-            books.record(events.Host(pool=pool, host=message.host, state=message.state, reason=message.reason))
+            books.record(events.HostEvent(pool=pool, host=message.host, state=message.state, reason=message.reason))
         case m.HostPriced(host=named, dollars=dollars, since=since, day=day):
-            books.record(events.Priced(pool=pool, host=named, dollars=dollars, since=since, day=day))
-        case m.Advised():
-            books.record(events.Advice(pool=pool, host=message.host, reason=message.reason))
+            books.record(events.PricedEvent(pool=pool, host=named, dollars=dollars, since=since, day=day))
+        case m.RebalanceAdvice():
+            books.record(events.AdviceEvent(pool=pool, host=message.host, reason=message.reason))
         case _:
             pass
 
 
-def exited(books: Books, worker: str, pool: str, host: str, reason: str) -> None:
+def on_process_exit(books: CoordinatorState, worker: str, pool: str, host: str, reason: str) -> None:
     """Its connection may not have closed yet. May be told again."""
-    if worker in books.gone:
+    if worker in books.dead:
         return
-    books.forget(worker, reason)
+    books.mark_dead(worker, reason)
     known, departed = books.workers.get(worker), books.departed.get(worker)
     if known is not None and books.let_in(worker):
         if not known.connected:
             view_changes.lost(books, known, reason)
     else:
         if known is None and departed is None:
-            books.record(events.Exited(worker=worker, host=host, reason=reason))
-        let_go = departed and (departed.started or departed.refused or departed.code in (0, UNFED))
-        if pool and not let_go and not (known and known.leaving) and worker not in books.noticed:
-            failures.startup_failed(books, worker, pool)
-        if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
-            failures.found_out(books, worker, reason, entered=departed.entered)
+            books.record(events.ExitedEvent(worker=worker, host=host, reason=reason))
+        let_go = departed and (departed.started or departed.refused or departed.code in (0, EXIT_DATA_UNAVAILABLE))
+        if pool and not let_go and not (known and known.leaving) and worker not in books.preempted:
+            failures.on_startup_failure(books, worker, pool)
+        if departed and departed.started and departed.code == EXIT_EVICTED:  # its peers had seen it first
+            failures.on_wrong_worker(books, worker, reason, entered=departed.entered)
         if known is not None and not known.connected:
             view_changes.lost(books, known, reason)
-    recovery.if_ready(books)
+    recovery.recover_if_ready(books)
 
 
-def arrived(books: Books, worker: str) -> None:
+def on_arrival(books: CoordinatorState, worker: str) -> None:
     """It has come. Its host may have had notice before."""
-    if reason := books.noticed.pop(worker, ""):
-        scaling.notice(books, books.workers[worker], reason)
+    if reason := books.preempted.pop(worker, ""):
+        scaling.request_leave(books, books.workers[worker], reason)
 
 
-def _noticed(books: Books, worker: str, message: m.Noticed) -> None:
+def _on_preemption(books: CoordinatorState, worker: str, message: m.PreemptionNotice) -> None:
     reason = f"{message.host} goes within {message.within_s} s: {message.reason}"
     if known := books.workers.get(worker):
-        scaling.notice(books, known, reason)
-        scaling.deadline(books, known, message.within_s)
-    elif worker not in books.departed and worker not in books.gone:
-        books.expect(worker, reason)
+        scaling.request_leave(books, known, reason)
+        scaling.set_deadline(books, known, message.within_s)
+    elif worker not in books.departed and worker not in books.dead:
+        books.leave_on_arrival(worker, reason)
 
 
 # --- coordinator ------------------------------------------------------------------------------------------------------
 
 
-class Coordinator(Books):
+class Coordinator(CoordinatorState):
     """See the module's head. Feed it, then `drain()` the actions. `known`: what a killed one left (`reconnection`)."""
 
     def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
@@ -129,7 +129,7 @@ class Coordinator(Books):
         if known is not None:
             reconnection.restore(self, known, now)
         elif settings.edited:
-            self.record(events.CodeEdited(files=settings.edited))
+            self.record(events.CodeEditedEvent(files=settings.edited))
 
     def drain(self) -> list[Action]:
         actions, self.actions = self.actions, []
@@ -137,17 +137,17 @@ class Coordinator(Books):
 
     def _settle(self, now: float) -> None:
         """After every input: end the run or plan the next view, if it is time."""
-        last_resort.settle(self)
+        last_resort.release_lines(self)
         if not self.over:
             for workers, message in disputes.confirmed(self):
-                recovery.seen(self, workers, message)
+                recovery.on_shared_report(self, workers, message)
         scaling.shrink(self)
-        if self.over or shutdown.settle(self, now):
+        if self.over or shutdown.advance(self, now):
             return
-        if self.ending and shutdown.comes_between(self):
-            recovery.stop(self, self.ending.reason)
-        elif unfed := failures.due(self):
-            recovery.stop(self, unfed)
+        if self.ending and shutdown.is_between_steps(self):
+            recovery.stop_view(self, self.ending.reason)
+        elif unfed := failures.stop_for_data(self):
+            recovery.stop_view(self, unfed)
         else:
             view_changes.plan(self, now)
 
@@ -168,12 +168,12 @@ class Coordinator(Books):
             if not self.over and self.has_part(known.id):
                 if self.stopping and known.id in self.stopping.expelled:
                     reason = f"evicted: {self.stopping.expelled[known.id]}"
-                    self.send(known.id, m.Goodbye(reason=reason, code=self.eviction(known.id)))
+                    self.send(known.id, m.Goodbye(reason=reason, code=self.eviction_code(known.id)))
                     return known.id
                 self._welcome(known.id)
-                scaling.remind(self, known)
-                accounting.remind(self, known.id)
-                reconnection.returned(self, known, now)
+                scaling.repeat_notice(self, known)
+                accounting.repeat_trace(self, known.id)
+                reconnection.on_return(self, known, now)
                 if disputes.returns_too_often(self, known.id):
                     view_changes.evict(self, known.id, "its connection breaks again and again")
                 self._settle(now)
@@ -181,12 +181,12 @@ class Coordinator(Books):
             del self.workers[known.id]  # it has no part yet: it asks in anew
         departed = self.departed.get(hello.worker)
         back = departed is not None and departed.session == hello.session != ""
-        worker = hello.worker if back or same else scaling.fresh(self, hello)
+        worker = hello.worker if back or same else scaling.new_id(self, hello)
         if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
         if hello.synced and not self.over:  # see `reconnection`, 7
-            self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EVICTED, save=True))
+            self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EXIT_EVICTED, save=True))
             return worker
         self._welcome(worker)
         if self.over:
@@ -194,13 +194,13 @@ class Coordinator(Books):
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
         if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
-            self.record(events.Starting(worker=worker, host=hello.host, pid=hello.pid))
-        self.silences.begin(silence := Silence(), now)
+            self.record(events.StartingEvent(worker=worker, host=hello.host, pid=hello.pid))
+        self.failure_detector.begin(silence := Silence(), now)
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, silence=silence, session=hello.session,
             attempt=hello.attempt,
         )  # fmt: skip
-        arrived(self, worker)
+        on_arrival(self, worker)
         return worker
 
     def knows(self, hello: m.Hello) -> bool:
@@ -212,12 +212,12 @@ class Coordinator(Books):
         s = self.settings
         self.send(worker, m.Welcome(run=s.run, worker=worker, folder=s.folder, terms=s.terms, lines=self.last_line))
 
-    def receive(self, worker: str, message: m.Message, now: float) -> None:
+    def on_message(self, worker: str, message: m.Message, now: float) -> None:
         """A message from `worker`. Messages of workers that are out are ignored: their connection is being closed."""
         known = self.workers.get(worker)
         if known is None:
             return
-        self.silences.hear(known.silence, now, learns=known.computed)
+        self.failure_detector.hear(known.silence, now, learns=known.computed)
         if isinstance(message, m.Heartbeat):
             self._heartbeat(known, message, now)
             return
@@ -227,103 +227,103 @@ class Coordinator(Books):
         if self.over:
             return
         if isinstance(message, m.Switched | m.Stopped | m.Finished):
-            last_resort.said(self, known, message.step)
+            last_resort.note_step(self, known, message.step)
         try:
-            self._hear(known, message)
+            self._dispatch(known, message)
         except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
-            self.put_out(worker, str(error), now)
+            self.ban_and_remove(worker, str(error), now)
         self._settle(now)
 
-    def _hear(self, known: Worker, message: m.Message) -> None:
+    def _dispatch(self, known: Worker, message: m.Message) -> None:
         worker = known.id
         match message:
             case m.Ready():
-                admission.ready(self, known, message)
-            case m.Leaving():
-                scaling.notice(self, known, message.reason)
+                admission.on_ready(self, known, message)
+            case m.LeaveRequest():
+                scaling.request_leave(self, known, message.reason)
             case m.Lapsed() if known.leaving:
                 view_changes.lapsed(self, known)
             case m.Publish():
-                view_changes.publish(self, worker, message)
+                view_changes.on_publish(self, worker, message)
             case m.Switched():
-                view_changes.switched(self, known, message)
-            case m.Unproved():
-                view_changes.unproved(self, worker, message)
+                view_changes.on_switched(self, known, message)
+            case m.PeerUnproved():
+                view_changes.on_unproved_peer(self, worker, message)
             case m.Synced():
-                view_changes.synced(self, worker, message)
+                view_changes.on_synced(self, worker, message)
             case m.Suspect():
-                recovery.suspect(self, worker, message)
+                recovery.on_suspect(self, worker, message)
             case m.Stopped():
-                recovery.stopped(self, worker, message)
-            case m.Failed() | m.Unfed():
-                view_changes.ends(self, known, message)
+                recovery.on_stopped(self, worker, message)
+            case m.ScriptFailed() | m.DataUnavailable():
+                view_changes.on_script_end(self, known, message)
             case m.Saved() | m.Digests():
-                shutdown.answered(self, worker, message)
+                shutdown.on_answer(self, worker, message)
             case m.Checkpointed() | m.Restored():
                 if isinstance(message, m.Restored) and message.done:
-                    shutdown.nothing_left(self, known, message)
-                shutdown.heard(self, known, message)
+                    shutdown.on_nothing_left(self, known, message)
+                shutdown.on_checkpoint(self, known, message)
             case m.SettingChanged():
-                admission.setting_changed(self, known, message)
+                admission.on_setting_changed(self, known, message)
             case m.UnknownOperator():
-                admission.unknown_operator(self, known, message)
+                admission.on_unknown_operator(self, known, message)
             case m.LoaderEnded() | m.Unrecorded():
-                for event in reported_events.told(worker, message):
+                for event in reported_events.events_of(worker, message):
                     self.record(event)
-            case m.Short():
-                if shutdown.short(self, known, message):
-                    recovery.stop(self, f"{worker} can't begin")
+            case m.CannotStart():
+                if shutdown.on_cannot_start(self, known, message):
+                    recovery.stop_view(self, f"{worker} can't begin")
             case m.Spans():
                 accounting.on_spans(self, known, message)
             case m.Drifts():
-                disputes.drifts(self, message)
-            case m.NotFinite() | m.Differs() | m.Unlike():
+                disputes.on_drifts(self, message)
+            case m.NotFinite() | m.Differs() | m.ShardsDiffer():
                 if self.has_part(worker):
                     disputes.corroborate(self, worker, message)
             case m.Finished() if self.stands_alone(known):
                 view_changes.excuse(self, known, "its script ended before it was let in", 0)
             case m.Finished():
-                view_changes.finished(self, known, message)
+                view_changes.on_finished(self, known, message)
             case _:
                 raise ProtocolError(f"unexpected message {type(message).__name__}")
 
-    def disconnected(self, worker: str, now: float) -> None:
+    def on_disconnect(self, worker: str, now: float) -> None:
         """The control connection has closed. That alone is no death; see `reconnection`."""
         if worker not in self.workers or self.over:
             return
         gone = self.workers[worker]
-        if worker in self.gone:
-            view_changes.lost(self, gone, self.gone[worker] or "its process has ended")
+        if worker in self.dead:
+            view_changes.lost(self, gone, self.dead[worker] or "its process has ended")
         else:
-            reconnection.absent(self, gone, now)
+            reconnection.on_absence(self, gone, now)
         self._settle(now)
 
-    def from_pool(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
+    def on_pool_message(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         """What `pool`, whose process is on `host`, says of its own. See `pools`."""
         if not self.over:
-            hear(self, pool, host, message)
+            on_pool_message(self, pool, host, message)
             self._settle(now)
 
     def tick(self, now: float) -> None:
         """Call a few times a second."""
         slept = self._ticked is not None and now - self._ticked > self.settings.heartbeat_timeout_s / 2
         self._ticked = self.clock = now
-        self.silences.tick(now, (worker.silence for worker in self.workers.values() if worker.connected))
+        self.failure_detector.tick(now, (worker.silence for worker in self.workers.values() if worker.connected))
         if slept:  # it is we who were away
-            self.movement.moved(now)
+            self.progress.moved(now)
         if slept or self.over:
             return
         accounting.tick(self, now)
-        for worker, reason in reconnection.silent(self, now):
+        for worker, reason in reconnection.silent_workers(self, now):
             view_changes.evict(self, worker, reason)
-        for worker in view_changes.late(self, now):
+        for worker in view_changes.late_members(self, now):
             recovery.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
-        failures.watch(self, now)
+        failures.watch_for_stalls(self, now)
         self._settle(now)
 
-    def put_out(self, worker: str, reason: str, now: float) -> None:
+    def ban_and_remove(self, worker: str, reason: str, now: float) -> None:
         """It has to go, and is told to stay out."""
-        self.bar(worker)
+        self.ban(worker)
         view_changes.evict(self, worker, reason)
         self._settle(now)
 
@@ -344,26 +344,26 @@ class Coordinator(Books):
         """`farandole stop`, SIGINT: everyone leaves after the same step; rank 0 writes a checkpoint."""
         if self.ending or self.over:
             return
-        self.record(events.Stopping(reason=reason))
+        self.record(events.StoppingEvent(reason=reason))
         self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 
     def roster(self, pool: str = "") -> m.Roster:
         """What that pool acts on; without a name, the run's own."""
-        return scaling.of(self, pool)
+        return scaling.build_roster(self, pool)
 
     # --- single messages -----------------------------------------------------------------------------------
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat, now: float) -> None:
-        worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
+        worker.heartbeat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number and worker.state in ("member", "finished"):
-            failures.reached(self, worker.id, beat.step)
+            failures.note_progress(self, worker.id, beat.step)
             verdicts.note_proof(self, beat)
-            self.movement.heard(worker.id, beat, now)
+            self.progress.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
-        view_changes.began(self, worker.id, beat)
-        recovery.held_up(self, worker.id, beat)
-        last_resort.heard(self, worker, beat)
-        accounting.heard(self, worker, beat, now)
+        view_changes.on_round_begun(self, worker.id, beat)
+        recovery.on_held_up(self, worker.id, beat)
+        last_resort.on_heartbeat(self, worker, beat)
+        accounting.on_heartbeat(self, worker, beat, now)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
-            self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
+            self.send(worker.id, m.LinesHeard(beat=beat.number, lines=self.last_line))

@@ -39,7 +39,7 @@ from typing import TypeVar
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import state
-from farandole.protocol.coordinator.state import Books, Claim, Ending, Shared
+from farandole.protocol.coordinator.state import CoordinatorState, Corroboration, Ending, Shared
 from farandole.protocol.difference import first_unequal, outliers
 from farandole.protocol.messages import Stopped
 from farandole.protocol.view import View
@@ -59,50 +59,50 @@ class Conviction:
     alone: bool  # one word against one other
 
 
-def may_accuse(books: Books, worker: str, view: int, peer: str) -> bool:
+def may_accuse(books: CoordinatorState, worker: str, view: int, peer: str) -> bool:
     """Whether both are of that view, which somebody may be in. See 6."""
-    known = [*books.views(), *state.views(books)]
+    known = [*books.views(), *state.issued_views(books)]
     return worker != peer and any(each.number == view and {worker, peer} <= set(each.members) for each in known)
 
 
-def denied(books: Books, message: m.Suspect) -> bool:
+def denied(books: CoordinatorState, message: m.Suspect) -> bool:
     """Whether the accused has gone on while it is said to have been waited for. See 3; heartbeats may be late."""
     within = message.waited_s - books.settings.heartbeat_timeout_s
-    return message.waited_s > 0 and books.movement.went_on(message.peer, books.clock, within)
+    return message.waited_s > 0 and books.progress.went_on(message.peer, books.clock, within)
 
 
-def waited_for(books: Books, worker: str, view: int) -> str:
+def waited_for(books: CoordinatorState, worker: str, view: int) -> str:
     """Whom those who wait for `worker` really wait for, as heartbeats say: the end of the waits, or itself. See 3."""
     cause, passed = worker, set[str]()
     while cause in books.workers and cause not in passed:
         passed.add(cause)
-        beat = books.workers[cause].beat
+        beat = books.workers[cause].heartbeat
         if not beat.waits_for or beat.view != view:
             return cause
         cause = beat.waits_for
     return worker
 
 
-def benefits(books: Books, worker: str) -> None:
+def give_benefit(books: CoordinatorState, worker: str) -> None:
     """It was right against one other, by its standing alone. See 4."""
     books.benefits.draw(worker, books.clock)
 
 
-def spent(books: Books, workers: Iterable[str]) -> set[str]:
+def benefits_used_up(books: CoordinatorState, workers: Iterable[str]) -> set[str]:
     """Those of whom it can't be said any more."""
     return {worker for worker in workers if books.benefits.spent(worker, books.clock)}
 
 
-def returns_too_often(books: Books, worker: str) -> bool:
+def returns_too_often(books: CoordinatorState, worker: str) -> bool:
     """Its connection has come back once more. See 6."""
     books.returns.draw(worker, books.clock)
     return books.returns.spent(worker, books.clock)
 
 
-def witnesses(books: Books, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
+def witnesses(books: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
     """Who confirms that somebody is waited for: the others' heartbeats, or its own. See 3."""
     found: dict[str, set[str]] = defaultdict(set)
-    beats = {worker: books.workers[worker].beat for worker in answered}
+    beats = {worker: books.workers[worker].heartbeat for worker in answered}
     for worker, beat in beats.items():
         cause = waited_for(books, beat.waits_for, beat.view)
         if cause in beats and may_accuse(books, worker, beat.view, cause):
@@ -177,34 +177,34 @@ KEPT = 100
 MANY = 3  # of whom one may be outvoted
 
 
-def enough(workers: int) -> int:
+def majority(workers: int) -> int:
     """How many of so many have to say the same."""
     return 2 if workers >= MANY else 1
 
 
-def corroborate(books: Books, worker: str, message: Shared) -> None:
+def corroborate(books: CoordinatorState, worker: str, message: Shared) -> None:
     """One of those who could see it says so."""
-    claim = books.claims.setdefault(f"{type(message).__name__} {message.step}", Claim(message))
+    claim = books.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
     claim.message = message
     claim.workers.add(worker)
-    for oldest in list(books.claims)[:-KEPT]:
-        del books.claims[oldest]
+    for oldest in list(books.corroborations)[:-KEPT]:
+        del books.corroborations[oldest]
 
 
-def confirmed(books: Books) -> list[tuple[list[str], Shared]]:
+def confirmed(books: CoordinatorState) -> list[tuple[list[str], Shared]]:
     """What has been said by enough, each once, with those who have said it."""
     holders = _holders(books)
-    needed = enough(len(holders))
+    needed = majority(len(holders))
     found = list[tuple[list[str], Shared]]()
-    seen = [(key, claim.message) for key, claim in books.claims.items() if not isinstance(claim.message, m.NotFinite)]
+    seen = [(key, claim.message) for key, claim in books.corroborations.items() if not isinstance(claim.message, m.NotFinite)]
     denied = [key for key, message in seen if message.step < books.reached]
     for key in denied:
-        del books.claims[key]
-    for key, claim in list(books.claims.items()):
+        del books.corroborations[key]
+    for key, claim in list(books.corroborations.items()):
         said = [worker for worker in holders if worker in claim.workers]
         if len(said) >= needed and not _against_the_first(holders, claim.message):
             found.append((said, claim.message))
-            del books.claims[key]
+            del books.corroborations[key]
     return found
 
 
@@ -216,17 +216,17 @@ def _against_the_first(holders: list[str], message: Shared) -> bool:
     return len(like) == 1 and like != holders[:1]
 
 
-def stale(books: Books) -> None:
+def drop_stale_reports(books: CoordinatorState) -> None:
     """Those who have stood still go on, and compare their words anew."""
-    books.claims = {key: claim for key, claim in books.claims.items() if isinstance(claim.message, m.NotFinite)}
+    books.corroborations = {key: claim for key, claim in books.corroborations.items() if isinstance(claim.message, m.NotFinite)}
 
 
-def disputed(books: Books, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:
+def disputed(books: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:
     """What some of these say of a round whose words differ, if others have not said it yet. `reports`: the answers to a
     stop of all who hold the state. Of those who say so, whoever is behind another has been proved wrong by it.
     """
     last = max((report.round for report in reports.values()), default=0)
-    for claim in books.claims.values():
+    for claim in books.corroborations.values():
         said = sorted(w for w in claim.workers if w in reports and reports[w].round == last)
         if isinstance(claim.message, m.Differs) and said:
             return said, claim.message
@@ -238,10 +238,10 @@ def agreed_round(said: dict[str, int], workers: int) -> int:
     if not said:
         return -1
     round_, count = Counter(said.values()).most_common(1)[0]
-    return round_ if count >= enough(workers) else -1
+    return round_ if count >= majority(workers) else -1
 
 
-def _holders(books: Books) -> list[str]:
+def _holders(books: CoordinatorState) -> list[str]:
     """Leavers that the others may still wait for among them: they have seen the same rounds. A coordinator that is back
     may not have heard that the first view is in force.
     """
@@ -395,47 +395,47 @@ def contradiction(
 T = TypeVar("T")
 
 
-def differ(books: Books, odd: tuple[str, ...], where: str, told: str = "") -> None:
+def on_replicas_differ(books: CoordinatorState, odd: tuple[str, ...], where: str, told: str = "") -> None:
     """The replicas of `odd` are unlike the others', as `told` says, or all can see."""
     reason = f"{_whose(odd)} from the others' {where}"
     books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
-    books.record(events.ReplicasDiffer(workers=odd, first="", reason=reason))
+    books.record(events.ReplicasDifferEvent(workers=odd, first="", reason=reason))
 
 
-def drifts(books: Books, message: m.Drifts) -> None:
+def on_drifts(books: CoordinatorState, message: m.Drifts) -> None:
     """Under `--bits any`; all members say so, and the first counts."""
-    if books.settings.bits == "any" and message.step > books.drifted:
-        books.drifted = message.step
-        books.record(events.Drifting(workers=message.workers, step=message.step, times=message.times))
+    if books.settings.bits == "any" and message.step > books.drifted_step:
+        books.drifted_step = message.step
+        books.record(events.DriftingEvent(workers=message.workers, step=message.step, times=message.times))
 
 
-def compared(books: Books) -> bool:
+def compare_when_complete(books: CoordinatorState) -> bool:
     """Whether it is known what differs; if not, those of `savers` who have not been asked are."""
     assert books.ending is not None
     if books.ending.compared:
         return True
     for worker in books.savers:
-        if worker not in books.asked:
-            ask(books, worker)
+        if worker not in books.digests_wanted:
+            ask_for_digests(books, worker)
     if any(worker not in books.digests for worker in books.savers):
         return False
     _tell(books, books.ending)
     return True
 
 
-def ask(books: Books, worker: str) -> None:
-    books.asked.add(worker)
+def ask_for_digests(books: CoordinatorState, worker: str) -> None:
+    books.digests_wanted.add(worker)
     books.send(worker, m.Compare())
 
 
-def by_standing(books: Books, found: Mapping[str, T]) -> dict[str, T]:
+def by_standing(books: CoordinatorState, found: Mapping[str, T]) -> dict[str, T]:
     """`found`, the longest-standing worker first."""
     members = books.view.members if books.view else ()
     ranks = {worker: rank for rank, worker in enumerate(members)}
     return {worker: found[worker] for worker in sorted(found, key=lambda w: (ranks.get(w, len(ranks)), w))}
 
 
-def _tell(books: Books, ending: Ending) -> None:
+def _tell(books: CoordinatorState, ending: Ending) -> None:
     """Everyone who is left has answered."""
     answers = {w: books.digests[w] for w in books.savers}
     found = by_standing(books, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
@@ -447,7 +447,7 @@ def _tell(books: Books, ending: Ending) -> None:
         others = f"{like[0]}'s" if len(like) == 1 else "the others'"
         ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
         ending.reason += _blame(odd, suspects) if len(answers) >= MANY else ""
-        books.record(events.ReplicasDiffer(workers=odd, first=first, reason=ending.reason, suspects=suspects))
+        books.record(events.ReplicasDifferEvent(workers=odd, first=first, reason=ending.reason, suspects=suspects))
     else:
         equal = bool(ending.told) and set(ending.odd) <= set(answers)
         ending.reason = f"{ending.told} said that {ending.reason}" if ending.told else ending.reason

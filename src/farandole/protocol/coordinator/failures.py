@@ -49,7 +49,7 @@ import msgspec
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import disputes, scaling, shutdown
-from farandole.protocol.coordinator.state import EVICTED, UNFED, Books, Ending, Losses, Strike, Worker
+from farandole.protocol.coordinator.state import EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, CoordinatorState, Ending, CrashLoop, Strike, Worker
 from farandole.protocol.failure_detector import SHORT, SLOW
 from farandole.protocol.messages import MICRO_BATCH, UPDATES, Stopped
 
@@ -68,11 +68,11 @@ ANY = (
     "farandole.join()"
 )
 NOT_ITS_OWN = (
-    "killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}", f"exited with code {UNFED}"
+    "killed by signal 9", "killed by signal 15", f"exited with code {EXIT_EVICTED}", f"exited with code {EXIT_DATA_UNAVAILABLE}"
 )  # fmt: skip
 
 
-def reached(books: Books, worker: str, step: int) -> None:
+def note_progress(books: CoordinatorState, worker: str, step: int) -> None:
     """A member is in `step`, as it says. Where there are three or more, another has to be about as far."""
     books.steps[worker] = max(step, books.steps.get(worker, -1))
     members = books.members()
@@ -80,39 +80,39 @@ def reached(books: Books, worker: str, step: int) -> None:
     if len(members) >= disputes.MANY:
         step = min(step, said[-2] + 1)
     books.reached = max(books.reached, step)
-    if books.losses.count and step > books.losses.step:
-        books.losses = msgspec.structs.replace(books.losses, count=0)
+    if books.crash_loop.count and step > books.crash_loop.step:
+        books.crash_loop = msgspec.structs.replace(books.crash_loop, count=0)
 
 
-def ended(books: Books, worker: str, reason: str, *, entered: int) -> None:
+def on_worker_death(books: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """The process of `worker`, who had been let in, and was not asked to go, has ended. `entered`: the step in which it
     did, as a joiner of a pool; -1 for one of the first, and for guests.
     """
     if books.ending or books.over:
         return
-    books.losses = msgspec.structs.replace(books.losses, reason=reason)
+    books.crash_loop = msgspec.structs.replace(books.crash_loop, reason=reason)
     if reason not in NOT_ITS_OWN:
         _count(books, [worker], reason)
     if entered >= 0:
         _joiner_ended(books, worker, reason, entered)
 
 
-def found_out(books: Books, worker: str, reason: str, *, entered: int) -> None:
+def on_wrong_worker(books: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """... and the others had gone on without it before anybody knew of what it died."""
     if reason not in NOT_ITS_OWN:
-        books.record(events.Died(worker=worker, reason=reason))
-    ended(books, worker, reason, entered=entered)
+        books.record(events.DiedEvent(worker=worker, reason=reason))
+    on_worker_death(books, worker, reason, entered=entered)
 
 
-def everyone(books: Books, cause: str) -> None:
+def on_all_lost(books: CoordinatorState, cause: str) -> None:
     """Nobody is left of the view who holds the state: the next ones begin behind the step in hand."""
     assert books.view is not None
     if not books.ending:
-        _count(books, books.view.members, books.losses.reason or cause)
+        _count(books, books.view.members, books.crash_loop.reason or cause)
     books.reached, books.steps = -1, {}
 
 
-def startup_failed(books: Books, worker: str, pool: str) -> None:
+def on_startup_failure(books: CoordinatorState, worker: str, pool: str) -> None:
     """`worker` has died before it was let in, as the next one may: its pool must not try for ever. See 8."""
     if books.ending or books.over:
         return
@@ -130,22 +130,22 @@ def startup_failed(books: Books, worker: str, pool: str) -> None:
         _no_replacements(books, reason)
 
 
-def joined(books: Books, workers: Collection[str]) -> None:
+def on_joined(books: CoordinatorState, workers: Collection[str]) -> None:
     """`workers` are in the view, with its state: their pools' next start that fails is the first of a row."""
     for worker in workers:
         if (known := books.workers.get(worker)) and known.pool:
             books.startup_failures.pop(scaling.pool_mark(books, known.pool), None)
 
 
-def refused(books: Books, worker: Worker, reason: str) -> None:
+def on_refused(books: CoordinatorState, worker: Worker, reason: str) -> None:
     """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
     if not worker.pool or books.ending or books.over:
         return
     _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1, refused=1)
-    if books.losses.joiners < FATAL:
+    if books.crash_loop.joiners < FATAL:
         return
     likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
-    sentence = f"{_row(books.losses)} ({reason}); the likely cause is {likely}"
+    sentence = f"{_row(books.crash_loop)} ({reason}); the likely cause is {likely}"
     if books.view is None:
         books.ending = Ending(code=1, reason=sentence, failed=True)
         shutdown.end(books)
@@ -153,42 +153,42 @@ def refused(books: Books, worker: Worker, reason: str) -> None:
         _no_replacements(books, sentence)
 
 
-def _strike(books: Books, workers: Collection[str]) -> Strike:
+def _strike(books: CoordinatorState, workers: Collection[str]) -> Strike:
     """That of now, which took `workers`."""
-    return Strike(at=books.clock, there=frozenset([*workers, *books.workers, *books.departed]))
+    return Strike(at=books.clock, present=frozenset([*workers, *books.workers, *books.departed]))
 
 
-def _together(books: Books, strike: Strike, workers: Collection[str]) -> bool:
+def _together(books: CoordinatorState, strike: Strike, workers: Collection[str]) -> bool:
     """Whether `workers`, who are lost now, may be lost to what has struck then."""
-    return books.clock - strike.at < TOGETHER_S and not strike.there.isdisjoint(workers)
+    return books.clock - strike.at < TOGETHER_S and not strike.present.isdisjoint(workers)
 
 
-def _count(books: Books, workers: Collection[str], reason: str) -> None:
-    known, step = books.losses, max(books.losses.step, books.reached)
+def _count(books: CoordinatorState, workers: Collection[str], reason: str) -> None:
+    known, step = books.crash_loop, max(books.crash_loop.step, books.reached)
     count = known.count if known.count and _together(books, books.strike, workers) else known.count + 1
     if count != known.count:
         books.strike = _strike(books, workers)
-    books.losses = msgspec.structs.replace(known, count=count, step=step)
+    books.crash_loop = msgspec.structs.replace(known, count=count, step=step)
     if count >= FATAL:
         why = reason.removeprefix("killed by ")
         sentence = f"died {count} times at step {step} ({why}), and never got further; see the workers' log files"
         books.ending = Ending(code=1, reason=sentence, failed=True)
 
 
-def _joiner_ended(books: Books, worker: str, reason: str, entered: int) -> None:
+def _joiner_ended(books: CoordinatorState, worker: str, reason: str, entered: int) -> None:
     if books.reached - entered > TRIAL:
-        books.losses = msgspec.structs.replace(books.losses, joiners=0)
+        books.crash_loop = msgspec.structs.replace(books.crash_loop, joiners=0)
         return
     together = _together(books, books.joiner_strike, [worker])
     if not together:
         books.joiner_strike = _strike(books, [worker])
     _in_a_row(books, entered, 0 if together else 1)
-    if books.losses.joiners >= FATAL:
+    if books.crash_loop.joiners >= FATAL:
         why = reason.removeprefix("killed by ")
-        _no_replacements(books, f"{_row(books.losses)} ({why})")
+        _no_replacements(books, f"{_row(books.crash_loop)} ({why})")
 
 
-def _row(losses: Losses) -> str:
+def _row(losses: CrashLoop) -> str:
     """The row of joiners as a sentence."""
     died = f"died within {TRIAL} steps of entering"
     if not losses.refusals:
@@ -198,14 +198,14 @@ def _row(losses: Losses) -> str:
     return f"{losses.joiners} joiners in a row {died}, or were refused ({losses.refusals} of them)"
 
 
-def _in_a_row(books: Books, entered: int, more: int, *, refused: int = 0) -> None:
+def _in_a_row(books: CoordinatorState, entered: int, more: int, *, refused: int = 0) -> None:
     """Count `more` joiners into the row; a pool's worker that has survived since it began ends the row before."""
-    known = books.losses
+    known = books.crash_loop
     joined = [books.workers[w].entered for w in books.participants() if books.workers[w].pool]
     survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
     joiners = 1 if survived or not known.joiners else known.joiners + more
     anew = survived or not known.joiners
-    books.losses = msgspec.structs.replace(
+    books.crash_loop = msgspec.structs.replace(
         known,
         joiners=joiners,
         refusals=refused if anew else known.refusals + refused,
@@ -213,13 +213,13 @@ def _in_a_row(books: Books, entered: int, more: int, *, refused: int = 0) -> Non
     )
 
 
-def _no_more_of(books: Books, worker: str, pool: str, reason: str) -> None:
+def _no_more_of(books: CoordinatorState, worker: str, pool: str, reason: str) -> None:
     """`pool`, whose `worker` has just died, keeps those who are there. The run goes on if enough are wanted."""
     mark, before = scaling.pool_mark(books, pool), books.wanted
     wanted = scaling.targets(books).get(mark, 0)
     there = sum(1 for w in books.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
     left = min(there, wanted)
-    scaling.fix(books, mark, left, left)  # of what pools share, the others are asked for the rest
+    scaling.fix_target(books, mark, left, left)  # of what pools share, the others are asked for the rest
     reason = f"{reason}; pool {pool} starts no more"
     begun = any(map(books.let_in, books.workers))
     if before >= books.settings.minimum > books.wanted and not begun:
@@ -228,10 +228,10 @@ def _no_more_of(books: Books, worker: str, pool: str, reason: str) -> None:
         if books.view is None:
             shutdown.end(books)
     else:
-        books.record(events.NoReplacements(wanted=books.wanted, reason=reason))
+        books.record(events.NoReplacementsEvent(wanted=books.wanted, reason=reason))
 
 
-def _no_replacements(books: Books, reason: str) -> None:
+def _no_replacements(books: CoordinatorState, reason: str) -> None:
     """The run goes on with those who are there, if they are enough."""
     assert books.view is not None
     members = [books.workers[w] for w in books.view.members if w in books.workers]
@@ -239,10 +239,10 @@ def _no_replacements(books: Books, reason: str) -> None:
         few = f"{len(members)} of at least {books.settings.minimum} workers are left"
         books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
         return
-    books.wants = dict.fromkeys((scaling.pool_mark(books, pool.name) for pool in books.settings.pools), 0)
-    books.wants |= Counter(scaling.pool_mark(books, worker.pool) for worker in members if worker.pool)
-    books.shared = 0
-    books.record(events.NoReplacements(wanted=books.wanted, reason=reason))
+    books.fixed_targets = dict.fromkeys((scaling.pool_mark(books, pool.name) for pool in books.settings.pools), 0)
+    books.fixed_targets |= Counter(scaling.pool_mark(books, worker.pool) for worker in members if worker.pool)
+    books.shared_target = 0
+    books.record(events.NoReplacementsEvent(wanted=books.wanted, reason=reason))
 
 
 # --- feeding ----------------------------------------------------------------------------------------------------------
@@ -287,26 +287,26 @@ REMEDY = (
 )
 
 
-def due(books: Books) -> str:
+def stop_for_data(books: CoordinatorState) -> str:
     """Why the view is to be stopped now, "" if it is not."""
     if books.stopping or books.savers:
         return ""
-    unfed = [worker for worker in books.participants() if books.workers[worker].unfed]
+    unfed = [worker for worker in books.participants() if books.workers[worker].data_unavailable]
     if not unfed:
         return ""
-    fed = [worker for worker in books.members() if not books.workers[worker].unfed]
+    fed = [worker for worker in books.members() if not books.workers[worker].data_unavailable]
     handed_on = books.unsynced.intersection(fed)
     if handed_on and handed_on.issuperset(fed) and books.unswitched.isdisjoint(unfed):  # see 4
         return ""
     return f"{unfed[0]}: {LOST}"
 
 
-def leave(books: Books, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
+def leavers_for_data(books: CoordinatorState, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
     """Of those who have answered a stop, whoever can't be fed goes: they are out of the books, and are returned.
 
     Nobody is where the run ends anyway, or does so now for want of an heir. `failed`: joiners that are refused.
     """
-    unfed = [worker for worker in reports if books.workers[worker].unfed]
+    unfed = [worker for worker in reports if books.workers[worker].data_unavailable]
     views = {worker: report.view for worker, report in reports.items() if report.synced and report.view}
     emptied = any(not view.members for view in views.values())
     if not unfed or (books.ending and (books.ending.failed or emptied)):
@@ -317,11 +317,11 @@ def leave(books: Books, reports: Mapping[str, Stopped], failed: Collection[str])
         _end(books, [worker for worker in unfed if worker in views])
         return []
     for worker in unfed:
-        let_go(books, worker)
+        release_without_data(books, worker)
     return unfed
 
 
-def _end(books: Books, unfed: list[str]) -> None:
+def _end(books: CoordinatorState, unfed: list[str]) -> None:
     """A stop that was asked for keeps its exit code."""
     reason = f"no worker is left that can get the run's data: {_said(books, unfed)}"
     if books.ending is None:
@@ -330,28 +330,28 @@ def _end(books: Books, unfed: list[str]) -> None:
         books.ending.reason, books.ending.failed = f"{books.ending.reason}; {reason}", True
 
 
-def let_go(books: Books, worker: str) -> None:
+def release_without_data(books: CoordinatorState, worker: str) -> None:
     """It is told to exit, with a code of its own."""
     started = books.let_in(worker)
     gone = books.workers.pop(worker)
     books.unsynced.discard(worker)
-    event = events.Lost if started else events.Left
+    event = events.LostEvent if started else events.LeftEvent
     books.record(event(worker=worker, host=gone.host, reason=LOST))
-    books.depart(gone, REMEDY, UNFED, started=started)
+    books.record_departure(gone, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
 
 
-def hopeless(books: Books, newest: str) -> str:
+def no_data_anywhere(books: CoordinatorState, newest: str) -> str:
     """Why the run can't begin, "" if it may. `newest` has just said that it can't be fed, and is in the books."""
-    others = any(not worker.unfed for worker in books.workers.values())
+    others = any(not worker.data_unavailable for worker in books.workers.values())
     enough = min(max(books.wanted, 1), books.settings.startup_failures)
-    if books.view or books.proposed or others or books.unfed < enough:
+    if books.view or books.proposed or others or books.data_failures < enough:
         return ""
-    before = f" ({books.unfed} workers in a row)" if books.unfed > 1 else ""
+    before = f" ({books.data_failures} workers in a row)" if books.data_failures > 1 else ""
     return f"no worker can get the run's data{before}: {_said(books, [newest])}"
 
 
-def _said(books: Books, workers: list[str]) -> str:
-    return "; ".join(f"{w} on {books.workers[w].host}: {books.workers[w].unfed}" for w in workers)
+def _said(books: CoordinatorState, workers: list[str]) -> str:
+    return "; ".join(f"{w} on {books.workers[w].host}: {books.workers[w].data_unavailable}" for w in workers)
 
 
 # --- standstill -------------------------------------------------------------------------------------------------------
@@ -378,9 +378,9 @@ def _said(books: Books, workers: list[str]) -> str:
 PATIENCE = 10
 
 
-def watch(books: Books, now: float) -> None:
+def watch_for_stalls(books: CoordinatorState, now: float) -> None:
     """The clock's part."""
-    still, settings = books.movement, books.settings
+    still, settings = books.progress, books.settings
     busy = books.stopping or books.savers or books.over
     if books.ending and not books.ending.failed and not busy and (books.view or books.proposed):
         _cut_short(books, books.ending, now)
@@ -395,13 +395,13 @@ def watch(books: Books, now: float) -> None:
         still.forget(books.view.members)
     if still.due(now, settings.standstill_s):
         told = f"step {books.reached} has stood for {still.stands(now):.0f} s"
-        _stalled(books, hung(books), told, now)
+        _stalled(books, hung_workers(books), told, now)
         ask_for_stacks(books, told)
 
 
-def _watch_saver(books: Books, saver: str, now: float) -> None:
+def _watch_saver(books: CoordinatorState, saver: str, now: float) -> None:
     """The run's end waits for the last checkpoint, which a store that hangs may never take."""
-    still = books.movement
+    still = books.progress
     if still.saver != saver:
         still.saver = saver
         still.moved(now)
@@ -411,42 +411,42 @@ def _watch_saver(books: Books, saver: str, now: float) -> None:
         books.send(saver, m.Stacks(reason=told))
 
 
-def _stalled(books: Books, workers: tuple[str, ...], reason: str, now: float) -> None:
-    seconds = round(books.movement.stands(now), 1)
-    books.record(events.Stalled(step=books.reached, seconds=seconds, workers=workers, reason=reason))
+def _stalled(books: CoordinatorState, workers: tuple[str, ...], reason: str, now: float) -> None:
+    seconds = round(books.progress.stands(now), 1)
+    books.record(events.StalledEvent(step=books.reached, seconds=seconds, workers=workers, reason=reason))
 
 
-def hung(books: Books) -> tuple[str, ...]:
+def hung_workers(books: CoordinatorState) -> tuple[str, ...]:
     """The members that do not say of themselves that they wait for others."""
     known = [books.workers[w] for w in (books.view.members if books.view else ()) if w in books.workers]
-    return tuple(w.id for w in known if not w.beat.waits and w.state != "finished")
+    return tuple(w.id for w in known if not w.heartbeat.waits and w.state != "finished")
 
 
-def stalled_s(books: Books, now: float) -> float | None:
+def stalled_s(books: CoordinatorState, now: float) -> float | None:
     """For how long the training has stood still, if that is longer than it should."""
-    still = books.movement
+    still = books.progress
     stands = still.stands(now)
     return stands if stands > still.limit(books.settings.standstill_s, SLOW) else None
 
 
-def ask_for_stacks(books: Books, reason: str) -> None:
-    for worker in hung(books):
+def ask_for_stacks(books: CoordinatorState, reason: str) -> None:
+    for worker in hung_workers(books):
         books.send(worker, m.Stacks(reason=reason))
 
 
-def _cut_short(books: Books, asked: Ending, now: float) -> None:
-    still = books.movement
+def _cut_short(books: CoordinatorState, asked: Ending, now: float) -> None:
+    still = books.progress
     stands = now - books.ending_at
     limit = still.limit(books.settings.stop_s, SHORT)
     if books.view is not None:
         stands = min(stands, still.stands(now))
-        whole = any(books.workers[w].beat.whole for w in books.view.members if w in books.workers)
+        whole = any(books.workers[w].heartbeat.whole for w in books.view.members if w in books.workers)
         limit *= 1 if whole else PATIENCE
     if stands <= limit:
         return
-    names = hung(books)
+    names = hung_workers(books)
     told = f"step {books.reached} has not ended for {math.floor(stands)} s"
-    books.record(events.CutShort(step=books.reached, workers=names, reason=told))
+    books.record(events.CutShortEvent(step=books.reached, workers=names, reason=told))
     ask_for_stacks(books, told)
     who = f"{', '.join(names)} hung in step {books.reached}" if names else told
     where = ", ".join(f"logs/{name}.log" for name in names)

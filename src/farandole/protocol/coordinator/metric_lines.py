@@ -37,7 +37,7 @@ from collections import deque
 from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import Books, Log, Worker
+from farandole.protocol.coordinator.state import CoordinatorState, Log, Worker
 from farandole.protocol.kept_lines import append
 from farandole.protocol.reported_events import ALL
 
@@ -46,15 +46,15 @@ from farandole.protocol.reported_events import ALL
 WAITING = 20 * m.MAX_LINES  # of one sender: twenty heartbeats full of lines
 
 
-def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
+def on_heartbeat(books: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> None:
     """A heartbeat: where its sender is, and its lines."""
     if beat.view:  # before it is in one it is nowhere
-        said(books, worker, beat.step)
+        note_step(books, worker, beat.step)
     saves = books.ending is not None and books.ending.saver == worker.id
     if not saves and not any(view.members[:1] == (worker.id,) for view in books.views()):
         return
     waiting = books.waiting.setdefault(worker.id, deque())
-    _unsay(waiting, beat.step)
+    _drop_after(waiting, beat.step)
     for line in beat.lines:
         newest = (waiting[-1].step, waiting[-1].index) if waiting else books.last_line
         if newest < (line.step, line.index) and line.step <= beat.step:
@@ -62,13 +62,13 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
     _release(books, worker.id, _reach(books, worker.id))
 
 
-def _unsay(waiting: deque[m.Line], step: int) -> None:
+def _drop_after(waiting: deque[m.Line], step: int) -> None:
     """It has never got as far as it said before."""
     while waiting and waiting[-1].step > step:
         waiting.pop()
 
 
-def said(books: Books, worker: Worker, step: int) -> None:
+def note_step(books: CoordinatorState, worker: Worker, step: int) -> None:
     """`worker` is in `step`: it stands for others' lines up to that one."""
     worker.step = step
     if not _counts(books, worker):
@@ -79,49 +79,49 @@ def said(books: Books, worker: Worker, step: int) -> None:
             _give_up(books, sender, "are of steps that nobody else had reached, when it was lost")
 
 
-def settle(books: Books) -> None:
+def release_lines(books: CoordinatorState) -> None:
     """Somebody may be gone, who was waited for."""
     for sender in [sender for sender in books.waiting if sender in books.workers]:
         _release(books, sender, _reach(books, sender))
 
 
-def close(books: Books) -> None:
+def close(books: CoordinatorState) -> None:
     """The run is over: what still waits is none of anybody's, and that is said."""
     for sender in [*books.waiting]:
         _give_up(books, sender, "are of steps that nobody else has reached, when the run ended")
 
 
-def _give_up(books: Books, sender: str, reason: str) -> None:
+def _give_up(books: CoordinatorState, sender: str, reason: str) -> None:
     """What waits of `sender` is not written."""
     if waiting := books.waiting.pop(sender, None):
         books.record(
-            events.LinesLost(worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason)
+            events.LinesLostEvent(worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason)
         )
 
 
-def restored(books: Books, step: int) -> None:
+def on_restored(books: CoordinatorState, step: int) -> None:
     """The run goes on from a checkpoint of `step`: what was taken before and is not written will not be any more."""
-    if 0 <= books.recorded < step - 1:
-        first = books.recorded + 1
+    if 0 <= books.last_step_line < step - 1:
+        first = books.last_step_line + 1
         of = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
         reason = f"those of {of}, and what was logged after them, had not come when their workers were lost"
-        books.record(events.LinesLost(worker="", lines=_bounded(step - first), reason=reason))
+        books.record(events.LinesLostEvent(worker="", lines=_bounded(step - first), reason=reason))
     books.last_line = (step - 1, ALL)  # the steps from there on are new
-    books.recorded = step - 1
+    books.last_step_line = step - 1
 
 
-def _reach(books: Books, sender: str) -> int:
+def _reach(books: CoordinatorState, sender: str) -> int:
     """The furthest step that another one has said to be in; alone, its own."""
     others = [w.step for w in books.workers.values() if w.id != sender and _counts(books, w)]
     return max(others, default=books.workers[sender].step)
 
 
-def _counts(books: Books, worker: Worker) -> bool:
+def _counts(books: CoordinatorState, worker: Worker) -> bool:
     """Whether it is, or was, in a view with others."""
     return (books.view is not None and worker.id in books.view.members) or books.let_in(worker.id)
 
 
-def _release(books: Books, sender: str, step: int) -> None:
+def _release(books: CoordinatorState, sender: str, step: int) -> None:
     """What waits of steps up to this one goes to the file."""
     waiting = books.waiting[sender]
     while waiting and waiting[0].step <= step:
@@ -130,16 +130,16 @@ def _release(books: Books, sender: str, step: int) -> None:
         if line.missing:
             reason = "more came in a short time than are kept"
             books.record(
-                events.LinesLost(worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index)
+                events.LinesLostEvent(worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index)
             )
             continue
         if absent := _between(before, books.last_line):
             reason = f"nobody who is left has those between line {before[1]} of step {before[0]} and step {line.step}"
-            books.record(events.LinesLost(worker="", lines=absent, reason=reason))
+            books.record(events.LinesLostEvent(worker="", lines=absent, reason=reason))
         books.actions.append(Log(line))
         if isinstance(line.fields, m.Metrics):
-            books.recorded = line.step
-            books.movement.step_took(line.fields.training_s)
+            books.last_step_line = line.step
+            books.progress.step_took(line.fields.training_s)
     if not waiting:
         del books.waiting[sender]
 

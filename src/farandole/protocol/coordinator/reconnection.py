@@ -45,23 +45,23 @@ import msgspec
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import recovery, shutdown, view_changes
-from farandole.protocol.coordinator.state import Books, Departed, Ending, Issued, Losses, Stopping, Worker
+from farandole.protocol.coordinator.state import CoordinatorState, Departed, Ending, IssuedView, CrashLoop, Stopping, Worker
 from farandole.protocol.failure_detector import Silence
 from farandole.protocol.view import View
 
 STEPS, NEWS = 2, 1.5  # median steps, and heartbeats, for which nothing moves where a member is waited for
 
 
-def returned(books: Books, worker: Worker, now: float) -> None:
+def on_return(books: CoordinatorState, worker: Worker, now: float) -> None:
     """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
     stopping = books.stopping
     worker.connected, worker.saves = True, None
-    books.silences.begin(worker.silence, now)
-    books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
+    books.failure_detector.begin(worker.silence, now)
+    books.dead.pop(worker.id, None)  # its Hello was sent before its lease was over
     if books.savers:
-        shutdown.returned(books, worker.id)
+        shutdown.on_return(books, worker.id)
     elif stopping is None:
-        recovery.stop(books, f"{worker.id} is back")
+        recovery.stop_view(books, f"{worker.id} is back")
     else:
         _be_patient(books, stopping, now)
         stopping.overdue.pop(worker.id, None)
@@ -69,30 +69,30 @@ def returned(books: Books, worker: Worker, now: float) -> None:
             books.send(worker.id, m.Stop(stop=stopping.number))
 
 
-def _be_patient(books: Books, stopping: Stopping, now: float) -> None:
+def _be_patient(books: CoordinatorState, stopping: Stopping, now: float) -> None:
     """One is back, perhaps the first after a cut: the others get the heartbeat timeout to follow, once a stop."""
     if stopping.patient:
         return
     stopping.patient = True
     for other in [w for w in stopping.overdue if w in books.workers and w not in stopping.expelled]:
-        books.silences.begin(books.workers[other].silence, now)
+        books.failure_detector.begin(books.workers[other].silence, now)
         del stopping.overdue[other]
 
 
-def absent(books: Books, worker: Worker, now: float) -> None:
+def on_absence(books: CoordinatorState, worker: Worker, now: float) -> None:
     """Its connection has closed; it may be alive."""
     worker.connected = False
-    books.silences.begin(worker.silence, now)
+    books.failure_detector.begin(worker.silence, now)
     stopping = books.stopping
     if stopping and worker.id in stopping.expelled:
-        recovery.overdue(books, worker.id, stopping.expelled[worker.id])
+        recovery.expel_if_overdue(books, worker.id, stopping.expelled[worker.id])
         return
     accusers = [pair for pair in stopping.accusations if pair[1] == worker.id] if stopping else []
     if accusers:
-        recovery.overdue(books, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
+        recovery.expel_if_overdue(books, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
 
 
-def silent(books: Books, now: float) -> list[tuple[str, str]]:
+def silent_workers(books: CoordinatorState, now: float) -> list[tuple[str, str]]:
     """Call at every tick. Returns those without a part in a view, or with a checkpoint to save, who are to be evicted,
     and why.
 
@@ -100,13 +100,13 @@ def silent(books: Books, now: float) -> list[tuple[str, str]]:
     """
     evicted = list[tuple[str, str]]()
     for worker in list(books.workers.values()):
-        silence_s = books.silences.lasts_s(worker.silence)
-        if silence_s > books.settings.orphan_s and worker.id not in books.gone:
-            books.forget(worker.id)
-            recovery.if_ready(books)
+        silence_s = books.failure_detector.lasts_s(worker.silence)
+        if silence_s > books.settings.orphan_s and worker.id not in books.dead:
+            books.mark_dead(worker.id)
+            recovery.recover_if_ready(books)
         if worker.id not in books.workers or (books.stopping and worker.id in books.stopping.overdue):
             continue
-        limit_s = books.silences.passed_s(worker.silence, steady=_is_steady(books, worker, now))
+        limit_s = books.failure_detector.passed_s(worker.silence, steady=_is_steady(books, worker, now))
         if not limit_s:
             continue
         gap = (
@@ -115,11 +115,11 @@ def silent(books: Books, now: float) -> list[tuple[str, str]]:
         if books.savers or not books.has_part(worker.id):
             evicted.append((worker.id, gap))
         else:
-            recovery.overdue(books, worker.id, gap)
+            recovery.expel_if_overdue(books, worker.id, gap)
     return evicted
 
 
-def _is_steady(books: Books, worker: Worker, now: float) -> bool:
+def _is_steady(books: CoordinatorState, worker: Worker, now: float) -> bool:
     """Whether what is usual counts for its silence (see `silence`, 5): it has computed before, and others wait for it.
 
     They do in a stop, and where nothing has moved for longer than a step and the news of one take: a round needs each
@@ -130,7 +130,7 @@ def _is_steady(books: Books, worker: Worker, now: float) -> bool:
         return False
     if books.stopping is not None:
         return worker.id in books.stopping.waiting
-    still = books.movement
+    still = books.progress
     return view_changes.in_a_step(books) and still.stands(now) > still.limit(NEWS * books.settings.heartbeat_s, STEPS)
 
 
@@ -162,14 +162,14 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     shared: int | None = 0
     can: dict[str, int] = {}
     startup_failures: dict[str, int] = {}
-    losses: Losses = Losses()
+    losses: CrashLoop = CrashLoop()
     not_finite: int = -1
     unpromised: int | None = None
     signature: m.Signature | None = None
     previous: View | None = None
     view: View | None = None
     proposed: View | None = None
-    issued: tuple[Issued, ...] = ()
+    issued: tuple[IssuedView, ...] = ()
     parts: tuple[str, ...] = ()  # ids of those who may have to be waited for
     workers: tuple[KnownWorker, ...] = ()
     expelled: dict[str, str] = {}
@@ -183,18 +183,18 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded: int = 0
 
 
-def durable(books: Books) -> Durable:
+def to_durable(books: CoordinatorState) -> Durable:
     """To be written before any message goes out that was sent together with a change of it."""
     return Durable(
         number=books.number,
         stops=books.stops,
-        guests=books.guests,
+        guests=books.external_workers,
         pools=tuple(books.pools),
-        wants=dict(books.wants),
-        shared=books.shared,
-        can=dict(books.can),
+        wants=dict(books.fixed_targets),
+        shared=books.shared_target,
+        can=dict(books.pool_capacity),
         startup_failures=dict(books.startup_failures),
-        losses=books.losses,
+        losses=books.crash_loop,
         not_finite=books.not_finite,
         unpromised=books.unpromised,
         signature=books.signature,
@@ -219,8 +219,8 @@ def durable(books: Books) -> Durable:
         ),
         expelled=dict(books.stopping.expelled) if books.stopping else {},
         departed=dict(books.departed),
-        gone=tuple(books.gone),
-        barred=tuple(books.barred),
+        gone=tuple(books.dead),
+        barred=tuple(books.banned),
         wrong_hosts=tuple(sorted(books.wrong_hosts)),
         ending=books.ending,
         over=books.over,
@@ -229,17 +229,17 @@ def durable(books: Books) -> Durable:
     )
 
 
-def restore(books: Books, known: Durable, now: float) -> None:
+def restore(books: CoordinatorState, known: Durable, now: float) -> None:
     """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
-    books.number, books.stops, books.guests = known.number, known.stops, known.guests
+    books.number, books.stops, books.external_workers = known.number, known.stops, known.guests
     books.pools = list(known.pools)
-    books.wants, books.startup_failures = dict(known.wants), dict(known.startup_failures)
+    books.fixed_targets, books.startup_failures = dict(known.wants), dict(known.startup_failures)
     books.signature = known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
-    books.issued, books.shared, books.can = list(known.issued), known.shared, dict(known.can)
-    books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
-    books.losses, books.clock, books.ending_at = known.losses, now, now
-    books.barred = dict.fromkeys(known.barred)
+    books.issued, books.shared_target, books.pool_capacity = list(known.issued), known.shared, dict(known.can)
+    books.departed, books.dead = dict(known.departed), dict.fromkeys(known.gone, "")
+    books.crash_loop, books.clock, books.ending_at = known.losses, now, now
+    books.banned = dict.fromkeys(known.barred)
     books.unrecorded, books.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
     books.ending, books.over = known.ending, known.over
     books.newest, books.not_finite, books.unpromised = known.newest, known.not_finite, known.unpromised
@@ -252,12 +252,12 @@ def restore(books: Books, known: Durable, now: float) -> None:
             state="member" if w.state == "finished" else w.state,  # it says so again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip
-        books.silences.begin(books.workers[w.id].silence, now, grace_s)
-    books.record(events.CoordinatorBack(workers=tuple(w.id for w in known.workers)))
+        books.failure_detector.begin(books.workers[w.id].silence, now, grace_s)
+    books.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in known.workers)))
     if not books.over and books.views():
         books.stops += 1
         waiting = set(known.parts).intersection(books.workers)
         books.stopping = Stopping(
             number=books.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
         )
-        recovery.if_ready(books)
+        recovery.recover_if_ready(books)

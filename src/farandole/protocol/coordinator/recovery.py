@@ -24,7 +24,7 @@ from farandole.errors import ProtocolError
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import disputes, failures, shutdown, state, verdicts
-from farandole.protocol.coordinator.state import Books, Ending, Issued, Shared, Stopping
+from farandole.protocol.coordinator.state import CoordinatorState, Ending, IssuedView, Shared, Stopping
 from farandole.protocol.coordinator.verdicts import Verdict
 from farandole.protocol.difference import differing
 from farandole.protocol.messages import Stopped
@@ -117,7 +117,7 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
 # start over ... where nobody who held the state is left
 
 
-def if_ready(books: Books) -> None:
+def recover_if_ready(books: CoordinatorState) -> None:
     """Decide once everyone within reach has answered and the others can be done without."""
     stop = books.stopping
     if stop is None or any(worker not in stop.overdue for worker in stop.waiting):
@@ -125,7 +125,7 @@ def if_ready(books: Books) -> None:
     reports = _in_order(books, stop)
     heard = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
     out = disputes.outvoted(
-        heard, books.proposed, disputes.spent(books, heard), stop.apart if len(stop.apart) > 1 else ()
+        heard, books.proposed, disputes.benefits_used_up(books, heard), stop.apart if len(stop.apart) > 1 else ()
     )
     for each in out:
         del reports[each.worker]
@@ -133,7 +133,7 @@ def if_ready(books: Books) -> None:
         if not stop.told:
             stop.told = True
             missing = sorted(stop.waiting)
-            books.record(events.OutOfReach(workers=tuple(missing), reason="they may train on: waiting for them"))
+            books.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may train on: waiting for them"))
         return
     for worker, why in {**stop.overdue, **stop.expelled}.items():
         if worker in books.workers and (worker in stop.expelled or worker not in stop.reports):
@@ -145,24 +145,24 @@ def if_ready(books: Books) -> None:
     _decide(books, stop, reports)
 
 
-def _in_order(books: Books, stop: Stopping) -> dict[str, m.Stopped]:
+def _in_order(books: CoordinatorState, stop: Stopping) -> dict[str, m.Stopped]:
     """The answers, the longest-standing worker's first."""
     ranks = {worker: rank for rank, worker in enumerate(books.participants())}
     answered = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
     return {worker: stop.reports[worker] for worker in answered}
 
 
-def _outvote(books: Books, out: disputes.Outvoted) -> None:
+def _outvote(books: CoordinatorState, out: disputes.Outvoted) -> None:
     """Its report can't be true with the others'. Against one it may be an honest one that goes."""
     other, *more = out.others
     if more:
-        books.bar(out.worker)
+        books.ban(out.worker)
     else:
-        disputes.benefits(books, other)
+        disputes.give_benefit(books, other)
     books.evict(out.worker, f"{' and '.join(out.others)} say otherwise: {out.reason}")
 
 
-def _fenced(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
+def _fenced(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
     """Whether nobody can go on in the newest view that those who have answered know of, or in a newer one.
 
     See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
@@ -170,7 +170,7 @@ def _fenced(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> bool
     known = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in known), default=0)
     synced = {worker for worker, report in reports.items() if report.synced}
-    settled = {*stop.reports, *books.gone}
+    settled = {*stop.reports, *books.dead}
     open_ = [view for view in (*known, *books.views()) if view.number >= newest and view.members]
     return all(
         synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in books.workers)
@@ -178,9 +178,9 @@ def _fenced(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> bool
     )
 
 
-def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
+def _decide(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     synced = {worker for worker, report in reports.items() if report.synced}
-    unheard = bool(stop.failed) and len(stop.apart) < disputes.enough(len(synced))
+    unheard = bool(stop.failed) and len(stop.apart) < disputes.majority(len(synced))
     if unheard:  # more hold the state than was known: who sees it in the round that is done again says so again
         stop.failed.clear()
     difference = differing(reports)
@@ -189,13 +189,13 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
     for worker in _convicted(books, stop, tuple(reports), synced):
         del reports[worker]
         synced.discard(worker)
-    for worker in failures.leave(books, reports, stop.failed):
+    for worker in failures.leavers_for_data(books, reports, stop.failed):
         del reports[worker]
         synced.discard(worker)
     verdict = _judge(books, stop, reports, synced)
     books.stopping = books.proposed = books.previous = None
-    state.keep(books, [report.view for report in reports.values()])
-    books.unsynced, books.unswitched, books.begun = set(), set(), {}
+    state.keep_issued(books, [report.view for report in reports.values()])
+    books.unsynced, books.unswitched, books.first_calls = set(), set(), {}
     for worker in synced:
         if books.workers[worker].state != "finished":
             books.workers[worker].state = "member"
@@ -204,10 +204,10 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
         if not books.ending.apart and (dispute := disputes.disputed(books, holders)):
             told, message = dispute
-            disputes.differ(books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else "")
-        hung = failures.hung(books)
+            disputes.on_replicas_differ(books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else "")
+        hung = failures.hung_workers(books)
         books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
-        shutdown.save(books)
+        shutdown.ask_to_save(books)
     elif synced:
         disputed = unheard or verdict.again is not None or disputes.disputed(books, holders) is not None
         _resume(books, stop, reports, decide(reports, again=disputed), verdict)
@@ -215,14 +215,14 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
         _start_over(books, stop, reports)
 
 
-def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
+def _convicted(books: CoordinatorState, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
     """Those who can't share a view with others: they are out."""
     confirmed = disputes.witnesses(books, stop.stalls, answered)
-    spent = disputes.spent(books, answered)
+    spent = disputes.benefits_used_up(books, answered)
     out = disputes.convict(tuple(stop.accusations), answered, synced, confirmed, spent)
     for each in out:
         if each.alone and (each.others[0], each.worker) in stop.accusations:
-            disputes.benefits(books, each.others[0])
+            disputes.give_benefit(books, each.others[0])
         (accuser, accused), why = next((pair, why) for pair, why in stop.accusations.items() if each.worker in pair)
         if each.alone and accused not in stop.stalls:
             why += f" ({accuser} says so of {accused}, and nobody else can tell which of the two is at fault)"
@@ -230,17 +230,17 @@ def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: 
     return [each.worker for each in out]
 
 
-def _judge(books: Books, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
+def _judge(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
     """What they have found of one shard, where it differs, and joiners whose replica does: who is wrong is out."""
-    verdict = verdicts.of({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
-    verdicts.told(books, verdict)
+    verdict = verdicts.judge({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
+    verdicts.record_verdict(books, verdict)
     for worker in (*verdict.refused, *verdict.wrong):
         del reports[worker]
         synced.discard(worker)
     return verdict
 
 
-def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict) -> None:
+def _resume(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict) -> None:
     view = books.view = View(
         number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=books.hosts_of(outcome.members),
@@ -253,32 +253,32 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
     for worker in outcome.unsynced:
         _demote(books, worker)
     entered = outcome.round + 1 if outcome.commit else outcome.round
-    books.issued.append(Issued(view=view, round=entered, lineage=None if outcome.commit else lineage))
+    books.issued.append(IssuedView(view=view, round=entered, lineage=None if outcome.commit else lineage))
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=lineage)
     for worker in view.members:
         books.send(worker, resume)
-    books.began = max(reports[w].step for w in view.members)
-    disputes.stale(books)
-    books.record(events.View(view=view.number, members=view.members, round=outcome.round, step=books.began,
+    books.view_began = max(reports[w].step for w in view.members)
+    disputes.drop_stale_reports(books)
+    books.record(events.ViewEvent(view=view.number, members=view.members, round=outcome.round, step=books.view_began,
         cause=stop.cause, outcome="commit" if outcome.commit else "redo"))  # fmt: skip
-    shutdown.appoint(books)
+    shutdown.appoint_saver(books)
 
 
-def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
+def _start_over(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Nobody who held the state is left: the next first view begins again."""
     if books.view is not None and books.view.members:  # the empty one's workers have done their part
-        books.record(events.StateLost(reason=f"no worker that held the state is left ({stop.cause})"))
-        books.last_line, books.not_finite, books.claims = (-1, 0), -1, {}
+        books.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
+        books.last_line, books.not_finite, books.corroborations = (-1, 0), -1, {}
         books.waiting.clear()
-        failures.everyone(books, stop.cause)
+        failures.on_all_lost(books, stop.cause)
     books.view, books.saver = None, ""
     for worker in reports:
         _demote(books, worker)
     if books.ending:
-        shutdown.save(books)
+        shutdown.ask_to_save(books)
 
 
-def _demote(books: Books, worker: str) -> None:
+def _demote(books: CoordinatorState, worker: str) -> None:
     demoted = books.workers[worker]
     demoted.state, demoted.saves, demoted.step = "ready", False, -1
     books.send(worker, m.Demoted())
@@ -289,50 +289,50 @@ def _demote(books: Books, worker: str) -> None:
 FIRST_STEP = 10  # stall limits that a worker may take for the first step in which it computes
 
 
-def without(books: Books, worker: str, cause: str, *, participant: bool) -> None:
+def continue_without(books: CoordinatorState, worker: str, cause: str, *, participant: bool) -> None:
     """What follows from `worker` not being there any more: a participant's end stops the view."""
     if books.savers:
         if worker in books.savers:
             books.savers.remove(worker)
-            shutdown.save(books)
+            shutdown.ask_to_save(books)
     elif books.stopping:
         books.stopping.waiting.discard(worker)
         books.stopping.reports.pop(worker, None)
-        if_ready(books)
+        recover_if_ready(books)
     elif participant and not books.everyone_finished():
-        stop(books, f"{worker}: {cause}")
+        stop_view(books, f"{worker}: {cause}")
 
 
-def stop(books: Books, cause: str) -> None:
+def stop_view(books: CoordinatorState, cause: str) -> None:
     books.stops += 1
     participants = books.participants()
     books.stopping = Stopping(number=books.stops, waiting=set(participants), cause=cause)
     message = m.Stop(stop=books.stops)
     for worker in participants:
         books.send(worker, message)
-    if_ready(books)
+    recover_if_ready(books)
 
 
-def break_off(books: Books, reason: str) -> None:
+def stop_for_failure(books: CoordinatorState, reason: str) -> None:
     """Nobody trains on: the run ends with what the newest whole step has left."""
     books.ending = Ending(code=1, reason=reason, failed=True)
     if books.view is None:
         shutdown.end(books)
     elif books.stopping is None:
-        stop(books, reason)
+        stop_view(books, reason)
 
 
-def seen(books: Books, workers: list[str], message: Shared) -> None:
+def on_shared_report(books: CoordinatorState, workers: list[str], message: Shared) -> None:
     """What everyone has seen, as enough of them say (`testimony`)."""
     if isinstance(message, m.Differs):
-        differs(books, workers, message)
-    elif isinstance(message, m.Unlike):
-        unlike(books, workers, message)
+        on_differs(books, workers, message)
+    elif isinstance(message, m.ShardsDiffer):
+        on_shards_differ(books, workers, message)
     else:
-        not_finite(books, workers[0], message)
+        on_not_finite(books, workers[0], message)
 
 
-def not_finite(books: Books, worker: str, message: m.NotFinite) -> None:
+def on_not_finite(books: CoordinatorState, worker: str, message: m.NotFinite) -> None:
     """A step's loss is not finite: an event, for the first of all who say so.
 
     With `stop_on_nan` none of them goes on: each holds the state as of that step's beginning, and waits.
@@ -341,12 +341,12 @@ def not_finite(books: Books, worker: str, message: m.NotFinite) -> None:
         return
     if message.step > books.not_finite:
         books.not_finite = message.step
-        books.record(events.NotFinite(worker=worker, step=message.step, loss=message.loss))
+        books.record(events.NotFiniteEvent(worker=worker, step=message.step, loss=message.loss))
     if books.settings.stop_on_nan and not books.savers and not (books.ending and books.ending.failed):
-        break_off(books, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
+        stop_for_failure(books, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
 
 
-def suspect(books: Books, worker: str, message: m.Suspect) -> None:
+def on_suspect(books: CoordinatorState, worker: str, message: m.Suspect) -> None:
     """`worker` has lost its connection to a peer, in any of the views that workers may still be in."""
     if books.savers or message.peer not in books.workers or _is_warming_up(books, message):
         return
@@ -360,16 +360,16 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
             return
         if message.waited_s:  # its heartbeats may well come
             books.send(message.peer, m.Stacks(reason=f"{worker} reports this worker: {reason}"))
-        stop(books, f"{worker} reports {message.peer}: {reason}")
+        stop_view(books, f"{worker} reports {message.peer}: {reason}")
     if books.stopping is not None:
         books.stopping.accusations[(worker, message.peer)] = reason
         if message.waited_s:
             books.stopping.stalls.add(message.peer)
         if message.peer in books.stopping.waiting and not books.workers[message.peer].connected:
-            overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
+            expel_if_overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
 
 
-def _is_warming_up(books: Books, message: m.Suspect) -> bool:
+def _is_warming_up(books: CoordinatorState, message: m.Suspect) -> bool:
     """Whether the peer is waited for in the first step that it computes, and may still be compiling.
 
     Who waits says so again with each heartbeat: once it has waited for too long even for that, it is believed.
@@ -378,38 +378,38 @@ def _is_warming_up(books: Books, message: m.Suspect) -> bool:
     return 0 < message.waited_s <= limit and not books.workers[message.peer].computed
 
 
-def held_up(books: Books, worker: str, beat: m.Heartbeat) -> None:
+def on_held_up(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     """`worker` has waited for a peer for too long, and may be waited for by it: they can't reach each other then.
 
     Either of them alone may be what a third one, or its own work, holds up: that is for the stall limit.
     """
     peer = books.workers.get(beat.waits_for)
-    if peer is None or books.stopping or books.over or (peer.beat.waits_for, peer.beat.view) != (worker, beat.view):
+    if peer is None or books.stopping or books.over or (peer.heartbeat.waits_for, peer.heartbeat.view) != (worker, beat.view):
         return
     for one, other in ((worker, peer.id), (peer.id, worker)):
         reason = f"{one} and {other} wait for each other: nothing gets through between them"
-        suspect(books, one, m.Suspect(view=beat.view, peer=other, reason=reason))
+        on_suspect(books, one, m.Suspect(view=beat.view, peer=other, reason=reason))
 
 
-def overdue(books: Books, worker: str, why: str) -> None:
+def expel_if_overdue(books: CoordinatorState, worker: str, why: str) -> None:
     """A participant is out of reach, dead or not: it is not waited for if it is safe to go on without it."""
     if books.stopping is None:
-        stop(books, f"{worker}: {why}")
+        stop_view(books, f"{worker}: {why}")
     if books.stopping is not None and worker in books.workers:
         books.stopping.overdue[worker] = why
-        if_ready(books)
+        recover_if_ready(books)
 
 
-def expel(books: Books, worker: str, why: str) -> None:
+def expel(books: CoordinatorState, worker: str, why: str) -> None:
     """A participant has to go, whatever it answers; it is kept in the books until the decision, which asks for it."""
     if books.stopping is None:
-        stop(books, f"{worker}: {why}")
+        stop_view(books, f"{worker}: {why}")
     if books.stopping is not None:
         books.stopping.expelled[worker] = why
-        books.record(events.Expelled(worker=worker, reason=why))
+        books.record(events.ExpelledEvent(worker=worker, reason=why))
 
 
-def differs(books: Books, workers: list[str], message: m.Differs) -> None:
+def on_differs(books: CoordinatorState, workers: list[str], message: m.Differs) -> None:
     """The words of a round say that the replicas differ, and nobody can end it; not even a run that ends anyway."""
     known = books.ending is not None and books.ending.apart
     if books.settings.bits == "any":
@@ -418,24 +418,24 @@ def differs(books: Books, workers: list[str], message: m.Differs) -> None:
         return
     if verdicts.on_trial(books, message):
         if books.stopping is None:
-            stop(books, "a joiner's replica differs")
+            stop_view(books, "a joiner's replica differs")
         if books.stopping is not None:
             books.stopping.failed |= dict.fromkeys(message.workers, message.step)
     else:
-        disputes.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
+        disputes.on_replicas_differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
         if books.stopping is None:
-            stop(books, "the replicas differ")
+            stop_view(books, "the replicas differ")
     if books.stopping is not None:
         books.stopping.apart |= set(workers)
 
 
-def unlike(books: Books, workers: list[str], message: m.Unlike) -> None:
+def on_shards_differ(books: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:
     """The words of a round say that two have found different things of one shard, and nobody can end it."""
     if books.stopping is None and not books.savers and any(books.has_part(worker) for worker in workers):
-        stop(books, f"two workers have found different things of one shard in step {message.step}")
+        stop_view(books, f"two workers have found different things of one shard in step {message.step}")
 
 
-def stopped(books: Books, worker: str, report: m.Stopped) -> None:
+def on_stopped(books: CoordinatorState, worker: str, report: m.Stopped) -> None:
     """An answer to the stop.
 
     Raises:
@@ -443,11 +443,11 @@ def stopped(books: Books, worker: str, report: m.Stopped) -> None:
     """
     now = books.stopping
     if now and report.stop == now.number and worker in now.waiting:
-        if why := state.denied(books, worker, report):
+        if why := state.issued_denial(books, worker, report):
             raise ProtocolError(why)
         now.waiting.discard(worker)
         now.overdue.pop(worker, None)
         now.reports[worker] = report
         if report.synced:
-            failures.reached(books, worker, report.step)
-        if_ready(books)
+            failures.note_progress(books, worker, report.step)
+        recover_if_ready(books)

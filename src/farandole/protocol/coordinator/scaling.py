@@ -16,7 +16,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.protocol import events, settings
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import BARRED, EVICTED, UNFED, Books, Worker
+from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, CoordinatorState, Worker
 from farandole.protocol.messages import Hello, Roster
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -48,14 +48,14 @@ def number_of(worker: str) -> int:
     return int(match[1]) if match else 0
 
 
-def pool_mark(books: Books, pool: str) -> str:
+def pool_mark(books: CoordinatorState, pool: str) -> str:
     """What the ids of that pool's workers begin with."""
     if pool and pool not in books.pools:
         books.pools.append(pool)
     return f"{pool}-" if pool and pool != books.pools[0] else ""
 
 
-def brought(books: Books, hello: Hello) -> str:
+def offered_id(books: CoordinatorState, hello: Hello) -> str:
     """The id that a worker which is not known brings; "" if it brings none that it may have.
 
     Who comes back, with an `attempt` beyond the first, says what it was called.
@@ -68,17 +68,17 @@ def brought(books: Books, hello: Hello) -> str:
     return worker if its else ""
 
 
-def fresh(books: Books, hello: Hello) -> str:
+def new_id(books: CoordinatorState, hello: Hello) -> str:
     """An id that nobody has, or has had."""
-    given = worker = brought(books, hello)
+    given = worker = offered_id(books, hello)
     used = not worker or (hello.attempt <= 1 and books.has_part(worker))  # a name that the views still hold
     while used or worker in books.workers or worker in books.departed:
-        books.guests, used = books.guests + 1, False
-        worker = f"{given or 'guest'}-{books.guests}"
+        books.external_workers, used = books.external_workers + 1, False
+        worker = f"{given or 'guest'}-{books.external_workers}"
     return worker
 
 
-def owns(books: Books, pool: str, worker: str) -> bool:
+def owns(books: CoordinatorState, pool: str, worker: str) -> bool:
     """Whether `worker` is of `pool`, or would be."""
     known = books.workers.get(worker) or books.departed.get(worker)
     if known is not None or not pool:
@@ -86,7 +86,7 @@ def owns(books: Books, pool: str, worker: str) -> bool:
     return _begins(books, pool, worker)
 
 
-def pool_refusal(books: Books, hello: Hello, connected: Iterable[Hello]) -> str:
+def pool_refusal(books: CoordinatorState, hello: Hello, connected: Iterable[Hello]) -> str:
     """Why that pool is not to be heard, in words; "" if it is. `connected` are those that are there."""
     own = books.settings.pool
     if not hello.pool:
@@ -97,7 +97,7 @@ def pool_refusal(books: Books, hello: Hello, connected: Iterable[Hello]) -> str:
     return ""
 
 
-def _begins(books: Books, pool: str, worker: str) -> bool:
+def _begins(books: CoordinatorState, pool: str, worker: str) -> bool:
     """Whether an id begins with the pool's mark, and with no longer one of another's."""
     own = pool_mark(books, pool)
     others = (pool_mark(books, other) for other in books.pools)
@@ -108,20 +108,20 @@ def _begins(books: Books, pool: str, worker: str) -> bool:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def targets(books: Books) -> dict[str, int]:
+def targets(books: CoordinatorState) -> dict[str, int]:
     """Workers wanted of each pool, by its mark."""
     if not books.settings.pools:
-        return dict(books.wants)
+        return dict(books.fixed_targets)
     sizes = [(pool_mark(books, pool.name), pool.size) for pool in books.settings.pools]
-    return settings.targets(books.shared, sizes, books.wants, books.can, _there(books), books.gather)
+    return settings.targets(books.shared_target, sizes, books.fixed_targets, books.pool_capacity, _present(books), books.gathering_pools)
 
 
-def _there(books: Books) -> Counter[str]:
+def _present(books: CoordinatorState) -> Counter[str]:
     """Workers that do not leave, of each pool."""
     return Counter(pool_mark(books, w.pool) for w in books.workers.values() if w.pool and not w.leaving)
 
 
-def scale(books: Books, wanted: int, pool: str = "") -> None:
+def scale(books: CoordinatorState, wanted: int, pool: str = "") -> None:
     """How many workers the run wants of a pool; without a name, of its own, or of those of which no number is fixed.
 
     Raises:
@@ -142,20 +142,20 @@ def scale(books: Books, wanted: int, pool: str = "") -> None:
         )
     if s.maximum is not None and total > s.maximum:
         raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
-    books.losses = msgspec.structs.replace(books.losses, joiners=0)
+    books.crash_loop = msgspec.structs.replace(books.crash_loop, joiners=0)
     books.startup_failures = {m: n for m, n in books.startup_failures.items() if m not in ours}
     if of_all:
-        books.wants = {mark: n for mark, n in books.wants.items() if mark not in ours}
-        books.shared = wanted
+        books.fixed_targets = {mark: n for mark, n in books.fixed_targets.items() if mark not in ours}
+        books.shared_target = wanted
     else:
-        fix(books, pool_mark(books, pool), wanted, before)
-    books.record(events.Scale(wanted=wanted, before=before))
+        fix_target(books, pool_mark(books, pool), wanted, before)
+    books.record(events.ScaleEvent(wanted=wanted, before=before))
     after = targets(books)
     for mark in ours:
         _let_go(books, mark, after.get(mark, 0), f"scaled to {wanted}")
 
 
-def shrink(books: Books) -> None:
+def shrink(books: CoordinatorState) -> None:
     """Where a pool is to have fewer since another one can have more, its newest workers go."""
     if not books.settings.pools or books.ending or books.over:
         return
@@ -165,7 +165,7 @@ def shrink(books: Books) -> None:
             _let_go(books, mark, wanted, "a pool that is preferred has its place")
 
 
-def release(books: Books, name: str) -> list[str]:
+def release(books: CoordinatorState, name: str) -> list[str]:
     """Let a worker (its id) or a host (its name) go; what is wanted falls by what its pools had of it.
 
     Never below the minimum: the last to leave hands the state over to its replacement.
@@ -181,57 +181,57 @@ def release(books: Books, name: str) -> list[str]:
     for worker in found:
         mark, its = pool_mark(books, worker.pool), targets(books)
         if worker.pool and its.get(mark) and sum(its.values()) > books.settings.minimum:
-            has = min(its[mark], _there(books)[mark]) if books.settings.pools else its[mark]
-            fix(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
-        notice(books, worker, "released")
+            has = min(its[mark], _present(books)[mark]) if books.settings.pools else its[mark]
+            fix_target(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
+        request_leave(books, worker, "released")
     return [w.id for w in found]
 
 
-def _see_that_it_goes_on(books: Books, request: str) -> None:
+def _see_that_it_goes_on(books: CoordinatorState, request: str) -> None:
     if ending := books.over or books.ending:
         raise UsageError(f"{request}: the run is ending ({ending.reason}); nobody joins or is replaced any more")
 
 
-def fix(books: Books, mark: str, wanted: int, before: int) -> None:
+def fix_target(books: CoordinatorState, mark: str, wanted: int, before: int) -> None:
     """So many are wanted of that pool from now on, whatever others have; of what they share it had `before`."""
-    if mark not in books.wants and books.shared is not None:
-        books.shared = max(books.shared - before, 0)
-    books.wants[mark] = wanted
+    if mark not in books.fixed_targets and books.shared_target is not None:
+        books.shared_target = max(books.shared_target - before, 0)
+    books.fixed_targets[mark] = wanted
 
 
-def _let_go(books: Books, mark: str, wanted: int, reason: str) -> None:
+def _let_go(books: CoordinatorState, mark: str, wanted: int, reason: str) -> None:
     ours = [w for w in books.workers.values() if w.pool and pool_mark(books, w.pool) == mark and not w.leaving]
     for worker in ours[wanted:]:  # the newest go first
-        notice(books, worker, reason)
+        request_leave(books, worker, reason)
 
 
-def notice(books: Books, worker: Worker, reason: str) -> None:
+def request_leave(books: CoordinatorState, worker: Worker, reason: str) -> None:
     """The worker is to leave gracefully: the next view is without it. It hears of that when it has left."""
     if not worker.leaving:
         worker.leaving = reason
-        books.record(events.Notice(worker=worker.id, reason=reason))
+        books.record(events.NoticeEvent(worker=worker.id, reason=reason))
 
 
-def deadline(books: Books, worker: Worker, within_s: float) -> None:
+def set_deadline(books: CoordinatorState, worker: Worker, within_s: float) -> None:
     """Its machine goes then: it ends itself before, should it be there still. See `deadline`."""
     worker.goes_at = min(worker.goes_at, books.clock + within_s)
-    remind(books, worker)
+    repeat_notice(books, worker)
 
 
-def remind(books: Books, worker: Worker) -> None:
+def repeat_notice(books: CoordinatorState, worker: Worker) -> None:
     """It may not have heard of its deadline."""
     if worker.goes_at < math.inf:
-        books.send(worker.id, m.Deadline(within_s=max(worker.goes_at - books.clock, 0.0)))
+        books.send(worker.id, m.PreemptionDeadline(within_s=max(worker.goes_at - books.clock, 0.0)))
 
 
 # --- roster -----------------------------------------------------------------------------------------------------------
 #
 # What a pool acts on: how many workers the run wants of it, and what has become of those that it has started.
 
-OUT = (EVICTED, BARRED)
+OUT = (EXIT_EVICTED, EXIT_BANNED)
 
 
-def of(books: Books, pool: str = "") -> Roster:
+def build_roster(books: CoordinatorState, pool: str = "") -> Roster:
     """That pool's; without a name, that of the run's own."""
     pool = pool or (books.pools[0] if books.pools else "")
     mark = pool_mark(books, pool)
@@ -243,11 +243,11 @@ def of(books: Books, pool: str = "") -> Roster:
     return Roster(
         mark=mark,
         wanted=0 if ends else targets(books).get(mark, 0),
-        losses=max(books.losses.count, books.losses.joiners),
+        losses=max(books.crash_loop.count, books.crash_loop.joiners),
         leaving=own(w.id for w in books.workers.values() if w.leaving),
         released=own(w for w, departed in books.departed.items() if departed.code not in OUT),
         evicted=own(w for w, departed in books.departed.items() if departed.code in OUT),
-        unfed=own(w for w, departed in books.departed.items() if departed.code == UNFED),
+        unfed=own(w for w, departed in books.departed.items() if departed.code == EXIT_DATA_UNAVAILABLE),
         wrong_hosts=tuple(sorted(books.wrong_hosts)),
         over=books.over.code if books.over else -1,
         reason=books.over.reason if books.over else "",

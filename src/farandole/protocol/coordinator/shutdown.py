@@ -28,7 +28,7 @@ from farandole.protocol import events, reported_events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import accounting, disputes, metric_lines
 from farandole.protocol.coordinator import metric_lines as last_resort
-from farandole.protocol.coordinator.state import Books, Ending, Worker
+from farandole.protocol.coordinator.state import CoordinatorState, Ending, Worker
 from farandole.protocol.difference import outliers
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ from farandole.protocol.difference import outliers
 #     short     one that was to begin it finds too little
 
 
-def appoint(books: Books) -> None:
+def appoint_saver(books: CoordinatorState) -> None:
     """See 1. Call it when the view has changed, or somebody in it has got the state."""
     able = _able(books)
     if books.saver not in able:
@@ -76,9 +76,9 @@ def appoint(books: Books) -> None:
     _tell(books, at_once=False)
 
 
-def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
+def on_checkpoint(books: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
     """What has become of a checkpoint, and what follows: see 2 and 4."""
-    for event in reported_events.told(worker.id, message):
+    for event in reported_events.events_of(worker.id, message):
         books.record(event)
     if not books.let_in(worker.id):
         return  # nothing that it says counts yet
@@ -86,7 +86,7 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
         if worker.id != books.founder:
             return
         books.newest = m.Newest(step=message.step, path=message.path)
-        last_resort.restored(books, message.step)
+        last_resort.on_restored(books, message.step)
     elif not message.late:
         books.tries += 1
         if message.error:
@@ -98,7 +98,7 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
             books.newest = m.Newest(step=message.step, path=message.path)
 
 
-def _failed(books: Books, worker: str) -> None:
+def _failed(books: CoordinatorState, worker: str) -> None:
     """Another one tries, if there is one."""
     books.failed[worker] = books.tries
     able = _able(books)
@@ -107,16 +107,16 @@ def _failed(books: Books, worker: str) -> None:
     books.saver = min(able, key=lambda w: _failure(books, w))
     fresh = _failure(books, books.saver) == 0
     if books.saver != worker:
-        books.record(events.Saver(worker=books.saver, before=worker, at_once=fresh))
+        books.record(events.SaverEvent(worker=books.saver, before=worker, at_once=fresh))
     _tell(books, at_once=fresh)
 
 
-def best(books: Books, savers: Sequence[str]) -> str:
+def best_saver(books: CoordinatorState, savers: Sequence[str]) -> str:
     """See 3. `savers` hold the state, the best placed first."""
     return min(savers, key=lambda w: (not books.workers[w].reaches, _failure(books, w)))
 
 
-def helper(books: Books) -> str:
+def helper(books: CoordinatorState) -> str:
     """See 3. "" where nobody needs to, or nobody can."""
     assert books.view is not None
     if any(books.workers[w].reaches for w in books.view.members if w in books.workers):
@@ -125,19 +125,19 @@ def helper(books: Books) -> str:
     return next((w.id for w in ready if w.reaches), "")
 
 
-def first(books: Books, ready: Sequence[str]) -> tuple[str, ...]:
+def founders(books: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
     """See 4. Those who are ready, the one that begins with the state first; nobody where nobody may begin."""
     leader = next((worker for worker in ready if books.workers[worker].reaches), None)
     if leader is None:
         why = books.workers[ready[0]].unreached
         reason = f"nobody who is ready reaches {_place(books)}; waiting for one that does ({why})"
-        _once(books, events.NoLeader(reason=reason))
+        _once(books, events.NoLeaderEvent(reason=reason))
         return ()
-    books.told.discard(events.NoLeader)
+    books.reported_once.discard(events.NoLeaderEvent)
     return (leader, *(worker for worker in ready if worker != leader))
 
 
-def hopeless(books: Books) -> str:
+def no_way_to_save(books: CoordinatorState) -> str:
     """See 5. Why the run can't begin; "" while it may."""
     if any(w.reaches for w in books.workers.values()):  # also one that is still starting
         return ""
@@ -150,36 +150,36 @@ def hopeless(books: Books) -> str:
     )
 
 
-def short(books: Books, worker: Worker, message: m.Short) -> bool:
+def on_cannot_start(books: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
     """See 4. Whether that worker was to begin a first view."""
     view = books.proposed
     if books.view or books.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False
     worker.unreached = message.reason
-    books.record(events.Short(worker=worker.id, host=worker.host, reason=message.reason))
+    books.record(events.ShortEvent(worker=worker.id, host=worker.host, reason=message.reason))
     return True
 
 
-def _able(books: Books) -> list[str]:
+def _able(books: CoordinatorState) -> list[str]:
     """Members that could write, in rank order."""
     members = books.view.members if books.view else ()
     there = [w for w in members if w in books.workers and w not in books.unsynced]
     able = [w for w in there if books.workers[w].reaches]
     if there and not able:
         why = books.workers[there[0]].unreached
-        _once(books, events.NoSaver(reason=f"none of the workers reaches {_place(books)} ({why})"))
+        _once(books, events.NoSaverEvent(reason=f"none of the workers reaches {_place(books)} ({why})"))
     elif able:
-        books.told.discard(events.NoSaver)
+        books.reported_once.discard(events.NoSaverEvent)
     return able
 
 
-def _failure(books: Books, worker: str) -> int:
+def _failure(books: CoordinatorState, worker: str) -> int:
     """The number of its newest failure since the newest success, 0 for none."""
     number = books.failed.get(worker, 0)
     return number if number > books.succeeded else 0
 
 
-def _tell(books: Books, *, at_once: bool) -> None:
+def _tell(books: CoordinatorState, *, at_once: bool) -> None:
     message = m.Saver(worker=books.saver, at_once=at_once)
     for name in books.view.members if books.view else ():
         worker = books.workers.get(name)
@@ -191,26 +191,26 @@ def _tell(books: Books, *, at_once: bool) -> None:
             books.send(name, message)
 
 
-def _place(books: Books) -> str:
+def _place(books: CoordinatorState) -> str:
     where = books.settings.checkpoints.url or "the run's folder of checkpoints"
     newest = books.newest
     return f"{where} (the newest is {newest.path})" if newest.path else where
 
 
-def _once(books: Books, event: events.Event) -> None:
-    if type(event) not in books.told:
-        books.told.add(type(event))
+def _once(books: CoordinatorState, event: events.Event) -> None:
+    if type(event) not in books.reported_once:
+        books.reported_once.add(type(event))
         books.record(event)
 
 
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
-def settle(books: Books, now: float) -> bool:
+def advance(books: CoordinatorState, now: float) -> bool:
     """Do what is due of the end; False if nothing is."""
     stops = books.ending is not None and not books.stopping
     if books.ending is not None:
-        accounting.end(books)
+        accounting.end_trace(books)
     if books.everyone_finished() and not (books.savers and books.deadline is None):
         finish(books)
     elif books.deadline is not None:
@@ -219,13 +219,13 @@ def settle(books: Books, now: float) -> bool:
     elif stops and not books.view and not books.proposed:
         end(books)  # nobody holds a state
     elif stops and not books.savers and not books.proposed and _some_finished(books):
-        hurry(books, now)
+        set_deadline(books, now)
     else:
         return False
     return True
 
 
-def comes_between(books: Books) -> bool:
+def is_between_steps(books: CoordinatorState) -> bool:
     """Whether the end can't wait for the step in hand: that of a failure, or of a stop in which some have finished, who
     will not switch to the empty view any more.
     """
@@ -234,14 +234,14 @@ def comes_between(books: Books) -> bool:
     return books.ending.failed or (books.proposed is not None and _some_finished(books))
 
 
-def _some_finished(books: Books) -> bool:
+def _some_finished(books: CoordinatorState) -> bool:
     return any(books.workers[w].state == "finished" for w in books.members())
 
 
-def save(books: Books) -> None:
+def ask_to_save(books: CoordinatorState) -> None:
     """Ask the best of `savers`, unless one has been asked; without any, the run is over."""
     assert books.ending is not None
-    if books.ending.apart and not disputes.compared(books):
+    if books.ending.apart and not disputes.compare_when_complete(books):
         return
     if not books.savers and books.between:
         books.savers = [worker for worker in books.between if worker in books.workers]
@@ -251,36 +251,36 @@ def save(books: Books) -> None:
             return  # somebody who has not finished yet may have more luck
         _lose(books)
     elif books.ending.saver not in books.savers:
-        books.ending.saver = best(books, books.savers)
-        ask(books)
+        books.ending.saver = best_saver(books, books.savers)
+        ask_next_saver(books)
 
 
-def returned(books: Books, worker: str) -> None:
+def on_return(books: CoordinatorState, worker: str) -> None:
     """One of `savers` is back: it may not have heard what it was asked."""
     assert books.ending is not None
     if books.ending.apart and not books.ending.compared:
-        disputes.ask(books, worker)
+        disputes.ask_for_digests(books, worker)
     elif books.ending.saver == worker:
-        ask(books)
+        ask_next_saver(books)
 
 
-def ask(books: Books) -> None:
+def ask_next_saver(books: CoordinatorState) -> None:
     """The one that is to save."""
     assert books.ending is not None
     if not books.ending.stored:
         books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason, between=books.ending.between))
 
 
-def answered(books: Books, worker: str, message: m.Saved | m.Digests) -> None:
+def on_answer(books: CoordinatorState, worker: str, message: m.Saved | m.Digests) -> None:
     """One of `savers` has done what it was asked."""
     if isinstance(message, m.Saved):
-        saved(books, worker, message)
-    elif worker in books.savers and worker in books.asked:
+        on_saved(books, worker, message)
+    elif worker in books.savers and worker in books.digests_wanted:
         books.digests[worker] = message
-        save(books)
+        ask_to_save(books)
 
 
-def saved(books: Books, worker: str, message: m.Saved) -> None:
+def on_saved(books: CoordinatorState, worker: str, message: m.Saved) -> None:
     if not books.ending or books.ending.stored or books.ending.saver != worker or worker not in books.savers:
         return
     if message.error:
@@ -289,16 +289,16 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
         if message.between:
             books.between.append(worker)
         else:
-            books.record(events.NotSaved(worker=worker, reason=message.error))
-        save(books)
+            books.record(events.NotSavedEvent(worker=worker, reason=message.error))
+        ask_to_save(books)
     else:
         path, whole, finite = message.path, not books.ending.between, message.finite
         took = {"seconds": message.seconds} if message.seconds else {}
         host = books.workers[worker].host
         if books.workers[worker].reaches:
-            books.record(events.Saved(worker=worker, path=path, whole=whole, finite=finite, **took))
+            books.record(events.SavedEvent(worker=worker, path=path, whole=whole, finite=finite, **took))
         else:
-            books.record(events.SavedElsewhere(worker=worker, host=host, path=path, whole=whole, finite=finite, **took))
+            books.record(events.SavedElsewhereEvent(worker=worker, host=host, path=path, whole=whole, finite=finite, **took))
             books.ending.code = books.ending.code or 1
             books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
         books.ending.stored = True
@@ -306,15 +306,15 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
             end(books)
 
 
-def finish(books: Books) -> None:
+def finish(books: CoordinatorState) -> None:
     """Every member's script has run to its end."""
     prints = {w.id: w.fingerprint for w in books.workers.values() if w.state == "finished"}
     after = books.workers[next(iter(books.members()))].after.written()
     equal = len(set(prints.values())) == 1
     if not (books.ending and books.ending.finished):  # by the coordinator before this one
-        books.record(events.Finished(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal, **after))
+        books.record(events.FinishedEvent(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal, **after))
     if not equal and books.settings.bits != "any":
-        disputes.differ(books, outliers(disputes.by_standing(books, prints)), "after the last step")
+        disputes.on_replicas_differ(books, outliers(disputes.by_standing(books, prints)), "after the last step")
     books.ending = books.ending or Ending(code=0, reason="the script has run to its end", failed=False)
     books.ending.finished, books.deadline = True, None
     books.stopping = books.proposed = books.previous = None
@@ -322,28 +322,28 @@ def finish(books: Books) -> None:
         end(books)
     else:
         books.savers = list(dict.fromkeys((*books.savers, *books.members())))
-        save(books)
+        ask_to_save(books)
 
 
-def hurry(books: Books, now: float) -> None:
+def set_deadline(books: CoordinatorState, now: float) -> None:
     """The run is to stop, and some have finished."""
     assert books.ending is not None
     books.deadline = now + books.settings.end_s
     books.proposed = books.previous = None
     books.savers = [worker for worker in books.members() if books.workers[worker].state == "finished"]
-    save(books)
+    ask_to_save(books)
 
 
-def expire(books: Books) -> None:
+def expire(books: CoordinatorState) -> None:
     """Those who have not finished are not waited for any more."""
     hung = [worker for worker in books.members() if books.workers[worker].state != "finished"]
     for worker in hung:
         reason = f"its script has not ended within {books.settings.end_s:g} s of the stop, and others' had"
-        books.record(events.Hung(worker=worker, host=books.workers[worker].host, reason=reason))
+        books.record(events.HungEvent(worker=worker, host=books.workers[worker].host, reason=reason))
     give_up(books, f"{', '.join(hung)} hung after the last step")
 
 
-def give_up(books: Books, why: str, code: int | None = None) -> None:
+def give_up(books: CoordinatorState, why: str, code: int | None = None) -> None:
     """The run ends once the final state is saved, whatever becomes of those who have not finished."""
     assert books.ending is not None
     books.deadline = None
@@ -355,27 +355,27 @@ def give_up(books: Books, why: str, code: int | None = None) -> None:
         _lose(books)
 
 
-def _lose(books: Books) -> None:
+def _lose(books: CoordinatorState) -> None:
     assert books.ending is not None
-    books.record(events.NotSaved(reason="no worker is left that holds the state of a whole step"))
+    books.record(events.NotSavedEvent(reason="no worker is left that holds the state of a whole step"))
     if books.ending.code == 0:
         books.ending.code, books.ending.reason = 1, f"{books.ending.reason}, but its state could not be saved"
     end(books)
 
 
-def end(books: Books) -> None:
+def end(books: CoordinatorState) -> None:
     assert books.ending is not None
     books.over = books.ending
     books.savers = []
     books.stopping = None
     metric_lines.close(books)
     accounting.close(books)
-    books.record(events.Over(code=books.over.code, reason=books.over.reason))
+    books.record(events.OverEvent(code=books.over.code, reason=books.over.reason))
     for worker in books.workers:
         books.send(worker, m.Goodbye(reason=books.over.reason, code=books.over.code))
 
 
-def nothing_left(books: Books, worker: Worker, message: m.Restored) -> None:
+def on_nothing_left(books: CoordinatorState, worker: Worker, message: m.Restored) -> None:
     """The first view has nothing to train: the script asks for no more than the checkpoint has.
 
     Raises:

@@ -17,7 +17,7 @@ from farandole.protocol import settings as preference
 from farandole.protocol.cost import Prices
 from farandole.protocol.difference import Difference, Finish
 from farandole.protocol.events import Event
-from farandole.protocol.failure_detector import Movement, RateLimit, Silence, Silences
+from farandole.protocol.failure_detector import Progress, RateLimit, Silence, FailureDetector
 from farandole.protocol.messages import Heartbeat, Job, RunTerms, Stopped
 from farandole.protocol.settings import Exports, PoolTerms, Spending
 from farandole.protocol.values import Call
@@ -133,8 +133,8 @@ class Worker:
     unreached: str = ""
     saves: bool | None = False
     step: int = -1
-    unfed: str = ""  # why its host can't get it the data
-    beat: m.Heartbeat = field(default_factory=m.Heartbeat)
+    data_unavailable: str = ""  # why its host can't get it the data
+    heartbeat: m.Heartbeat = field(default_factory=m.Heartbeat)
 
     @property
     def reaches(self) -> bool:
@@ -153,12 +153,12 @@ class Tracing:
     steps: int
     most: int
     looked_at: float
-    asked: tuple[str, ...]
+    workers: tuple[str, ...]
     answers: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 @dataclass(kw_only=True)
-class Told:
+class ReportedTime:
     """What one process has told of its time (`accounting`): `first_us` at `first_at`, `said` at `heard_at`, on the
     coordinator's clock. `written`: how much of it is in a line.
     """
@@ -168,7 +168,7 @@ class Told:
     pool: str
     first_us: int
     first_at: float
-    said: tuple[int, ...]
+    reported: tuple[int, ...]
     heard_at: float
     step: int
     written: int = 0
@@ -197,11 +197,11 @@ class Stopping:
     patient: bool = False  # the overdue have been waited for once more
 
 
-Shared = m.Differs | m.Unlike | m.NotFinite
+Shared = m.Differs | m.ShardsDiffer | m.NotFinite
 
 
 @dataclass
-class Claim:
+class Corroboration:
     """What was said of one step, last, and by whom. See `testimony`."""
 
     message: Shared
@@ -227,10 +227,10 @@ class Strike:
     """A loss that counted: when, and who was `there`, or had been. See `losses`, 3."""
 
     at: float = -math.inf
-    there: frozenset[str] = frozenset()
+    present: frozenset[str] = frozenset()
 
 
-class Losses(msgspec.Struct, frozen=True, kw_only=True):
+class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Those without a new furthest `step` between them, and the joiners in a row, the first of which entered in step
     `since`; `refusals` of them were refused, the others died. See `losses`.
     """
@@ -460,7 +460,7 @@ def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
 # Nobody is believed or blamed here for what others say: that is for `plausible`.
 
 
-class Issued(msgspec.Struct, frozen=True, kw_only=True):
+class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
     """A view; and of one that came by Resume the round in which it is entered, with how that one's shards are dealt."""
 
     view: View
@@ -474,18 +474,18 @@ class Issued(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.view.lineage(workers) for workers in (self.view.members, self.view.synced))
 
 
-def keep(books: Books, named: Iterable[View | None]) -> None:
+def keep_issued(books: CoordinatorState, named: Iterable[View | None]) -> None:
     """Of what was issued, `named` is where workers still are, or may be."""
     views = list(named)
     books.issued = [issued for issued in books.issued if issued.view in views]
 
 
-def views(books: Books) -> list[View]:
+def issued_views(books: CoordinatorState) -> list[View]:
     """All that somebody may be in, or be about to enter."""
     return [issued.view for issued in books.issued]
 
 
-def denied(books: Books, worker: str, report: Stopped) -> str:
+def issued_denial(books: CoordinatorState, worker: str, report: Stopped) -> str:
     """Why no honest worker can have said this, in words; "" if one can."""
     view = report.view
     if not report.synced:
@@ -495,7 +495,7 @@ def denied(books: Books, worker: str, report: Stopped) -> str:
     known = next((issued for issued in books.issued if issued.view == view), None)
     if known is None:
         return f"it says that it is in view {view.number} of {len(view.members)}, which was never issued"
-    beat = books.workers[worker].beat
+    beat = books.workers[worker].heartbeat
     earliest = max(known.round, beat.round if beat.view == view.number else 0)
     if report.round < earliest:
         return f"it says that it is in round {report.round} of view {view.number}, and it was in round {earliest}"
@@ -511,15 +511,15 @@ def denied(books: Books, worker: str, report: Stopped) -> str:
 # `planned`, `unplanned` and `ending` are functions over the books; `coordinator` holds them and feeds them. Every
 # change leaves through `actions`, in order.
 
-EVICTED = 3  # the exit code of workers that were
-UNFED = 6  # ... of those whose host could not get them the data
-BARRED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
+EXIT_EVICTED = 3  # the exit code of workers that were
+EXIT_DATA_UNAVAILABLE = 6  # ... of those whose host could not get them the data
+EXIT_BANNED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
 KEPT_WORKERS = 1000
 BENEFITS, BENEFIT_S = 3, 600.0
 RETURNS, RETURN_S = 60, 1.0
 
 
-class Books:
+class CoordinatorState:
     """At most one of {a proposed view, a stop, a checkpoint being saved} is outstanding at any time.
 
     Attributes:
@@ -572,39 +572,39 @@ class Books:
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
-        self.wants = {} if settings.pools else {"": settings.wanted or 0}
-        self.shared = settings.wanted
-        self.can: dict[str, int] = {}
-        self.gather: frozenset[str] = frozenset()
+        self.fixed_targets = {} if settings.pools else {"": settings.wanted or 0}
+        self.shared_target = settings.wanted
+        self.pool_capacity: dict[str, int] = {}
+        self.gathering_pools: frozenset[str] = frozenset()
         self.targets: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
-        self.barred: dict[str, None] = {}
-        self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
-        self.noticed: dict[str, str] = {}
-        self.guests = 0
+        self.banned: dict[str, None] = {}
+        self.dead: dict[str, str] = {}  # in order; what its pool has said of its end
+        self.preempted: dict[str, str] = {}
+        self.external_workers = 0
         self.pools = [pool.name for pool in settings.pools] or (
             [settings.pool.pool] if settings.pool else []
         )  # in the order in which they came
         self.signature: m.Signature | None = None
-        self.early: dict[str, m.Ready] = {}
+        self.early_external: dict[str, m.Ready] = {}
         self.altered: dict[str, tuple[int, str]] = {}
         self.alterations = 0
         self.view: View | None = None
-        self.began = 0
-        self.proved = 0
+        self.view_began = 0
+        self.proven_view = 0
         self.wrong_hosts: set[str] = set()
-        self.drifted = -1
-        self.applied = -1
+        self.drifted_step = -1
+        self.applied_round = -1
         self.switches: dict[str, int] = {}
-        self.beyond: dict[str, set[str]] = {}
+        self.ahead: dict[str, set[str]] = {}
         self.previous: View | None = None
         self.proposed: View | None = None
-        self.issued: list[Issued] = []
+        self.issued: list[IssuedView] = []
         self.proposed_at = 0.0
         self.cause = ""
         self.regroup_at = 0.0  # not earlier
-        self.strangers = 0  # of the newest proposals in a row, those that were given up for one
+        self.unauthenticated_tries = 0  # of the newest proposals in a row, those that were given up for one
         self.meet_at = 0.0  # no new connections earlier
         self.unswitched: set[str] = set()
         self.unsynced: set[str] = set()
@@ -617,37 +617,37 @@ class Books:
         self.deadline: float | None = None
         self.not_finite = -1
         self.unpromised: int | None = None
-        self.claims: dict[str, Claim] = {}
-        self.asked: set[str] = set()
+        self.corroborations: dict[str, Corroboration] = {}
+        self.digests_wanted: set[str] = set()
         self.digests: dict[str, m.Digests] = {}
         self.over: Ending | None = None
         self.newest = settings.newest
         self.saver = self.founder = ""
         self.failed: dict[str, int] = {}
         self.tries = self.succeeded = 0
-        self.told: set[type[events.Event]] = set()  # events that are said once
+        self.reported_once: set[type[events.Event]] = set()  # events that are said once
         self.unknown_operators: set[str] = set()  # that were told of
         self.startup_failures: dict[str, int] = {}  # in a row, by the mark of their pool
-        self.unfed = 0
-        self.begun: dict[int, tuple[str, Call]] = {}
-        self.finish: Finish | None = None
-        self.losses = Losses()
+        self.data_failures = 0
+        self.first_calls: dict[int, tuple[str, Call]] = {}
+        self.first_finish: Finish | None = None
+        self.crash_loop = CrashLoop()
         self.strike = self.joiner_strike = Strike()  # the last that counted
         self.unrecorded = 0
         self.benefits, self.returns = RateLimit(BENEFITS, BENEFIT_S), RateLimit(RETURNS, RETURN_S)
         self.reached = -1
         self.steps: dict[str, int] = {}
         self.clock = self.times_due = 0.0
-        self.told_times: dict[str, Told] = {}
+        self.reported_times: dict[str, ReportedTime] = {}
         self.tracing: Tracing | None = None
         self.last_line: tuple[int, int] = (-1, 0)
-        self.recorded = -1
+        self.last_step_line = -1
         self.waiting: dict[str, deque[m.Line]] = {}
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()
-        self.movement = Movement()
-        self.silences = Silences(settings.heartbeat_s, settings.heartbeat_timeout_s)
+        self.progress = Progress()
+        self.failure_detector = FailureDetector(settings.heartbeat_s, settings.heartbeat_timeout_s)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -655,8 +655,8 @@ class Books:
     def wanted(self) -> int:
         """How many workers the run wants of all pools."""
         if not self.settings.pools:
-            return sum(self.wants.values())
-        return preference.wanted(self.shared, self.targets, self.wants)
+            return sum(self.fixed_targets.values())
+        return preference.wanted(self.shared_target, self.targets, self.fixed_targets)
 
     def views(self) -> list[View]:
         """The views that workers may be in, the oldest first."""
@@ -712,30 +712,30 @@ class Books:
         """The worker's part is done: it exits by itself."""
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.record(events.Left(worker=worker, host=gone.host, reason=reason))
-        self.depart(gone, reason, code, started=started)
+        self.record(events.LeftEvent(worker=worker, host=gone.host, reason=reason))
+        self.record_departure(gone, reason, code, started=started)
 
     def evict(self, worker: str, reason: str) -> None:
         """Take out a worker that may still be alive: its connection is closed, its pool is told to kill it."""
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.record(events.Lost(worker=worker, host=gone.host, reason=reason))
-        self.depart(gone, f"evicted: {reason}", self.eviction(worker), started=started)
+        self.record(events.LostEvent(worker=worker, host=gone.host, reason=reason))
+        self.record_departure(gone, f"evicted: {reason}", self.eviction_code(worker), started=started)
         self.actions.append(Close(worker))
 
-    def turn_out(self, worker: str, reason: str) -> None:
+    def close_evicted(self, worker: str, reason: str) -> None:
         """Tell it to go, and close its connection."""
-        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=self.eviction(worker)))
+        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=self.eviction_code(worker)))
         self.actions.append(Close(worker))
 
     def differ(self, difference: Difference) -> None:
         """Two scripts go different ways, which ends the run; one on its way out keeps its own reason and code."""
         if self.ending is None or not self.ending.failed:
-            self.record(events.CallsDiffer(workers=difference.workers, reason=difference.reason))
+            self.record(events.CallsDifferEvent(workers=difference.workers, reason=difference.reason))
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 
-    def depart(self, gone: Worker, reason: str, code: int, *, started: bool, refused: bool = False) -> None:
+    def record_departure(self, gone: Worker, reason: str, code: int, *, started: bool, refused: bool = False) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
         put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
         for rate_limit in (self.benefits, self.returns):
@@ -752,24 +752,24 @@ class Books:
         _trim(self.departed)
         self.send(gone.id, m.Goodbye(reason=reason, code=code))
 
-    def bar(self, worker: str) -> None:
+    def ban(self, worker: str) -> None:
         """When it is evicted now, it must not come back."""
-        self.barred[worker] = None
-        _trim(self.barred)
+        self.banned[worker] = None
+        _trim(self.banned)
 
-    def eviction(self, worker: str) -> int:
+    def eviction_code(self, worker: str) -> int:
         """The exit code of `worker`, should it be evicted."""
-        return BARRED if worker in self.barred else EVICTED
+        return EXIT_BANNED if worker in self.banned else EXIT_EVICTED
 
-    def expect(self, worker: str, reason: str) -> None:
+    def leave_on_arrival(self, worker: str, reason: str) -> None:
         """When it comes now, it is to leave."""
-        self.noticed[worker] = reason
-        _trim(self.noticed)
+        self.preempted[worker] = reason
+        _trim(self.preempted)
 
-    def forget(self, worker: str, reason: str = "") -> None:
+    def mark_dead(self, worker: str, reason: str = "") -> None:
         """It makes no progress any more, for certain."""
-        self.gone[worker] = reason
-        _trim(self.gone)
+        self.dead[worker] = reason
+        _trim(self.dead)
 
 
 def _trim(kept: dict[str, Any]) -> None:

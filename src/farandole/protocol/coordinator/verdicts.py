@@ -49,7 +49,7 @@ from types import MappingProxyType
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import failures
-from farandole.protocol.coordinator.state import Books, Ending
+from farandole.protocol.coordinator.state import CoordinatorState, Ending
 from farandole.protocol.difference import first_unequal, outliers
 from farandole.protocol.messages import UPDATES, Computed, Stopped
 
@@ -69,7 +69,7 @@ class Verdict:
     again: Again | None = None
 
 
-def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyType({})) -> Verdict:
+def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyType({})) -> Verdict:
     """`reports`: of those who hold the state, the longest-standing worker's first. `failed`: joiners whose replica has
     come apart from the others' in that step.
     """
@@ -85,7 +85,7 @@ def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyT
     compares = any(report.held.shards or report.checked.shards for report in here.values())
     differ = compares and any(_uncompared(here, worker) for worker in here)
     for holder, report in here.items():
-        found = _found(here, holder, report)
+        found = _digests_by_holder(here, holder, report)
         if len({each.number for each in found.values()}) < 2:
             continue
         differ = True
@@ -111,7 +111,7 @@ def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyT
     return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=redone)
 
 
-def on_trial(books: Books, message: m.Differs) -> bool:
+def on_trial(books: CoordinatorState, message: m.Differs) -> bool:
     """Whether those who are unlike the others are joiners whose updates nobody has looked at long enough. See 4."""
     entered = [books.workers[worker].entered if worker in books.workers else -1 for worker in message.workers]
     others = any(worker not in message.workers for worker in books.members())
@@ -124,40 +124,40 @@ def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]
     return tuple(w for w, report in reports.items() if report.unproven and w not in compared)
 
 
-def told(books: Books, verdict: Verdict) -> None:
+def record_verdict(books: CoordinatorState, verdict: Verdict) -> None:
     """Who is refused, or wrong, is out of the books; where nobody can tell, the run may end."""
     for worker, why in verdict.refused.items():
         gone = books.workers.pop(worker)
-        books.record(events.Refused(worker=worker, host=gone.host, reason=why))
-        books.send(worker, m.Refused(reason=why))
-        books.depart(gone, why, 1, started=False, refused=True)
-        failures.refused(books, gone, why)
+        books.record(events.RefusedEvent(worker=worker, host=gone.host, reason=why))
+        books.send(worker, m.JoinRefused(reason=why))
+        books.record_departure(gone, why, 1, started=False, refused=True)
+        failures.on_refused(books, gone, why)
     for worker, why in verdict.wrong.items():
         host = books.workers[worker].host
-        books.record(events.ComputesWrong(worker=worker, host=host, reason=why))
+        books.record(events.ComputesWrongEvent(worker=worker, host=host, reason=why))
         books.wrong_hosts.add(host)
-        books.bar(worker)
+        books.ban(worker)
         books.evict(worker, f"it computes wrong: {why}")
     for workers, what in verdict.undecided.items():
         reason = f"{' and '.join(workers)} do not compute the same, first in {what}, and nobody can tell who is right"
-        books.record(events.Undecided(workers=workers, reason=reason))
+        books.record(events.UndecidedEvent(workers=workers, reason=reason))
         if books.settings.stop_undecided and books.ending is None:
             books.ending = Ending(code=1, reason=reason, failed=True)
 
 
-def carried(books: Books, stay: Iterable[str]) -> tuple[str, ...]:
+def carried(books: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
     """Of those who stay, who may have had no step to prove itself in. See 8."""
-    known = books.view.unproven if books.view and books.proved != books.view.number else ()
+    known = books.view.unproven if books.view and books.proven_view != books.view.number else ()
     return tuple(worker for worker in stay if worker in known)
 
 
-def note_proof(books: Books, beat: m.Heartbeat) -> None:
+def note_proof(books: CoordinatorState, beat: m.Heartbeat) -> None:
     """A member is beyond the step with which its view began."""
-    if books.view and beat.view == books.view.number and beat.step > books.began:
-        books.proved = beat.view
+    if books.view and beat.view == books.view.number and beat.step > books.view_began:
+        books.proven_view = beat.view
 
 
-def _found(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:
+def _digests_by_holder(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:
     """What the holder and those who have checked it have found of the same shards, in the order of their standing."""
     if not report.held.shards:
         return {}

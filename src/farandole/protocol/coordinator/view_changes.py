@@ -20,7 +20,7 @@ import msgspec
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import disputes, failures, recovery, shutdown, state, verdicts
-from farandole.protocol.coordinator.state import WHOLE, Books, Ending, Issued, Worker, stragglers
+from farandole.protocol.coordinator.state import WHOLE, CoordinatorState, Ending, IssuedView, Worker, stragglers
 from farandole.protocol.difference import Difference, Finish, calls_differ, ended_early
 from farandole.protocol.values import Call
 from farandole.protocol.view import View
@@ -66,38 +66,38 @@ from farandole.protocol.view import View
 KEPT = 4  # rounds; members are at most one apart
 
 
-def began(books: Books, worker: str, beat: m.Heartbeat) -> None:
+def on_round_begun(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     """A heartbeat. What is heard while a stop is outstanding will be heard again."""
     _end(books, _began(books, worker, beat))
 
 
-def call_switched(books: Books, worker: str, message: m.Switched) -> None:
+def call_switched(books: CoordinatorState, worker: str, message: m.Switched) -> None:
     """It goes on with a step in another view than it was in."""
     if not _is_late(books):
         _end(books, _went_on(books, worker, message.round, f"step {message.step}"))
 
 
-def finished(books: Books, worker: Worker, message: m.Finished) -> None:
+def on_finished(books: CoordinatorState, worker: Worker, message: m.Finished) -> None:
     """A worker's script has ended."""
     worker.state, worker.fingerprint, worker.after = "finished", message.fingerprint, message.after
     if message.view:  # else it has never been in one, and holds nobody up
         _end(books, _finished(books, worker.id, message))
 
 
-def in_a_step(books: Books) -> bool:
+def in_a_step(books: CoordinatorState) -> bool:
     """Whether the newest round that was heard of is a training step, as far as was said."""
-    newest = max(books.begun, default=None)
-    return newest is None or books.begun[newest][1].doing.startswith("step ")
+    newest = max(books.first_calls, default=None)
+    return newest is None or books.first_calls[newest][1].doing.startswith("step ")
 
 
-def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
+def _began(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
         return None
     before = books.previous.number if books.view and books.previous else 0
     if beat.view == before and (difference := _behind(books, worker, beat)):
         return difference
-    first, other = books.begun.get(round_, (worker, call))
+    first, other = books.first_calls.get(round_, (worker, call))
     if first == worker or first not in books.workers:
         _keep(books, round_, worker, call)
     elif other.number != call.number:
@@ -105,15 +105,15 @@ def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     return _went_on(books, worker, round_, call.doing)
 
 
-def _behind(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
+def _behind(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
     """In the view before: whether it does something else there than those who have gone on. See 5."""
     for other, round_ in books.switches.items():
-        if round_ == beat.round or round_ == books.applied < beat.round:
+        if round_ == beat.round or round_ == books.applied_round < beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
         if round_ < beat.round:  # which nobody could have begun without it: two who have are right
-            books.beyond.setdefault(other, set()).add(worker)
-            if len(books.beyond[other]) > 1 and other in books.workers:
-                books.bar(other)
+            books.ahead.setdefault(other, set()).add(worker)
+            if len(books.ahead[other]) > 1 and other in books.workers:
+                books.ban(other)
                 recovery.expel(
                     books, other, f"it says that it has gone on since round {round_}, in which it was needed"
                 )
@@ -121,10 +121,10 @@ def _behind(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     return None
 
 
-def _finished(books: Books, worker: str, message: m.Finished) -> Difference | None:
-    mine, known = Finish(worker=worker, round=message.round, step=message.step), books.finish
+def _finished(books: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
+    mine, known = Finish(worker=worker, round=message.round, step=message.step), books.first_finish
     if known is None or known.worker not in books.workers:
-        books.finish = known = mine
+        books.first_finish = known = mine
     if _is_late(books):
         return None
     if known.round != mine.round:
@@ -132,45 +132,45 @@ def _finished(books: Books, worker: str, message: m.Finished) -> Difference | No
         return ended_early(early, late.worker, f"step {late.step}")
     if books.view and worker in books.unswitched and message.view < books.view.number:
         return ended_early(mine, _switched(books), "the next step")
-    for round_, (other, call) in books.begun.items():
+    for round_, (other, call) in books.first_calls.items():
         if round_ >= mine.round and other in books.workers and other != worker:
             return ended_early(mine, other, call.doing)
     return None
 
 
-def _end(books: Books, difference: Difference | None) -> None:
+def _end(books: CoordinatorState, difference: Difference | None) -> None:
     if difference is not None:
         books.differ(difference)
-        recovery.stop(books, difference.reason)
+        recovery.stop_view(books, difference.reason)
 
 
-def _went_on(books: Books, worker: str, round_: int, doing: str) -> Difference | None:
-    finish = books.finish
+def _went_on(books: CoordinatorState, worker: str, round_: int, doing: str) -> Difference | None:
+    finish = books.first_finish
     if finish is None or finish.worker not in books.workers or worker == finish.worker or round_ < finish.round:
         return None
     return ended_early(finish, worker, doing)
 
 
-def _switched(books: Books) -> str:
+def _switched(books: CoordinatorState) -> str:
     """One of those who go on in the view in force, or have left with it."""
     concerned = [worker for view in (books.view, books.previous) if view for worker in view.members]
     return next((worker for worker in concerned if worker not in books.unswitched), "another")
 
 
-def _is_late(books: Books) -> bool:
+def _is_late(books: CoordinatorState) -> bool:
     """Whether nobody trains any more, or all are asked where they stand."""
     failed = books.ending is not None and books.ending.failed
     return books.over is not None or books.stopping is not None or bool(books.savers) or failed
 
 
-def _in_a_view(books: Books, worker: str, number: int) -> bool:
+def _in_a_view(books: CoordinatorState, worker: str, number: int) -> bool:
     return any(view.number == number and worker in view.members for view in books.views())
 
 
-def _keep(books: Books, round_: int, worker: str, call: Call) -> None:
-    books.begun[round_] = (worker, call)
-    for old in [each for each in books.begun if each <= round_ - KEPT]:
-        del books.begun[old]
+def _keep(books: CoordinatorState, round_: int, worker: str, call: Call) -> None:
+    books.first_calls[round_] = (worker, call)
+    for old in [each for each in books.first_calls if each <= round_ - KEPT]:
+        del books.first_calls[old]
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
@@ -178,14 +178,14 @@ def _keep(books: Books, round_: int, worker: str, call: Call) -> None:
 REGROUP_S = 600.0  # between two tries to connect the members anew
 
 
-def plan(books: Books, now: float) -> None:
+def plan(books: CoordinatorState, now: float) -> None:
     """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
     for gone in [w for w in books.workers.values() if w.leaving and w.state in ("starting", "ready")]:
         if not books.has_part(gone.id):
             books.dismiss(gone.id, gone.leaving)
     finished = any(w.state == "finished" for w in books.workers.values())
     if _comes_to_nothing(books, now):
-        recovery.stop(books, "the members could not be connected anew")
+        recovery.stop_view(books, "the members could not be connected anew")
     if books.stopping or books.proposed or books.savers or books.unsynced or finished:
         return
     if not all(books.workers[w].connected for w in books.participants()):
@@ -195,7 +195,7 @@ def plan(books: Books, now: float) -> None:
         propose(books, *due, now)
 
 
-def next_view(books: Books) -> tuple[View, str] | None:
+def next_view(books: CoordinatorState) -> tuple[View, str] | None:
     """The view that is due and why; None when there is nothing to change.
 
     Leavers leave only while somebody who holds the state stays; if everyone is leaving, joiners enter first (for that
@@ -225,7 +225,7 @@ def next_view(books: Books) -> tuple[View, str] | None:
     if view is None:
         if len(ready[:maximum]) < books.settings.minimum:
             return None
-        first = shutdown.first(books, ready)[:maximum]
+        first = shutdown.founders(books, ready)[:maximum]
         if not first:
             _give_up(books)
             return None
@@ -260,14 +260,14 @@ def next_view(books: Books) -> tuple[View, str] | None:
     ), ", ".join(causes)
 
 
-def _give_up(books: Books) -> None:
+def _give_up(books: CoordinatorState) -> None:
     """Nobody may begin a first view: the run ends if nobody ever will."""
-    if why := shutdown.hopeless(books):
+    if why := shutdown.no_way_to_save(books):
         books.ending = Ending(code=1, reason=why, failed=True)
         shutdown.end(books)
 
 
-def next_group(books: Books, now: float) -> tuple[View, str] | None:
+def next_group(books: CoordinatorState, now: float) -> tuple[View, str] | None:
     """The view in force over connections of its own, when those that it uses have served many views."""
     view = books.view
     if view is None or view.size < 2 or books.ending or now < max(books.regroup_at, books.meet_at):
@@ -280,14 +280,14 @@ def next_group(books: Books, now: float) -> tuple[View, str] | None:
     return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
 
 
-def _comes_to_nothing(books: Books, now: float) -> bool:
+def _comes_to_nothing(books: CoordinatorState, now: float) -> bool:
     view = books.proposed
     if view is None or view.joining or view.group != view.number or books.view is view or books.stopping:
         return False
     return now - books.proposed_at > books.settings.prepare_timeout_s
 
 
-def next_shares(books: Books) -> tuple[View, str] | None:
+def next_shares(books: CoordinatorState) -> tuple[View, str] | None:
     """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
     view = books.view
     if view is None or books.ending or not books.settings.by_speed:
@@ -302,16 +302,16 @@ def next_shares(books: Books) -> tuple[View, str] | None:
     return view, cause or "the workers are about equally fast"
 
 
-def propose(books: Books, view: View, cause: str, now: float) -> None:
+def propose(books: CoordinatorState, view: View, cause: str, now: float) -> None:
     books.proposed, books.proposed_at, books.cause = view, now, cause
-    books.issued.append(Issued(view=view))
-    books.record(events.Proposed(view=view.number, members=view.members, cause=cause))
+    books.issued.append(IssuedView(view=view))
+    books.record(events.ProposedEvent(view=view.number, members=view.members, cause=cause))
     message = m.Propose(view=view, newest=m.Newest() if books.view else books.newest)
     for worker in books.participants():
         books.send(worker, message)
 
 
-def publish(books: Books, worker: str, message: m.Publish) -> None:
+def on_publish(books: CoordinatorState, worker: str, message: m.Publish) -> None:
     """A member of the proposed view tells the others, or the one it names, how to connect to it."""
     view = books.proposed
     if view and view.group == message.group and worker in view.members:
@@ -320,7 +320,7 @@ def publish(books: Books, worker: str, message: m.Publish) -> None:
                 books.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
 
 
-def switched(books: Books, worker: Worker, message: m.Switched) -> None:
+def on_switched(books: CoordinatorState, worker: Worker, message: m.Switched) -> None:
     """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
     call_switched(books, worker.id, message)
     view = books.proposed
@@ -337,40 +337,40 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     before = books.previous.members if books.previous else ()
     concerned = books.participants()
     books.proposed = books.previous = None
-    state.keep(books, [view])
+    state.keep_issued(books, [view])
     if not view.members:
         books.savers = [w for w in before if w in concerned]
-        shutdown.save(books)
+        shutdown.ask_to_save(books)
         return
     for leaver in [w for w in before if w not in view.members]:
         books.dismiss(leaver, "left gracefully")
 
 
-def _compare_rounds(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
+def _compare_rounds(books: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
     """All say the same (R2): who does not is put out, if two others do."""
     books.switches[worker.id] = message.round
-    if books.applied < 0:
-        books.applied = disputes.agreed_round(books.switches, len(books.participants()))
-    for odd in [w for w, said in books.switches.items() if said != books.applied >= 0 and w in books.workers]:
-        books.bar(odd)
+    if books.applied_round < 0:
+        books.applied_round = disputes.agreed_round(books.switches, len(books.participants()))
+    for odd in [w for w, said in books.switches.items() if said != books.applied_round >= 0 and w in books.workers]:
+        books.ban(odd)
         recovery.expel(
             books, odd, f"it says that view {view.number} took effect in round {books.switches[odd]}, "
-            f"and others in round {books.applied}",
+            f"and others in round {books.applied_round}",
         )  # fmt: skip
 
 
-def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
+def _in_force(books: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
     before = books.view
-    books.previous, books.view, books.applied = before, view, -1
-    books.switches, books.beyond = {}, {}
+    books.previous, books.view, books.applied_round = before, view, -1
+    books.switches, books.ahead = {}, {}
     books.unsynced = set(view.joining)
     books.unswitched = set(books.participants())
     unchanged = before is not None and view.members == before.members
     dealt_anew = unchanged and before is not None and view.shares != before.shares
-    books.unfed = 0
+    books.data_failures = 0
     if not view.joining and not unchanged:
-        failures.joined(books, view.members)
-    failures.reached(books, worker.id, message.step)
+        failures.on_joined(books, view.members)
+    failures.note_progress(books, worker.id, message.step)
     for member in view.members:
         books.workers[member].state = "member"
     if before is None:
@@ -378,25 +378,25 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
     for joiner in view.joining if before else ():
         books.workers[joiner].entered = message.step
     if view.group == view.number:
-        books.strangers = 0
-    books.began = message.step
-    books.record(events.View(view=view.number, members=view.members, round=message.round, step=message.step,
+        books.unauthenticated_tries = 0
+    books.view_began = message.step
+    books.record(events.ViewEvent(view=view.number, members=view.members, round=message.round, step=message.step,
         cause=books.cause))  # fmt: skip
-    shutdown.appoint(books)
+    shutdown.appoint_saver(books)
     if dealt_anew:
         shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
-        books.record(events.Shares(view=view.number, step=message.step, shares=shares, reason=books.cause))
+        books.record(events.SharesEvent(view=view.number, step=message.step, shares=shares, reason=books.cause))
 
 
-def synced(books: Books, worker: str, message: m.Synced) -> None:
+def on_synced(books: CoordinatorState, worker: str, message: m.Synced) -> None:
     if books.view and message.view == books.view.number:
         books.unsynced.discard(worker)
         if not books.unsynced:
-            failures.joined(books, books.view.joining)
-            shutdown.appoint(books)
+            failures.on_joined(books, books.view.joining)
+            shutdown.appoint_saver(books)
 
 
-def late(books: Books, now: float) -> list[str]:
+def late_members(books: CoordinatorState, now: float) -> list[str]:
     """Joiners who hold up a proposed view beyond its limit: those not connected, or all where only members are not.
 
     Of a first view anyone may be to blame.
@@ -425,7 +425,7 @@ def late(books: Books, now: float) -> list[str]:
 # Whoever had a part in the view leaves it by an unplanned change.
 
 
-def evict(books: Books, worker: str, reason: str) -> None:
+def evict(books: CoordinatorState, worker: str, reason: str) -> None:
     """One eviction may bring others about: the worker may be out already."""
     if worker not in books.workers or books.over:
         return
@@ -434,44 +434,44 @@ def evict(books: Books, worker: str, reason: str) -> None:
         _without(books, worker, reason, participant=False)
         return
     recovery.expel(books, worker, reason)  # it stays in the books until it is safe to go on without it
-    books.turn_out(worker, reason)
+    books.close_evicted(worker, reason)
     books.workers[worker].connected = False
-    recovery.overdue(books, worker, reason)
+    recovery.expel_if_overdue(books, worker, reason)
 
 
-def lost(books: Books, gone: Worker, reason: str) -> None:
+def lost(books: CoordinatorState, gone: Worker, reason: str) -> None:
     participant, member = gone.id in books.participants(), books.let_in(gone.id)
     del books.workers[gone.id]
-    books.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
+    books.record(events.LostEvent(worker=gone.id, host=gone.host, reason=reason))
     if member and not gone.leaving and gone.state != "finished":
-        failures.ended(books, gone.id, reason, entered=gone.entered if gone.pool else -1)
+        failures.on_worker_death(books, gone.id, reason, entered=gone.entered if gone.pool else -1)
     _without(books, gone.id, reason, participant=participant)
 
 
-def lapsed(books: Books, worker: Worker) -> None:
+def lapsed(books: CoordinatorState, worker: Worker) -> None:
     """It makes no progress any more; its process ends by itself."""
     reason = f"its time was over before it could leave ({worker.leaving})"
-    books.forget(worker.id, reason)
+    books.mark_dead(worker.id, reason)
     lost(books, worker, reason)
 
 
-def excuse(books: Books, worker: Worker, reason: str, code: int) -> None:
+def excuse(books: CoordinatorState, worker: Worker, reason: str, code: int) -> None:
     participant = worker.id in books.participants()
     books.dismiss(worker.id, reason, code=code)
     _without(books, worker.id, reason, participant=participant)
 
 
-def ends(books: Books, worker: Worker, message: m.Failed | m.Unfed) -> None:
+def on_script_end(books: CoordinatorState, worker: Worker, message: m.ScriptFailed | m.DataUnavailable) -> None:
     """Its script has ended before its end."""
-    if isinstance(message, m.Failed):
-        failed(books, worker, message.traceback)
+    if isinstance(message, m.ScriptFailed):
+        on_script_failed(books, worker, message.traceback)
     else:
-        unfed(books, worker, message.reason)
+        on_data_unavailable(books, worker, message.reason)
 
 
-def failed(books: Books, worker: Worker, traceback: str) -> None:
+def on_script_failed(books: CoordinatorState, worker: Worker, traceback: str) -> None:
     """In a member it ends the run; in one that was not yet let in, only its own part."""
-    books.record(events.Failed(worker=worker.id, host=worker.host, traceback=traceback))
+    books.record(events.FailedEvent(worker=worker.id, host=worker.host, traceback=traceback))
     if books.savers or (books.ending and books.ending.failed):
         if books.deadline is not None and worker.state != "finished":
             shutdown.give_up(books, f"the script failed on {worker.id}", code=1)
@@ -479,31 +479,31 @@ def failed(books: Books, worker: Worker, traceback: str) -> None:
     if books.stands_alone(worker):
         excuse(books, worker, "its script failed before it was let in", 1)
         return
-    recovery.break_off(books, f"the script failed on {worker.id}")
+    recovery.stop_for_failure(books, f"the script failed on {worker.id}")
 
 
-def unfed(books: Books, worker: Worker, reason: str) -> None:
+def on_data_unavailable(books: CoordinatorState, worker: Worker, reason: str) -> None:
     """Who has a part in a view goes when that has been stopped, and nobody who may be needed to save goes at all."""
-    if worker.unfed:
+    if worker.data_unavailable:
         return
-    worker.unfed = reason or "it does not say why"
-    books.record(events.Unfed(worker=worker.id, host=worker.host, reason=worker.unfed))
+    worker.data_unavailable = reason or "it does not say why"
+    books.record(events.UnfedEvent(worker=worker.id, host=worker.host, reason=worker.data_unavailable))
     if books.deadline is not None and worker.state != "finished":  # others hold the final state
-        failures.let_go(books, worker.id)
+        failures.release_without_data(books, worker.id)
         _without(books, worker.id, failures.LOST, participant=True)
     elif not books.has_part(worker.id) and not books.ending:
-        books.unfed += books.view is None and bool(worker.pool)
-        why = failures.hopeless(books, worker.id)
-        failures.let_go(books, worker.id)
+        books.data_failures += books.view is None and bool(worker.pool)
+        why = failures.no_data_anywhere(books, worker.id)
+        failures.release_without_data(books, worker.id)
         if why:
             books.ending = Ending(code=1, reason=why, failed=True)
             shutdown.end(books)
 
 
-def _without(books: Books, worker: str, reason: str, *, participant: bool) -> None:
+def _without(books: CoordinatorState, worker: str, reason: str, *, participant: bool) -> None:
     books.unsynced.discard(worker)
     if not books.over:
-        recovery.without(books, worker, reason, participant=participant)
+        recovery.continue_without(books, worker, reason, participant=participant)
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ LONGEST_S = 300.0
 DOUBLINGS = 9  # more than it takes to get there
 
 
-def unproved(books: Books, worker: str, message: m.Unproved) -> None:
+def on_unproved_peer(books: CoordinatorState, worker: str, message: m.PeerUnproved) -> None:
     view = books.proposed
     if (
         view is None
@@ -535,9 +535,9 @@ def unproved(books: Books, worker: str, message: m.Unproved) -> None:
         or worker not in view.members
     ):
         return
-    again_s = min(SHORTEST_S * 2 ** min(books.strangers, DOUBLINGS), LONGEST_S)
-    books.strangers += 1
+    again_s = min(SHORTEST_S * 2 ** min(books.unauthenticated_tries, DOUBLINGS), LONGEST_S)
+    books.unauthenticated_tries += 1
     books.meet_at = books.clock + again_s
-    books.record(events.StrangerInGroup(worker=worker, peer=message.peer, address=message.address, view=view.number,
+    books.record(events.StrangerInGroupEvent(worker=worker, peer=message.peer, address=message.address, view=view.number,
         again_s=again_s))  # fmt: skip
-    recovery.stop(books, f"strangers at {message.address}, between {worker} and the others")
+    recovery.stop_view(books, f"strangers at {message.address}, between {worker} and the others")

@@ -77,12 +77,12 @@ class Activity:
     """What the training side is doing, as `Heartbeat` says it."""
 
     epoch: int = 0
-    done: int = 0
-    waits: bool = False
-    whole: bool = False
+    shards_computed: int = 0
+    idle: bool = False
+    state_complete: bool = False
     shard_us: int = 0
     shards: int = 0
-    of: int = 0
+    shards_total: int = 0
     time_us: tuple[int, ...] = ()
 
 
@@ -146,7 +146,7 @@ class Arriving(Protocol):
     def state(self) -> Any: ...
 
 
-class Exchange(Protocol):
+class ExchangePort(Protocol):
     """Of one view, round after round."""
 
     @property
@@ -211,7 +211,7 @@ class Port(Protocol):
         """A round begins: partial sums of so many shards of `content`, none of them computed."""
         ...
 
-    def open(self, view: View) -> Exchange:
+    def open(self, view: View) -> ExchangePort:
         """The exchange of `view`: the one made ahead, or a new one."""
         ...
 
@@ -241,7 +241,7 @@ class Port(Protocol):
 IDLE_S = 0.05  # between two idle rounds
 
 
-class Demoted(Exception):
+class ViewWithdrawn(Exception):
     """This joiner's view is no more: it waits for the next one."""
 
 
@@ -260,15 +260,15 @@ class Driver:
     def __init__(self, member: Member, told: Instructions, port: Port, terms: RunTerms) -> None:
         self.member = member
         self.task = Task(position=Position(), shards=_none)
-        self.exchange: Exchange = _Before()
+        self.exchange: ExchangePort = _Before()
         self.lineage = Lineage(sets=())
         self.shards = self.number = self.workers = 0
-        self.done: set[int] = set()
-        self.begun = -1
+        self.computed_shards: set[int] = set()
+        self.begun_round = -1
         self.waits = True
         self.proven = False
         self.calls = CallRounds()
-        self._told = told
+        self._instructions = told
         self.port = port
         self._terms = terms
         self.checking = Checking(member, terms)
@@ -296,7 +296,7 @@ class Driver:
     def _begin_once(self, task: Task, call: Call) -> Script[None]:
         member, port = self.member, self.port
         while True:
-            yield from self.obey()
+            yield from self.handle_requests()
             if member.phase == "member":
                 told = member.begin_round(task.position.step, may_switch=task.trains, call=call)
                 self.tell(told or ())
@@ -305,20 +305,20 @@ class Driver:
                 yield from do(port.stand_back)
                 continue
             if member.phase == "waiting":
-                raise Demoted
+                raise ViewWithdrawn
             yield Change()
         view, lineage, synced, first = member.view, member.lineage, member.synced, member.first
         assert view is not None
         assert lineage is not None
         self.task, self._call = task, call
-        self.number = self.begun = member.round
+        self.number = self.begun_round = member.round
         self._idle = task.trains and len(lineage.sets[0]) < self._terms.minimum
         member.trains = self.trains
         renewal = member.drift.renewal(view, task.position.step) if member.drift and self.trains else None
         self.workers = port.workers(task.position.step, len(lineage.sets[0]))
         if synced:
             yield from self.take_digest()
-        self.shards, self.done = 0, set()
+        self.shards, self.computed_shards = 0, set()
         self.checking.begin()
         if not self._idle:
             self.shards = yield from do(task.shards, self.workers)
@@ -345,7 +345,7 @@ class Driver:
     def until(self, view: View, there: Callable[[], bool]) -> Script[bool]:
         """Wait until `there()`; False if `view` is given up before (then: until this worker is a candidate again)."""
         while True:
-            yield from self.obey()
+            yield from self.handle_requests()
             if view not in (self.member.view, self.member.pending):
                 return False
             if self.member.phase != "stopped" and there():
@@ -362,14 +362,14 @@ class Driver:
 
     def checked(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """This worker has computed `shard`, another's, too. With the last that it owes its word may be given."""
-        self.checking.checked(shard, names, digests)
+        self.checking.on_check(shard, names, digests)
         if self.member.synced and not self.checking.owed():
             self.exchange.release()
 
     def todo(self) -> tuple[int, ...]:
         """The shards that are this worker's and not computed yet."""
         mine = self.lineage.assign(self.shards).get(self.member.worker, ()) if self.shards else ()
-        return tuple(shard for shard in mine if shard not in self.done)
+        return tuple(shard for shard in mine if shard not in self.computed_shards)
 
     @property
     def trains(self) -> bool:
@@ -391,7 +391,7 @@ class Driver:
 
     def sync(self) -> Script[None]:
         """Follow the member if its view has changed meanwhile: open its exchange, over the same partial sums."""
-        yield from self.obey()
+        yield from self.handle_requests()
         member = self.member
         view, lineage = member.view, member.lineage
         goes_on = member.phase == "member" and member.round == self.number
@@ -405,7 +405,7 @@ class Driver:
         self.waits = True
         yield from do(exchange.finish)
         while not exchange.ended and member.round <= self.number:
-            yield from self.obey()
+            yield from self.handle_requests()
             if member.phase == "member" and member.view is not None and member.view.number != exchange.view.number:
                 yield from self.sync()
                 return False
@@ -432,9 +432,9 @@ class Driver:
 
     # --- what the coordinator asks for -----------------------------------------------------------------------
 
-    def obey(self) -> Script[None]:
+    def handle_requests(self) -> Script[None]:
         """It may have asked for a checkpoint, or said goodbye."""
-        told, port = self._told, self.port
+        told, port = self._instructions, self.port
         if told.save is not None:
             wanted, told.save = told.save, None
             if wanted.save:
@@ -447,10 +447,10 @@ class Driver:
                     yield from do(port.save, True)
             port.leave(told.exit)
 
-    def obey_until_goodbye(self) -> Script[NoReturn]:
+    def serve_until_dismissed(self) -> Script[NoReturn]:
         """The script is done: answer what the coordinator asks until it says goodbye."""
         while True:
-            yield from self.obey()
+            yield from self.handle_requests()
             yield Change()
 
     # --- small things ----------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def _none(workers: int) -> int:
 # 4. A view that is given up at any point before means waiting for the next one.
 
 
-class Entrance(Protocol):
+class JoinCallbacks(Protocol):
     """What a worker does as it comes in; all of it without the lock."""
 
     def restore(self, view: View, /) -> Position | None:
@@ -525,7 +525,7 @@ class Entrance(Protocol):
         ...
 
 
-def enter(driver: Driver, entrance: Entrance) -> Script[None]:
+def join_view(driver: Driver, entrance: JoinCallbacks) -> Script[None]:
     """Come in, and begin the first step."""
     member = driver.member
     while True:
@@ -535,11 +535,11 @@ def enter(driver: Driver, entrance: Entrance) -> Script[None]:
         try:
             if (yield from entered):
                 return
-        except Demoted:
+        except ViewWithdrawn:
             continue
 
 
-def _begin_run(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
+def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
     position = yield from do(entrance.restore, view)
     if position is None:
         yield from driver.until(view, lambda: False)
@@ -552,7 +552,7 @@ def _begin_run(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
     return True
 
 
-def _join(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
+def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
     member = driver.member
     arriving = yield from do(driver.port.receive, view)
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
@@ -583,7 +583,7 @@ def _proposed(driver: Driver) -> Script[View]:
     while True:
         if member.phase == "waiting" and member.pending and member.prepared == member.pending.number:
             return member.pending
-        yield from driver.obey()
+        yield from driver.handle_requests()
         yield Change()
 
 

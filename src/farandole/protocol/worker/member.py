@@ -28,7 +28,7 @@ from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
 from farandole.protocol.messages import NO_DIGESTS as NOT_COMPUTED
 from farandole.protocol.values import NOTHING, Call
-from farandole.protocol.view import Lineage, View, Word, agreed_switch, of_workers, unlike
+from farandole.protocol.view import Lineage, View, CommitMessage, agreed_switch, of_workers, unlike
 
 # --- drift ------------------------------------------------------------------------------------------------------------
 #
@@ -57,9 +57,9 @@ class Drift:
         self._view = 0
         self._odd: set[str] = set()  # in that view
         self._times = 0
-        self._said: list[m.Message] = []
+        self._reports: list[m.Message] = []
 
-    def heard(self, view: View, step: int, digests: Mapping[str, int]) -> None:
+    def on_step(self, view: View, step: int, digests: Mapping[str, int]) -> None:
         """A step has ended in `view`, with these digests in its words."""
         apart = outliers(digests)
         if not apart:
@@ -69,11 +69,11 @@ class Drift:
         self._odd |= {worker for worker in digests if digests[worker] != digests.get(view.members[0])}
         self._times += 1
         if self._times & (self._times - 1) == 0:
-            self._said.append(m.Drifts(step=step, workers=apart, times=self._times))
+            self._reports.append(m.Drifts(step=step, workers=apart, times=self._times))
 
     def report(self) -> list[m.Message]:
         """For the coordinator: the first time, and each time that their number has doubled."""
-        said, self._said = self._said, []
+        said, self._reports = self._reports, []
         return said
 
     def renewal(self, view: View, step: int) -> View | None:
@@ -117,11 +117,11 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Compare:
+class CompareDigests:
     """Answer Digests. Nobody trains any more."""
 
 
-Action = m.Message | Connect | Exit | Save | Compare
+Action = m.Message | Connect | Exit | Save | CompareDigests
 
 
 class Member:
@@ -164,7 +164,7 @@ class Member:
 
     # --- from the coordinator --------------------------------------------------------------------------------
 
-    def receive(self, message: m.Message) -> list[Action]:
+    def on_message(self, message: m.Message) -> list[Action]:
         if self.phase == "out":
             return []
         match message:
@@ -182,13 +182,13 @@ class Member:
             case m.Goodbye():
                 self.phase = "out"
                 return [Exit(message.reason, message.code, message.save)]
-            case m.Refused():
+            case m.JoinRefused():
                 self.phase = "out"
                 return [Exit(f"refused: {message.reason}", 1)]
             case m.End():
                 return [Save(message.save, message.between)]
             case m.Compare():
-                return [Compare()]
+                return [CompareDigests()]
             case _:
                 return []
 
@@ -282,7 +282,7 @@ class Member:
         self._called = (self.round, call)
         return actions
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+    def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         """This worker holds every reduced bucket of `round_` under `view`: its control word, or None if that is past.
 
         The thread of an abandoned view may come here late, with garbage in its buckets: hence the question.
@@ -292,12 +292,12 @@ class Member:
         if (view, round_) != (self.view.number, self.round):
             return None
         self.holds = True
-        return Word(
+        return CommitMessage(
             view=self.view.number, round=self.round, prepared=self._named(), compute_us=compute_us, shards=shards,
             call=self.call.number, digest=self.digest, held=self.held.number, checked=self.checked.number,
         )  # fmt: skip
 
-    def end_round(self, words: Sequence[Word]) -> bool:
+    def end_round(self, words: Sequence[CommitMessage]) -> bool:
         """All words of the round are here (R1): it has ended. False if the view was stopped before, or if the replicas
         differ, or what two have found of a shard. `words`: this worker's own, then its peers' in the order of their
         ranks.
@@ -316,7 +316,7 @@ class Member:
         if self.apart or self.unlike:
             return False
         if self.drift:
-            self.drift.heard(self.view, self.step, digests)
+            self.drift.on_step(self.view, self.step, digests)
         number = agreed_switch(words)
         if self.pending and number == self.pending.number:
             self.agreed, self.pending, self.prepared = self.pending, None, 0
@@ -335,7 +335,7 @@ class Member:
         if self.apart:
             return [m.Differs(step=self.step, workers=self.apart)]
         if self.unlike:
-            return [m.Unlike(step=self.step)]
+            return [m.ShardsDiffer(step=self.step)]
         return [*self.drift.report()] if self.drift else []
 
     def finished(self, fingerprint: str, after: m.StepTime) -> m.Finished:
@@ -343,7 +343,7 @@ class Member:
         view = self.view.number if self.view else 0
         return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step, after=after)
 
-    def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
+    def on_peer_lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
         """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view
         they wait for.
         """
@@ -401,12 +401,12 @@ class Checking:
         mine = of_checker(self._member.checks, self._member.worker)
         return tuple(shard for shard in mine.shards if shard not in self._others) if mine else ()
 
-    def found(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
+    def on_digests(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """In one of its own. To be told before the last of it is handed in, since the word may follow at once."""
         self._mine[shard] = (tuple(names), tuple(digests))
         self._settle()
 
-    def checked(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
+    def on_check(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """In another's."""
         self._others[shard] = (tuple(names), tuple(digests))
         self._settle()

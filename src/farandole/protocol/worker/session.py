@@ -36,8 +36,8 @@ from farandole.errors import Refused, UsageError
 from farandole.platform.bounds import MAX_SECONDS
 from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KeptLines
-from farandole.protocol.messages import LEFT, Ends, RunTerms
-from farandole.protocol.view import Word
+from farandole.protocol.messages import EXIT_PREEMPTED, Ends, RunTerms
+from farandole.protocol.view import CommitMessage
 from farandole.protocol.worker.driver import Activity, Instructions
 from farandole.protocol.worker.member import Action, Exit, Member, Save
 
@@ -60,7 +60,7 @@ STEPS = 10
 Waiting = tuple[int, str, float]  # in which view, for which peer, since when
 
 
-def held_up_by(
+def peer_over_soft_limit(
     waiting: Waiting | None, step_s: float | None, *, stall_s: float, heartbeat_timeout_s: float, now: float
 ) -> str:
     """The peer that is waited for, if it has been for too long; "" for nobody. `step_s`: the median step's time."""
@@ -97,14 +97,14 @@ class Lease:
         self._beats[self._number] = now
         return self._number
 
-    def heard(self, number: int, orphan_s: float) -> None:
+    def on_answer(self, number: int, orphan_s: float) -> None:
         """Heartbeat `number` was answered."""
         sent = self._beats.get(number)
         if sent is not None and sent <= self.end:  # what has ended stays ended: the run may have begun again
             self.end = max(self.end, sent + orphan_s)
             self._beats = {n: at for n, at in self._beats.items() if n > number}
 
-    def welcomed(self, hello_at: float, orphan_s: float) -> None:
+    def on_welcome(self, hello_at: float, orphan_s: float) -> None:
         """The Hello sent at `hello_at` was answered; of the connection before nothing will be any more."""
         if self.end == math.inf:
             self.end = hello_at + orphan_s
@@ -121,14 +121,14 @@ class Lease:
 # --- session ----------------------------------------------------------------------------------------------------------
 
 # Said again on every new connection.
-STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
-LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
+STANDING = (m.Ready, m.LeaveRequest, m.ScriptFailed, m.DataUnavailable, m.Differs, m.Finished, m.NotFinite)
+LAST = (m.NotFinite, m.ScriptFailed, m.DataUnavailable, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
 MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
-ORPHANED = 4  # the exit code of who has been without a coordinator for too long
-UNTOLD = RunTerms(
+EXIT_ORPHANED = 4  # the exit code of who has been without a coordinator for too long
+DEFAULT_TERMS = RunTerms(
     heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=MAX_SECONDS, orphan_s=MAX_SECONDS
 )  # before Welcome
 
@@ -145,8 +145,8 @@ class Session:
         waiting_for: Callable[[], Waiting | None], now: float,
     ) -> None:  # fmt: skip
         self.member = member
-        self.told = Instructions()
-        self.terms = UNTOLD
+        self.instructions = Instructions()
+        self.terms = DEFAULT_TERMS
         self._run = ""
         self.attempt = 0  # the number of the newest connection
         self._hello = hello
@@ -161,11 +161,11 @@ class Session:
         self._lease = Lease()
         self._ends = Ends()
         self._lines = KeptLines()
-        self._led = False  # it was rank 0 when it last could be, and all its lines are not sent yet
+        self._was_rank_0 = False  # it was rank 0 when it last could be, and all its lines are not sent yet
 
     # --- connections -----------------------------------------------------------------------------------------
 
-    def connected(self, now: float) -> m.Hello:
+    def on_connected(self, now: float) -> m.Hello:
         """A new connection stands: the Hello to be sent. Every other one is over."""
         self.attempt += 1
         self._phase, self._hello_at = "greeting", now
@@ -173,7 +173,7 @@ class Session:
         worker, synced = self.member.worker, self.member.synced
         return msgspec.structs.replace(self._hello, worker=worker, attempt=self.attempt, synced=synced)
 
-    def closed(self, attempt: int) -> None:
+    def on_closed(self, attempt: int) -> None:
         """Connection `attempt` has ended."""
         if attempt == self.attempt:
             self._phase = "closed"
@@ -203,7 +203,7 @@ class Session:
 
     # --- what is heard ---------------------------------------------------------------------------------------
 
-    def hear(self, attempt: int, message: m.Message, now: float) -> list[Action]:
+    def on_message(self, attempt: int, message: m.Message, now: float) -> list[Action]:
         """What is to be done about a message of connection `attempt`; messages in it are to be told.
 
         Raises:
@@ -217,23 +217,23 @@ class Session:
             case m.Welcome() if self._phase == "greeting":
                 self._welcomed(message)
             case m.Goodbye() if self._phase == "greeting" and self.met:
-                return self._obey(message)
-            case m.Refused() | m.Goodbye() if self._phase == "greeting":
+                return self._follow(message)
+            case m.JoinRefused() | m.Goodbye() if self._phase == "greeting":
                 raise Refused(message.reason)
             case _ if self._phase == "greeting":
                 raise Refused(f"answered {type(message).__name__}")
-            case m.Heard():
-                self._lease.heard(message.beat, self.terms.orphan_s)
+            case m.LinesHeard():
+                self._lease.on_answer(message.beat, self.terms.orphan_s)
                 self._lines.forget(message.lines)
             case m.Saver():
-                self.told.saves = message.worker == self.member.worker
-                self.told.save_at_once = self.told.saves and message.at_once
-            case m.Deadline():
+                self.instructions.saves = message.worker == self.member.worker
+                self.instructions.save_at_once = self.instructions.saves and message.at_once
+            case m.PreemptionDeadline():
                 self._ends.within(message.within_s, now)
             case m.Published() | m.Stacks() | m.Trace():
                 return [message]
             case _:
-                return self._obey(message)
+                return self._follow(message)
         return []
 
     def _welcomed(self, welcome: m.Welcome) -> None:
@@ -244,21 +244,21 @@ class Session:
         self._run, self.terms = welcome.run, welcome.terms
         self.member.worker = welcome.worker
         self._phase, self._wait_s = "open", BACKOFF_S[0]
-        self._lease.welcomed(self._hello_at, welcome.terms.orphan_s)
+        self._lease.on_welcome(self._hello_at, welcome.terms.orphan_s)
         self._lines.send_after(welcome.lines)
         self._outgoing.extend(self._standing)
 
-    def _obey(self, message: m.Message) -> list[Action]:
-        self.told.saves = self.told.saves and not isinstance(message, m.Demoted)
-        actions = self.member.receive(message)
+    def _follow(self, message: m.Message) -> list[Action]:
+        self.instructions.saves = self.instructions.saves and not isinstance(message, m.Demoted)
+        actions = self.member.on_message(message)
         if not self.member.apart:  # it goes on, and compares anew
             self._standing = [said for said in self._standing if not isinstance(said, m.Differs)]
         for action in actions:
             match action:
                 case Exit():
-                    self.told.leave(action)
+                    self.instructions.leave(action)
                 case Save():
-                    self.told.save = action
+                    self.instructions.save = action
                 case _:
                     pass
         return actions
@@ -270,7 +270,7 @@ class Session:
         message = _sendable(message)
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
-        if isinstance(message, m.Leaving) and message.within_s is not None:
+        if isinstance(message, m.LeaveRequest) and message.within_s is not None:
             self._ends.within(message.within_s, now)
         stands = isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done)
         if stands and message not in self._standing:
@@ -279,7 +279,7 @@ class Session:
             if isinstance(message, LAST):
                 while self._leads() and (lines := self._lines.take()):
                     self._outgoing.append(self._heartbeat(0, now, lines))
-                self._led = self._is_rank_0()
+                self._was_rank_0 = self._is_rank_0()
             self._outgoing.append(message)
 
     def take(self) -> list[m.Message]:
@@ -305,18 +305,18 @@ class Session:
 
     def _leads(self) -> bool:
         """Returns True if the lines of metrics are this worker's to send."""
-        self._led = self._led or self._is_rank_0()
-        return self._led or self.told.save is not None
+        self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
+        return self._was_rank_0 or self.instructions.save is not None
 
     def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Message:
         member, activity, terms = self.member, self._activity(), self.terms
         view = member.view
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
-            lines=lines, epoch=activity.epoch, done=activity.done, waits=activity.waits, whole=activity.whole,
-            shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
+            lines=lines, epoch=activity.epoch, done=activity.shards_computed, waits=activity.idle, whole=activity.state_complete,
+            shard_us=activity.shard_us, shards=activity.shards, of=activity.shards_total,
             time_us=activity.time_us,
-            waits_for=held_up_by(
+            waits_for=peer_over_soft_limit(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
             ),
@@ -325,20 +325,20 @@ class Session:
 
     # --- the lease -------------------------------------------------------------------------------------------
 
-    def lapsed(self, now: float) -> bool:
+    def lease_over(self, now: float) -> bool:
         """Whether the lease is over."""
         return self._ends.over(now) or self._lease.over(now)
 
-    def word(self, now: float, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+    def commit_message(self, now: float, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         """See `Member.word`."""
-        if self.lapsed(now):
+        if self.lease_over(now):
             return None
-        return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+        return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def end_round(self, now: float, words: Sequence[Word]) -> bool:
+    def end_round(self, now: float, words: Sequence[CommitMessage]) -> bool:
         """See `Member.end_round`."""
-        self._led = self._led or self._is_rank_0()
-        return not self.lapsed(now) and self.member.end_round(words)
+        self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
+        return not self.lease_over(now) and self.member.end_round(words)
 
     def watch(self, now: float) -> list[Action]:
         """Whatever becomes of connections: who stalls is reported, and without a coordinator the lease runs out."""
@@ -346,22 +346,22 @@ class Session:
         waiting = self._waiting_for()
         if waiting and stalled(waiting, self._lines.median_step_s(), stall_s=self.terms.stall_s, now=now):
             view, peer, since = waiting
-            actions += self.member.lost(view, peer, "stalled", waited_s=max(1, round(now - since)))
-        if self.lapsed(now) and self.told.exit is None:
+            actions += self.member.on_peer_lost(view, peer, "stalled", waited_s=max(1, round(now - since)))
+        if self.lease_over(now) and self.instructions.exit is None:
             exit_ = self._exit(now)
-            self.told.leave(exit_)
+            self.instructions.leave(exit_)
             actions.append(exit_)
         return actions
 
     def _exit(self, now: float) -> Exit:
         if self._ends.over(now):
             left_s = self._ends.left_s
-            return Exit(f"this machine goes in {left_s:.0f} s", LEFT, save=True, within_s=left_s / 2)
-        return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+            return Exit(f"this machine goes in {left_s:.0f} s", EXIT_PREEMPTED, save=True, within_s=left_s / 2)
+        return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", EXIT_ORPHANED, save=True)
 
 
 def _sendable(message: m.Message) -> m.Message:
     try:
         return m.sendable(message)
     except UsageError as error:
-        return m.Failed(traceback=str(error))
+        return m.ScriptFailed(traceback=str(error))
