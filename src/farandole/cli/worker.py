@@ -76,6 +76,11 @@ def join(
         _prepare(prepare, ticket)
     from farandole.script import noticed, run_script
 
+    if settings.bench:
+        from farandole.training import bench
+
+        bench.begin(settings.bench)
+
     if not settings.pool:  # a pool's host is seen to by its agent
         from farandole.pool import preemption
 

@@ -105,9 +105,9 @@ Record = Block | Exchanges | Unfit | Done
 _decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | Done)
 
 
-def terms_of(text: str) -> BenchTerms | None:
-    """Those in a worker's environment; None: it is none of a bench."""
-    return msgspec.json.decode(text, type=BenchTerms) if text else None
+def terms_of(text: str) -> BenchTerms:
+    """The terms that the environment of a worker holds as `text`."""
+    return msgspec.json.decode(text, type=BenchTerms)
 
 
 def environment(terms: BenchTerms) -> dict[str, str]:

@@ -226,7 +226,6 @@ class Loader:
 
     watch: ClassVar[Watch | None] = None
     timed: ClassVar[bool] = False  # whether loaders that are made from now on count what making takes, in `making`
-    tell: ClassVar[Callable[[str], None] | None] = None  # is told, beside the log, that processes have died
 
     def __init__(
         self,
@@ -244,9 +243,14 @@ class Loader:
         multiprocessing_context: Any = None,
         on_bad_sample: str = "raise",
         drop_last: bool = False,
+        on_deaths: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
+        """Check everything, start nothing. `on_deaths` is called with the reason when loader processes have died.
+
+        Raises:
+            UsageError: a dataset that can't be loaded, or an option that makes no sense here.
+        """
         check_options(options)
         if on_bad_sample not in ("raise", "skip"):
             raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
@@ -278,6 +282,7 @@ class Loader:
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
         self._start: ProcessStart | None = None
         self._deaths = 0  # in a row
+        self._on_deaths = on_deaths
         self._epoch = -1  # of the micro-batch fetched last
         self._pid = os.getpid()
         try:
@@ -483,8 +488,8 @@ class Loader:
                 "fewer processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
         _log.warning("%s; %d new ones are started", said, self.processes)
-        if Loader.tell is not None:
-            Loader.tell(said)
+        if self._on_deaths is not None:
+            self._on_deaths(said)
         self._ahead.begin_again()
         self._started()
 

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # pyright: ignore
 
 from farandole.errors import UsageError
+from farandole.numerics.modes import Mode
 from farandole.platform import cpu
 
 # --- pointwise --------------------------------------------------------------------------------------------------------
@@ -788,18 +789,19 @@ class Seeing(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class Watch:
-    """Of one worker, in the thread that begins it. `tell` is called with what is not known, once for each.
+class KernelMode(Mode):
+    """The mode of `--bits portable`, for the thread that begins the watch. Without `watch` it reports nothing."""
 
-    One that has never begun does nothing.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._seen = tell, set[str]()
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__(report)
+        self._seen = set[str]()
         self._mode: Seeing | None = None
         self._first: set[str] | None = None  # what has been done
 
-    def begin(self) -> None:
+    def begin(self, threads: int, device: torch.device) -> None:
+        take_over(threads, device)
+
+    def watch(self) -> None:
         if self._mode is None:
             self._first = self._first or set()
             self._mode = Seeing(self._see)
@@ -826,7 +828,7 @@ class Watch:
             yield
             return
         self._first.add(what)
-        self.begin()
+        self.watch()
         try:
             yield
         finally:
@@ -836,7 +838,7 @@ class Watch:
         if operator not in self._seen:
             self._seen.add(operator)
             if operator not in KNOWN:
-                self._tell(operator)
+                self._report(operator)
 
 
 def name_of_type(dtype: torch.dtype) -> str:

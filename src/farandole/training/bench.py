@@ -39,7 +39,7 @@ from farandole.plan.shards import advance, window
 from farandole.platform import files
 from farandole.protocol.values import StepTime
 from farandole.training.ddp import Ddp, Trial, connect
-from farandole.training.loop import Loop
+from farandole.training.loop import Loop, use
 from farandole.training.plain_step import Ahead, Plain, PlainStep, Way
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
@@ -50,6 +50,11 @@ from farandole.worker.rounds import Rounds, task
 
 GROUP = "group"  # the file through which DistributedDataParallel's workers find each other
 EXCHANGES = 8  # in a round, with nothing to hide behind; the first ones are not counted
+
+
+def begin(text: str) -> None:
+    """Have the loop of this process measure, on the terms in `text`."""
+    use(partial(Bench, terms=bench.terms_of(text)))
 
 
 class Bench(Loop):
