@@ -77,9 +77,9 @@ def join(
     from farandole.script import noticed, run_script
 
     if settings.bench:
-        from farandole.training import bench
+        from farandole.bench import loop
 
-        bench.begin(settings.bench)
+        loop.begin(settings.bench)
 
     if not settings.pool:  # a pool's host is seen to by its agent
         from farandole.pool import preemption

@@ -36,7 +36,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # pyright: ignore
 
 from farandole.errors import UsageError
-from farandole.numerics.modes import Mode
 from farandole.platform import cpu
 
 # --- pointwise --------------------------------------------------------------------------------------------------------
@@ -789,11 +788,11 @@ class Seeing(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class KernelMode(Mode):
+class KernelMode:
     """The mode of `--bits portable`, for the thread that begins the watch. Without `watch` it reports nothing."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__(report)
+        self._report = report
         self._seen = set[str]()
         self._mode: Seeing | None = None
         self._first: set[str] | None = None  # what has been done

@@ -28,9 +28,12 @@ from typing import Any, cast
 
 import torch
 
+from farandole.bench import terms as bench
+from farandole.bench.ddp import Ddp, Trial, connect
+from farandole.bench.plain_step import Ahead, Plain, PlainStep, Way
+from farandole.bench.stopwatch import Stopwatch, TimedGradients, clock
+from farandole.bench.terms import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
 from farandole.collective.buckets import Layout, Partials
-from farandole.control import bench
-from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
 from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
 from farandole.data.order import keep_random_state
@@ -38,13 +41,10 @@ from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import advance, window
 from farandole.platform import files
 from farandole.protocol.values import StepTime
-from farandole.training.ddp import Ddp, Trial, connect
 from farandole.training.loop import Loop, use
-from farandole.training.plain_step import Ahead, Plain, PlainStep, Way
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.step import Step
-from farandole.training.stopwatch import Stopwatch, TimedGradients, clock
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, task
 

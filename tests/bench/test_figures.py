@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from farandole.control.bench import ALONE, DDP, FARANDOLE, BenchTerms, Block, Exchanges, Record, Spent, Unfit
-from farandole.observe.bench import Figures, figures
-from farandole.observe.bench_table import parts_table, round_said, said, steps_table
+from farandole.bench.figures import Figures, figures
+from farandole.bench.table import parts_table, round_said, said, steps_table
+from farandole.bench.terms import ALONE, DDP, FARANDOLE, BenchTerms, Block, Exchanges, Record, Spent, Unfit
 from tests.support.mentioned import mentions
 
 TERMS = BenchTerms(workers=2, steps=4, rounds=2)

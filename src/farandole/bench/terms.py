@@ -17,7 +17,6 @@ from farandole.errors import UsageError
 from farandole.platform import files
 
 VARIABLE = "FARANDOLE_BENCH"  # the terms, in a worker's environment
-
 ALONE, FARANDOLE, DDP = "alone", "farandole", "ddp"
 CONTESTANTS = (ALONE, FARANDOLE, DDP)
 

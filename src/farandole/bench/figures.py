@@ -16,18 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from farandole.control.bench import (
-    ALONE,
-    CONTESTANTS,
-    DDP,
-    FARANDOLE,
-    BenchTerms,
-    Block,
-    Exchanges,
-    Record,
-    Spent,
-    Unfit,
-)
+from farandole.bench.terms import ALONE, CONTESTANTS, DDP, FARANDOLE, BenchTerms, Block, Exchanges, Record, Spent, Unfit
 
 Joint = tuple[Spent, ...]  # one step, of all workers
 
