@@ -58,7 +58,11 @@ def _portable(report: Callable[[str], None]) -> Mode:
 MODES: dict[str, Callable[[Callable[[str], None]], Mode]] = {"portable": _portable}
 
 
-def begin(bits: str, threads: int, device: torch.device, report: Callable[[str], None] = str) -> Mode:
+def _nobody(operator: str) -> None:
+    del operator
+
+
+def begin(bits: str, threads: int, device: torch.device, report: Callable[[str], None] = _nobody) -> Mode:
     """Prepare this process for `bits`, before the script's first work on `device`.
 
     `report` is called with the name of each operator for which the mode can't promise its results, once each.
