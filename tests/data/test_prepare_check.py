@@ -10,9 +10,9 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
+from farandole.data.decoding import ends_as_it_should
 from farandole.data.index import INDEX, Index
 from farandole.data.prepare import images as image_folder
-from farandole.data.transforms import ends_as_it_should
 from farandole.errors import BadSample
 from tests.support.image_files import make_folder
 

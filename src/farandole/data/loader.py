@@ -33,7 +33,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from farandole.data import workers
+from farandole.data import shared_memory, workers
 from farandole.data.epochs import DatasetState
 from farandole.data.facts import subsets
 from farandole.data.object_store import NOTHING, Making, Timed
@@ -303,7 +303,7 @@ class Loader:
         except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
         if num_workers:
-            workers.check()
+            shared_memory.check()
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
@@ -378,7 +378,7 @@ class Loader:
             try:
                 found.reraise()
             except RuntimeError as error:
-                raise workers.explained(error)  # noqa: B904  mostly the same one
+                raise shared_memory.explained(error)  # noqa: B904  mostly the same one
         return found
 
     def close(self) -> None:
@@ -432,7 +432,7 @@ class Loader:
                         f"forked: {error}; define its functions and classes at the top of a module, or give "
                         f'multiprocessing_context="fork"'
                     ) from error
-                raise workers.explained(error)  # noqa: B904  mostly the same one
+                raise shared_memory.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
             # torch's, registered when it pins, 10 seconds for each that is busy.

@@ -37,19 +37,8 @@ import numpy.typing as npt
 from farandole.data.cache import filesystem, local_path
 from farandole.data.cache_folder import Verified, opened
 from farandole.data.index import INDEX, Shard
-from farandole.data.prepare.shards import (
-    WHOLE,
-    Part,
-    Rows,
-    cut,
-    digest_of,
-    is_table,
-    make_all,
-    md5_of,
-    put,
-    read,
-    tables,
-)
+from farandole.data.prepare.shards import WHOLE, Part, cut, digest_of, make_all, md5_of, put
+from farandole.data.prepare.table_pieces import Rows, is_table, read, tables
 from farandole.data.tokens import KIND, WIDTHS, TokenIndex, dtype_for
 from farandole.errors import BadSample, UsageError
 from farandole.platform.extras import how_to_install
