@@ -158,7 +158,10 @@ class Live:
             found.append(str(error))
         new, self._looked = watch.lines[self._looked :], len(watch.lines)
         for line in new:
-            if isinstance(line, events.LostEvent | events.LeftEvent | events.FailedEvent) and line.worker in self.honest:
+            if (
+                isinstance(line, events.LostEvent | events.LeftEvent | events.FailedEvent)
+                and line.worker in self.honest
+            ):
                 found.append(f"{line.worker}: {events.name_of(line)}")
             if isinstance(line, events.StateLostEvent | events.ResumedEvent | events.StalledEvent):
                 found.append(events.name_of(line))

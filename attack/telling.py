@@ -64,7 +64,9 @@ def squatting(live: Live) -> str:
     hellos += [m.Hello(kind="worker", worker=each, synced=True) for each in sorted(live.honest)]
     hellos += [m.Hello(kind="pool", pool="local"), m.Hello(kind="pool", pool="")]
     asyncio.run(
-        _say_hello(live.ticket, hellos, [m.WorkerProcessExited(worker=each, reason="ended") for each in sorted(live.honest)])
+        _say_hello(
+            live.ticket, hellos, [m.WorkerProcessExited(worker=each, reason="ended") for each in sorted(live.honest)]
+        )
     )
     return f"{len(hellos)} Hellos in others' names"
 

@@ -19,7 +19,15 @@ from farandole.data.ledger import count
 from farandole.errors import LedgerError, LedgerIncomplete
 from farandole.observe.text import describe as in_words
 from farandole.protocol.coordinator.account import account
-from farandole.protocol.events import ComputesWrongEvent, FinishedEvent, LeftEvent, LostEvent, OverEvent, StartingEvent, UndecidedEvent
+from farandole.protocol.events import (
+    ComputesWrongEvent,
+    FinishedEvent,
+    LeftEvent,
+    LostEvent,
+    OverEvent,
+    StartingEvent,
+    UndecidedEvent,
+)
 from farandole.protocol.metrics import Line, as_written
 
 SHOWN = 5  # samples named in a complaint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from farandole.plan.batch import StepFacts, Memory, MomentumCompensation, Rule
+from farandole.plan.batch import Memory, MomentumCompensation, Rule, StepFacts
 
 
 @dataclass(frozen=True)

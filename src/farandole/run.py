@@ -10,7 +10,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 
 from farandole.checkpoint.store import first_line
 from farandole.collective.state_transfer import encode
-from farandole.control import bench
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
 from farandole.data.ledger import Ledger
@@ -28,24 +26,30 @@ from farandole.data.order import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metrics import number
-from farandole.numerics import portable
+from farandole.numerics import modes
 from farandole.numerics import settings as cuda
-from farandole.numerics.portable import OperatorWatch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cpu, output
 from farandole.protocol import messages as m
-from farandole.protocol.messages import Checkpoints, Lapsed, LeaveRequest, LoaderEnded, RunTerms, UnknownOperator, Unrecorded
+from farandole.protocol.messages import (
+    Checkpoints,
+    Lapsed,
+    LeaveRequest,
+    LoaderEnded,
+    RunTerms,
+    UnknownOperator,
+    Unrecorded,
+)
 from farandole.protocol.view import View
 from farandole.settings import Settings, refuse_launcher
-from farandole.training import run_state
-from farandole.training.bench import Bench
+from farandole.training import loop, run_state
 from farandole.training.loop import Loop
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
 from farandole.training.step import Once, Step
 from farandole.worker.connection import Connected
-from farandole.worker.participant import SingleProcess, Participant
+from farandole.worker.participant import Participant, SingleProcess
 from farandole.worker.rounds import Rounds
 
 _log = logging.getLogger(__name__)
@@ -74,26 +78,24 @@ class Run:
                 checkpoints=checkpoints,
             )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
-        self._bench = bench.terms_of(settings.bench)
         output.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
         if terms.pin:
             _pin(settings.slot, terms.threads)
         run_state.keep_freed_memory()
-        Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = cuda.local_device()
-        self._watch = OperatorWatch(lambda operator: self._participant.tell(UnknownOperator(operator=operator)))
-        if terms.bits == "portable":
-            portable.take_over(terms.threads, self.device)
-            self._watch.begin()
-        cuda.begin(self.device, terms.bits)
+        self._mode = modes.begin(
+            terms.bits, terms.threads, self.device,
+            lambda operator: self._participant.tell(UnknownOperator(operator=operator)),
+        )  # fmt: skip
+        self._mode.watch()
         self._ledger: Ledger | None = None
         if terms.ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(self._participant, self._held)
-        self._evaluation = Evaluation(self._rounds, self.device, self._seed)
+        self._evaluation = Evaluation(self._rounds, self.device, self._seed, self._loader_ended)
         self._once = Once(self._rounds)
         self._replica: Replica | None = None  # until the script has said what is trained
         self._loop: Loop | None = None  # until it has asked for steps
@@ -157,7 +159,10 @@ class Run:
         if not isinstance(batch, BatchPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
             other = "farandole.PerWorkerBatch(size, micro=...) for a batch that follows the workers"
             raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or {other}")
-        return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, **options)
+        return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, on_deaths=self._loader_ended, **options)
+
+    def _loader_ended(self, reason: str) -> None:
+        self._participant.tell(LoaderEnded(reason=reason))
 
     def steps(self, loader: Loader, *, epochs: int | None = None, base_steps: int | None = None) -> Iterator[Step]:
         """The run's steps. A joining worker waits here for its state and goes on where the others are.
@@ -181,13 +186,12 @@ class Run:
         kinds = self._replica.buffer_kinds
         self._replica = Replica(self._replica.objects, kinds, shards=shards)  # as they are now, not at `replicate`
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
-        loop = partial(Bench, terms=self._bench) if self._bench else Loop
-        self._loop = loop(
+        self._loop = loop.new_loop(
             self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
             stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits,
         )  # fmt: skip
-        return self._watch.until_the_second(self._loop.steps())
+        return self._mode.until_the_second(self._loop.steps())
 
     def evaluate(
         self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
@@ -208,7 +212,7 @@ class Run:
         """
         loop = self._between("evaluate")
         attributes = loop.state.attributes
-        with loop.clock.apart("evaluation"), self._watch.first("evaluate"), attributes.forward_passes():
+        with loop.clock.apart("evaluation"), self._mode.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:

@@ -29,8 +29,8 @@ from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
 from farandole.numerics import settings as cuda
 from farandole.platform.output import say
-from farandole.protocol.coordinator.state import EXIT_EVICTED, EXIT_DATA_UNAVAILABLE
-from farandole.protocol.messages import ScriptFailed, HostPreemption, DataUnavailable
+from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED
+from farandole.protocol.messages import DataUnavailable, HostPreemption, ScriptFailed
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
 from farandole.worker import departure

@@ -15,7 +15,7 @@ import pytest
 from farandole.control import security as challenges
 from farandole.control.api import Api
 from farandole.control.client import dial
-from farandole.control.security import TicketProof, Examination, ticket_id
+from farandole.control.security import Examination, TicketProof, ticket_id
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import NotTheCoordinator
 from tests.support.stage import Stage, play
@@ -85,7 +85,8 @@ def test_of_a_ticket_nobody_is_told_whether_there_is_one() -> None:
     mine, unknown = ticket(), ticket()
     known = {ticket_id(mine.secret): mine.secret}
     shapes = {
-        challenges.CHALLENGE.sub("same", Examination(known).challenge(TicketProof(each).opening)) for each in (mine, unknown)
+        challenges.CHALLENGE.sub("same", Examination(known).challenge(TicketProof(each).opening))
+        for each in (mine, unknown)
     }
     assert shapes == {"same"}
     examination = Examination(known)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.coordinator.connection import BURST, RATE
-from farandole.coordinator.listener import LINES, WINDOW_S, TokenBucket, Sparing
+from farandole.coordinator.listener import LINES, WINDOW_S, Sparing, TokenBucket
 
 gaps = st.floats(0.0, 10.0)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.cache_folder import STAYS_S, Copy, RemoteFile, Next, choose
+from farandole.data.cache_folder import STAYS_S, Copy, Next, RemoteFile, choose
 
 A, B, C = (RemoteFile(f"s3://there/{name}.tar", 10, name * 32) for name in "abc")
 OLD, NEW = STAYS_S + 1, STAYS_S - 1
@@ -32,7 +32,9 @@ def copy(of: RemoteFile, used_s: float, *, coming: bool = False) -> Copy:
         ((), (), 30, None),
     ],
 )
-def test_what_comes_next(wanted: tuple[RemoteFile, ...], there: tuple[Copy, ...], limit: int, expected: Next | None) -> None:
+def test_what_comes_next(
+    wanted: tuple[RemoteFile, ...], there: tuple[Copy, ...], limit: int, expected: Next | None
+) -> None:
     assert choose(wanted, there, limit) == expected
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
+from farandole.data.decoding import ends_as_it_should
 from farandole.data.index import INDEX, Index
 from farandole.data.prepare import images as image_folder
-from farandole.data.transforms import ends_as_it_should
 from farandole.errors import BadSample
 from tests.support.image_files import make_folder
 
@@ -22,7 +22,9 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_folder(tmp_path / "source", each=3, suffix=request.param)
 
 
-def prepared(source: Path, check: bool, heard: Callable[[image_folder.ImageShard], None] = lambda _: None) -> Index | int:
+def prepared(
+    source: Path, check: bool, heard: Callable[[image_folder.ImageShard], None] = lambda _: None
+) -> Index | int:
     return image_folder.prepare(
         image_folder.list_folder(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
         begin=os.getpgid, made=heard, check=check,

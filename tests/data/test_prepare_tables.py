@@ -11,9 +11,10 @@ import pytest
 
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index
+from farandole.data.prepare import image_table, tokens
 from farandole.data.prepare import images as image_folder
-from farandole.data.prepare import tokens
-from farandole.data.prepare.shards import WHOLE, Part, is_table, samples_of, tables
+from farandole.data.prepare.shards import WHOLE, Part, samples_of
+from farandole.data.prepare.table_pieces import is_table, tables
 from farandole.errors import BadSample, ShardError, UsageError
 from tests.support.image_files import CLASSES, in_order, make_folder
 
@@ -64,7 +65,7 @@ def test_images_of_a_table_become_the_shards_that_their_folder_would(
     tmp_path: Path, samples: list[tuple[bytes, int]], kind: str, noted: bool
 ) -> None:
     source = written(tmp_path / "source", table_of(samples, noted=noted), kind)
-    listed = image_folder.list_table(str(source), "", "", SHARD)
+    listed = image_table.list_table(str(source), "", "", SHARD)
     assert listed.classes == (CLASSES if noted else tuple(str(number) for number in range(len(CLASSES))))
     index = prepared(listed, tmp_path / "target")
     assert isinstance(index, Index)
@@ -76,7 +77,7 @@ def test_images_of_a_table_become_the_shards_that_their_folder_would(
 @pytest.mark.parametrize("shard_bytes", [1, 3000, 1 << 20])
 def test_any_cut_has_each_row_once(tmp_path: Path, samples: list[tuple[bytes, int]], shard_bytes: int) -> None:
     source = written(tmp_path / "source", table_of(samples), "parquet", files=2, group=5)
-    listed = image_folder.list_table(str(source / "*.parquet"), "image", "label", shard_bytes)
+    listed = image_table.list_table(str(source / "*.parquet"), "image", "label", shard_bytes)
     assert sum(piece.samples for piece in listed.pieces) == len(samples)
     prepared(listed, tmp_path / "target", shard_bytes=shard_bytes)
     assert stored(tmp_path / "target") == samples
@@ -87,7 +88,7 @@ def test_parts_of_copies_on_other_machines_make_one_whole(tmp_path: Path, sample
     for file in copy.iterdir():
         os.utime(file, (1, 1))
     target, parts = tmp_path / "target", [Part(1, 2), Part(2, 2)]
-    first, second = (image_folder.list_table(str(each), "", "", SHARD) for each in (place, copy))
+    first, second = (image_table.list_table(str(each), "", "", SHARD) for each in (place, copy))
     assert isinstance(prepared(first, target, part=parts[0]), int)
     assert isinstance(prepared(second, target, part=parts[1]), Index)
     assert stored(target) == samples
@@ -97,7 +98,7 @@ def test_parts_of_copies_on_other_machines_make_one_whole(tmp_path: Path, sample
 def test_labels_may_be_text(tmp_path: Path, samples: list[tuple[bytes, int]]) -> None:
     names = [f"class {9 - label}" for _, label in samples]
     source = written(tmp_path / "source", table_of(samples, labels=names), "arrow")
-    listed = image_folder.list_table(str(source), "", "", SHARD)
+    listed = image_table.list_table(str(source), "", "", SHARD)
     assert listed.classes == tuple(sorted(set(names)))
     prepared(listed, tmp_path / "target")
     assert [listed.classes[label] for _, label in stored(tmp_path / "target")] == names
@@ -111,7 +112,7 @@ def test_bad_rows_are_named_with_their_file_and_row(tmp_path: Path, samples: lis
     labels[20] = None
     source = written(tmp_path / "source", table_of(bad, labels=labels), "parquet", files=1)
     with pytest.raises(BadSample, match=r"\b3\b.*\b33\b") as error:
-        prepared(image_folder.list_table(str(source), "", "", SHARD), tmp_path / "target")
+        prepared(image_table.list_table(str(source), "", "", SHARD), tmp_path / "target")
     for said in ("part-0.parquet, row 3: ", "row 14: ", "NoneType", "row 20: ", "None", "3 "):
         assert said in str(error.value)
     assert not (tmp_path / "target" / INDEX).exists()
@@ -122,21 +123,21 @@ def test_an_image_that_lies_elsewhere_is_named(tmp_path: Path) -> None:
     table = pa.table({"image": pa.array([{"bytes": None, "path": "cat/1.jpg"}], kind), "label": [0]})
     source = written(tmp_path / "source", table, "parquet", files=1)
     with pytest.raises(BadSample, match=r"row 0\b.*'cat/1\.jpg'"):
-        prepared(image_folder.list_table(str(source), "", "", SHARD), tmp_path / "target")
+        prepared(image_table.list_table(str(source), "", "", SHARD), tmp_path / "target")
 
 
 def test_columns_that_are_not_there_or_are_no_labels(tmp_path: Path, samples: list[tuple[bytes, int]]) -> None:
     table = table_of(samples).append_column("half", pa.array([0.5] * len(samples)))
     source = str(written(tmp_path / "source", table.rename_columns(["n", "pixels", "label", "half"]), "parquet"))
     with pytest.raises(UsageError, match=r"--image\b.*'n', 'pixels'"):
-        image_folder.list_table(source, "", "", SHARD)
+        image_table.list_table(source, "", "", SHARD)
     with pytest.raises(UsageError, match="'class'"):
-        image_folder.list_table(source, "pixels", "class", SHARD)
+        image_table.list_table(source, "pixels", "class", SHARD)
     with pytest.raises(UsageError, match=r"'half'.*\bdouble\b"):
-        image_folder.list_table(source, "pixels", "half", SHARD)
+        image_table.list_table(source, "pixels", "half", SHARD)
     far = table_of(samples, labels=[-1] * len(samples))
     with pytest.raises(UsageError, match=r"-1\b.*-1\b.*\b0\b"):
-        image_folder.list_table(str(written(tmp_path / "far", far, "parquet")), "", "", SHARD)
+        image_table.list_table(str(written(tmp_path / "far", far, "parquet")), "", "", SHARD)
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path, samples: list[tuple[bytes, int]]) -> None:
@@ -144,9 +145,9 @@ def test_a_file_that_is_no_table_is_named(tmp_path: Path, samples: list[tuple[by
     torn = source / "part-1.parquet"
     torn.write_bytes(torn.read_bytes()[:-20])
     with pytest.raises(ShardError, match=r"part-1\.parquet"):
-        image_folder.list_table(str(source), "", "", SHARD)
+        image_table.list_table(str(source), "", "", SHARD)
     with pytest.raises(ShardError, match=r"nowhere\.parquet"):
-        image_folder.list_table(str(source / "nowhere.parquet"), "", "", SHARD)
+        image_table.list_table(str(source / "nowhere.parquet"), "", "", SHARD)
 
 
 def test_what_is_a_table_and_what_is_not(tmp_path: Path, samples: list[tuple[bytes, int]]) -> None:

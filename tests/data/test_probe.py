@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from farandole.data import object_store
 from farandole.data.loader import Key, Loader
 from farandole.data.object_store import NOTHING, Making, Makings
-from farandole.data.probe import Ended, ProbeResult, Phase, Probe
+from farandole.data.probe import Ended, Phase, Probe, ProbeResult
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON, FARANDOLE

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from farandole.data.loader import Loader
-from farandole.data.workers import explained
+from farandole.data.shared_memory import explained
 from farandole.errors import UsageError
 from tests.support.drawing import Drawing, keys
 from tests.support.harness import ENVIRON, FARANDOLE

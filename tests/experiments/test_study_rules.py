@@ -18,7 +18,7 @@ from experiments.dynamic_sgd.measures import (
     condense,
 )
 from experiments.dynamic_sgd.rules import RootOfRate, WholeWindow
-from farandole.plan.batch import StepFacts, PerWorkerBatch
+from farandole.plan.batch import PerWorkerBatch, StepFacts
 from farandole.training.learning_rate import LearningRate
 from tests.support.walked import walked
 

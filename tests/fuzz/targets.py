@@ -23,7 +23,7 @@ from farandole.collective.gloo import _JUMP, _RETURN, MOST_SOURCES, only
 from farandole.collective.state_transfer import encode, restore
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import METRICS
-from farandole.control.security import CHALLENGE, TicketProof, Examination, IssuedTicket, Tickets, ticket_id
+from farandole.control.security import CHALLENGE, Examination, IssuedTicket, TicketProof, Tickets, ticket_id
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.coordinator import listener

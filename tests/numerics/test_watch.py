@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from farandole.numerics import portable
-from farandole.numerics.portable import OperatorWatch
+from farandole.numerics.portable import KernelMode
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_each_is_named_once_with_the_types_that_are_not_float32(told: list[str]) -> None:
-    it, x = OperatorWatch(told.append), torch.ones(3)
-    it.begin()
+    it, x = KernelMode(told.append), torch.ones(3)
+    it.watch()
     _ = x + x, x * x, x * x, x.double() * x, [torch.cat([x.bfloat16()])]
     it.end()
     _ = x - x
@@ -28,9 +28,9 @@ def test_each_is_named_once_with_the_types_that_are_not_float32(told: list[str])
 
 
 def test_backward_passes_and_updates_are_seen(told: list[str]) -> None:
-    it, x = OperatorWatch(told.append), torch.nn.Parameter(torch.ones(3))
+    it, x = KernelMode(told.append), torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([x], lr=0.1)
-    it.begin()
+    it.watch()
     x.square().sum().backward()
     optimizer.step()
     it.end()
@@ -39,18 +39,18 @@ def test_backward_passes_and_updates_are_seen(told: list[str]) -> None:
 
 
 def test_it_ends_with_the_second_step(told: list[str]) -> None:
-    it, x = OperatorWatch(told.append), torch.ones(3)
-    it.begin()
+    it, x = KernelMode(told.append), torch.ones(3)
+    it.watch()
     for number in it.until_the_second(iter(range(4))):
         _ = (x.mul, x.div, x.sub, x.pow)[number](x)
     assert told == ["aten.mul.Tensor", "aten.div.Tensor"]
 
 
 def test_the_first_evaluation_is_watched_and_no_other(told: list[str]) -> None:
-    it, x = OperatorWatch(told.append), torch.ones(3)
+    it, x = KernelMode(told.append), torch.ones(3)
     with it.first("evaluate"):
         _ = x - x
-    it.begin()
+    it.watch()
     it.end()
     for function in (x.mul, x.div):
         with it.first("evaluate"):
@@ -59,8 +59,8 @@ def test_the_first_evaluation_is_watched_and_no_other(told: list[str]) -> None:
 
 
 def test_a_mode_of_the_scripts_is_left_alone(told: list[str]) -> None:
-    it, a = OperatorWatch(told.append), torch.ones(3, 3)
-    it.begin()
+    it, a = KernelMode(told.append), torch.ones(3, 3)
+    it.watch()
     with FlopCounterMode(display=False) as counter:
         it.end()
         a @ a

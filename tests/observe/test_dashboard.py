@@ -14,7 +14,7 @@ import pytest
 from farandole.control.run_folder import LOGS, METRICS
 from farandole.errors import UsageError
 from farandole.observe import report as page
-from farandole.observe.dashboard import LINK_S, MOST, Login, DashboardServer, RunWatch
+from farandole.observe.dashboard import LINK_S, MOST, DashboardServer, Login, RunWatch
 from tests.support.mentioned import mentions
 from tests.support.told_run import RUN, STATUS, written
 

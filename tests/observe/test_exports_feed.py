@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.run_folder import RecordingObserver, Observer
+from farandole.control.run_folder import Observer, RecordingObserver
 from farandole.observe import export_process as feeds
 from farandole.observe.export_process import Feed
 from farandole.protocol.metrics import Line, as_written

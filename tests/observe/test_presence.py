@@ -43,7 +43,13 @@ def test_they_go() -> None:
 
 
 def test_who_does_not_come_in_after_all_is_not_coming() -> None:
-    for kind in (events.ExitedEvent, events.RefusedEvent, events.StartFailedEvent, events.FailedEvent, events.LostEvent):
+    for kind in (
+        events.ExitedEvent,
+        events.RefusedEvent,
+        events.StartFailedEvent,
+        events.FailedEvent,
+        events.LostEvent,
+    ):
         assert seen(*starts("w1"), an(kind, worker="w1")) == ([], [], []), kind
 
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.observe.story import BUCKETS, POINTS, Patch, PageState, Series
+from farandole.observe.story import BUCKETS, POINTS, PageState, Patch, Series
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.observe.story import WorkerSpan, Stays
+from farandole.observe.story import Stays, WorkerSpan
 from tests.support.metric_lines import made
 
 
@@ -38,7 +38,9 @@ def test_one_comes_leaves_and_the_other_dies() -> None:
         WorkerSpan(
             worker="w1", host="h", came=1.0, entered=2.0, cause="why", notice=5.0, gone=6.5, how="left", why="released"
         ),
-        WorkerSpan(worker="w2", host="h", came=1.5, entered=2.0, cause="why", gone=9.0, how="lost", why="killed by signal 9"),
+        WorkerSpan(
+            worker="w2", host="h", came=1.5, entered=2.0, cause="why", gone=9.0, how="lost", why="killed by signal 9"
+        ),
     ]
     assert found.last_gone is found.all[1]
     assert found.members == ("w2",), "until a view says so"

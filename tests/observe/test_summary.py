@@ -36,7 +36,10 @@ def steps(first: int, last: int, **more: Any) -> list[Line]:
 
 
 def began(worker: str = "w1") -> list[Line]:
-    return [an(events.StartingEvent, worker=worker, time=90.0), an(events.ViewEvent, members=(worker,), step=0, time=99.0)]
+    return [
+        an(events.StartingEvent, worker=worker, time=90.0),
+        an(events.ViewEvent, members=(worker,), step=0, time=99.0),
+    ]
 
 
 def spent() -> Line:
@@ -114,7 +117,9 @@ def test_a_state_that_was_lost_before_any_checkpoint_is_taken_again() -> None:
 
 def test_a_state_that_is_gone() -> None:
     over = an(events.OverEvent, code=1, reason="nobody is left")
-    found = told(*began(), *steps(0, 6), an(events.StateLostEvent), an(events.NotSavedEvent, reason="nobody is left"), over)
+    found = told(
+        *began(), *steps(0, 6), an(events.StateLostEvent), an(events.NotSavedEvent, reason="nobody is left"), over
+    )
     assert found["lost"]
     assert "taken again" not in found
     assert mentions(found["outcome"], "failed", "nobody is left", "exit code 1")

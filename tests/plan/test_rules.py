@@ -16,7 +16,6 @@ from farandole.plan import batch
 from farandole.plan.batch import (
     RULES,
     AdaScale,
-    StepFacts,
     GlobalBatch,
     LinearScaling,
     MomentumCompensation,
@@ -25,6 +24,7 @@ from farandole.plan.batch import (
     RateInBuffer,
     Rule,
     SquareRoot,
+    StepFacts,
 )
 from tests.support.rule_reference import BASE, ROWS, factors
 

@@ -14,7 +14,18 @@ import pytest
 
 from farandole.pool import agent
 from farandole.pool.agent import mark
-from farandole.pool.base import HostRebalance, Event, WorkerExited, Host, HostPreempted, Pool, Priced, HostState, Started, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    Host,
+    HostPreempted,
+    HostRebalance,
+    HostState,
+    Pool,
+    Priced,
+    Started,
+    WorkerExited,
+    WorkerStartFailed,
+)
 from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.pool.base import WorkerExited, Started
+from farandole.pool.base import Started, WorkerExited
 from farandole.pool.reconciler import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
 from farandole.protocol import messages as m
 from farandole.protocol.messages import Roster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from farandole.pool.base import GATHER_S, RunningWorker, Host
+from farandole.pool.base import GATHER_S, Host, RunningWorker
 from farandole.pool.reconciler import OVERDUE_S, QUIET_S
 from farandole.protocol import messages as m
 from tests.support.kept import Play, two_hosts
@@ -17,7 +17,10 @@ def test_a_host_that_goes_without_notice_is_replaced_elsewhere() -> None:
     play.at(100)
     play.pool.lose("north")
     play.act()
-    assert [said.worker for said in play.told(m.WorkerProcessExited) if isinstance(said, m.WorkerProcessExited)] == ["w1", "w2"]
+    assert [said.worker for said in play.told(m.WorkerProcessExited) if isinstance(said, m.WorkerProcessExited)] == [
+        "w1",
+        "w2",
+    ]
     assert play.pool.at == {"w3": "south", "w4": "south"}
 
 

@@ -14,7 +14,7 @@ from farandole.plan.shards import assign
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.values import NOTHING
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, Member
 from farandole.simulate.exchange import SimulatedExchange
 from farandole.simulate.worker import SimulatedWorker

@@ -13,7 +13,7 @@ from farandole.errors import ProtocolError, Refused
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.member import Exit, Save
-from farandole.protocol.worker.session import BACKOFF_S, FIRST_S, EXIT_ORPHANED, PATIENCE
+from farandole.protocol.worker.session import BACKOFF_S, EXIT_ORPHANED, FIRST_S, PATIENCE
 from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welcome
 
 # --- connections -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KEPT
 from farandole.protocol.values import MAX_LINES
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Exit
 from farandole.protocol.worker.session import EXIT_ORPHANED
 from tests.support.mentioned import mentions

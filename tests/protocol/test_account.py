@@ -30,7 +30,9 @@ def came(worker: str, time: float = 100.0, host: str = "h") -> events.StartingEv
     return events.StartingEvent(worker=worker, host=host, pid=1, time=time)
 
 
-def spent(time: float, workers: Mapping[str, tuple[int, Seconds]], *ended: str, host: str = "h") -> events.TimeSpentEvent:
+def spent(
+    time: float, workers: Mapping[str, tuple[int, Seconds]], *ended: str, host: str = "h"
+) -> events.TimeSpentEvent:
     """`workers`: the step that each is in, and its seconds."""
     told = {w: WorkerTime(host=host, pool="local", step=step, seconds=s) for w, (step, s) in workers.items()}
     return events.TimeSpentEvent(workers=told, ended=ended, time=time)

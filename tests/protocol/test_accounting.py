@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from farandole.protocol import events
 from farandole.protocol.coordinator import accounting
 from farandole.protocol.coordinator.accounting import EARLY_S, MICRO, PERIOD_S
-from farandole.protocol.coordinator.state import EXIT_EVICTED, CoordinatorState, Departed, Ending, Record, RunSettings, Worker
+from farandole.protocol.coordinator.state import (
+    EXIT_EVICTED,
+    CoordinatorState,
+    Departed,
+    Ending,
+    Record,
+    RunSettings,
+    Worker,
+)
 from farandole.protocol.failure_detector import Silence
 from farandole.protocol.messages import Heartbeat
 from farandole.protocol.values import CLASSES, MEANING, SAID

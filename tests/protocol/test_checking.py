@@ -6,7 +6,7 @@ import pytest
 
 from farandole.plan.shards import Check
 from farandole.protocol.messages import NO_DIGESTS, Resume, RunTerms
-from farandole.protocol.view import Lineage, View, CommitMessage, unlike
+from farandole.protocol.view import CommitMessage, Lineage, View, unlike
 from farandole.protocol.worker.member import Checking, Member
 from tests.support.mentioned import mentions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import UsageError
-from farandole.protocol.cost import GAP_S, Prices, HostUse, cost, paid_s
+from farandole.protocol.cost import GAP_S, HostUse, Prices, cost, paid_s
 
 PRICES = Prices(date="2026-11-01", pools={"gpus": 3.6}, hosts={"dear": 36.0})
 

@@ -7,7 +7,7 @@ import pytest
 from farandole.errors import UsageError
 from farandole.protocol import messages as m
 from farandole.protocol.messages import RunTerms
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import EVERY, Drift, Member
 from tests.support.scene import trained
 
@@ -22,7 +22,9 @@ def member(*, tolerant: bool) -> Member:
 
 
 def words(round_: int, *digests: int) -> list[CommitMessage]:
-    return [CommitMessage(view=1, round=round_, prepared=0, compute_us=0, shards=1, digest=digest) for digest in digests]
+    return [
+        CommitMessage(view=1, round=round_, prepared=0, compute_us=0, shards=1, digest=digest) for digest in digests
+    ]
 
 
 def test_the_round_ends_and_it_is_told_ever_more_seldom() -> None:

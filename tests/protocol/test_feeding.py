@@ -272,12 +272,20 @@ def test_it_is_in_no_row_of_losses() -> None:
         scene.say(joiner, FULL)
         scene.report("a", 100 * number)
         scene.report(joiner, 100 * number)
-        scene.coordinator.on_pool_message("pool", "h", m.WorkerProcessExited(worker=joiner, reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"), scene.now)
+        scene.coordinator.on_pool_message(
+            "pool",
+            "h",
+            m.WorkerProcessExited(worker=joiner, reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"),
+            scene.now,
+        )
         scene.wait(3.0, "a")
         scene.hello(f"k{number}")
         scene.say(f"k{number}", FULL)
         scene.coordinator.on_pool_message(
-            "pool", "h", m.WorkerProcessExited(worker=f"k{number}", reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"), scene.now
+            "pool",
+            "h",
+            m.WorkerProcessExited(worker=f"k{number}", reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"),
+            scene.now,
         )
     books = scene.look().coordinator
     assert (books.crash_loop.count, books.crash_loop.joiners, books.startup_failures) == (0, 0, {})

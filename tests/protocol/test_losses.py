@@ -104,7 +104,9 @@ def one_after_the_other(reason: str, steps: Sequence[int], apart: float = APART,
                 scene.say(other, stopped(scene, step))
         if peers_first:
             assert worker in scene.coordinator.departed
-            scene.coordinator.on_pool_message("pool", f"h-{worker}", m.WorkerProcessExited(worker=worker, reason=reason), scene.now)
+            scene.coordinator.on_pool_message(
+                "pool", f"h-{worker}", m.WorkerProcessExited(worker=worker, reason=reason), scene.now
+            )
             scene.look()
         if scene.coordinator.ending:
             break

@@ -7,7 +7,15 @@ import pytest
 
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.reconnection import Durable, KnownWorker, to_durable
-from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED, RETURNS, Departed, Ending, IssuedView, CrashLoop
+from farandole.protocol.coordinator.state import (
+    EXIT_BANNED,
+    EXIT_EVICTED,
+    RETURNS,
+    CrashLoop,
+    Departed,
+    Ending,
+    IssuedView,
+)
 from farandole.protocol.values import Newest
 from tests.support.metric_lines import stepped
 from tests.support.scene import SIGNATURE, Scene, trained, view_of

@@ -19,8 +19,8 @@ from farandole.protocol.failure_detector import (
     HALF_LIFE_S,
     STANDSTILL_S,
     STOCK,
-    Silence,
     FailureDetector,
+    Silence,
 )
 from tests.support.record_silences import Recorded
 

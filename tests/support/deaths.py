@@ -20,7 +20,9 @@ def beat(scene: Scene, step: int) -> None:
 
 def die(scene: Scene, worker: str, reason: str) -> None:
     """Its process ends, and its pool sees it first."""
-    scene.coordinator.on_pool_message("pool", f"h-{worker}", m.WorkerProcessExited(worker=worker, reason=reason), scene.now)
+    scene.coordinator.on_pool_message(
+        "pool", f"h-{worker}", m.WorkerProcessExited(worker=worker, reason=reason), scene.now
+    )
     scene.close(worker)
 
 

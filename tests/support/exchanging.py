@@ -20,7 +20,7 @@ from farandole.collective.exchange import Exchange, Waits
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.plan.shards import assign
-from farandole.protocol.view import Lineage, View, CommitMessage
+from farandole.protocol.view import CommitMessage, Lineage, View
 from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill
 
 DEADLINE_S = 30.0

@@ -150,7 +150,9 @@ class FakeWorker:
             if (self.folder / f"crash-{self.id}").exists():
                 os._exit(7)
             if (self.folder / f"fail-{self.id}").exists():
-                await self.tell(m.ScriptFailed(traceback="Traceback (most recent call last):\n  fake\nOSError: no disk"))
+                await self.tell(
+                    m.ScriptFailed(traceback="Traceback (most recent call last):\n  fake\nOSError: no disk")
+                )
                 self.folder = None
             elif (self.folder / "finish").exists() and not self.finished:
                 self.finished = True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.metric_lines import stepped

@@ -23,7 +23,14 @@ from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger, count
 from farandole.errors import LedgerError
-from farandole.protocol.events import ComputesWrongEvent, FinishedEvent, LostEvent, StartingEvent, TimeSpentEvent, WorkerTime
+from farandole.protocol.events import (
+    ComputesWrongEvent,
+    FinishedEvent,
+    LostEvent,
+    StartingEvent,
+    TimeSpentEvent,
+    WorkerTime,
+)
 from farandole.protocol.metrics import LOG, Line, as_written
 from tests.support.fake_worker import gone, until
 from tests.support.metric_lines import KINDS as KINDS_OF_EVENTS
@@ -220,7 +227,9 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
         left, lines, ledger = run.watch.processes(), run.watch.lines, run.folder / "ledger"
         [fingerprint] = complaints(code, lines, ledger, left, reference)[:1]
         assert run.watch.events(FinishedEvent)[0].fingerprint != reference.fingerprint
-        assert all(value in fingerprint for value in (run.watch.events(FinishedEvent)[0].fingerprint, reference.fingerprint))
+        assert all(
+            value in fingerprint for value in (run.watch.events(FinishedEvent)[0].fingerprint, reference.fingerprint)
+        )
         own = replace(reference, fingerprint=run.watch.events(FinishedEvent)[0].fingerprint)
         assert complaints(code, lines, ledger, left, own) == []
         retell(ledger, "w1", lambda text: re.sub(r'"samples":\[(\d+),(\d+),', r'"samples":[\1,\1,', text, count=1))

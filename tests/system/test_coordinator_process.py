@@ -128,7 +128,9 @@ def test_a_killed_process_stops_the_view_within_milliseconds(
             killed = time.monotonic()
             victim.kill()
             victim.wait()
-            await pool.send(m.WorkerProcessExited(worker=f"w{number}", reason="killed by signal 9"))  # its pool saw it end
+            await pool.send(
+                m.WorkerProcessExited(worker=f"w{number}", reason="killed by signal 9")
+            )  # its pool saw it end
             await asyncio.to_thread(until, lambda: size(ticket) == 1)
         took.append([at for at, message in survivor.received if isinstance(message, m.Stop)][-1] - killed)
 

@@ -16,7 +16,6 @@ from torch import nn
 from farandole.errors import UsageError
 from farandole.plan.batch import (
     AdaScale,
-    StepFacts,
     LinearScaling,
     MomentumCompensation,
     Noise,
@@ -24,6 +23,7 @@ from farandole.plan.batch import (
     RateInBuffer,
     Rule,
     SquareRoot,
+    StepFacts,
 )
 from farandole.plan.shards import Window
 from farandole.training.learning_rate import LearningRate, learning_rate_of

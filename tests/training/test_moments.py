@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.plan.batch import StepFacts, Memory, PerWorkerBatch, Rule, SquareRoot
+from farandole.plan.batch import Memory, PerWorkerBatch, Rule, SquareRoot, StepFacts
 from farandole.training import learning_rate
 from farandole.training.learning_rate import LearningRate
 from tests.support.moments_reference import DECAY, EPS, GRADIENTS, RATE, adam, rmsprop

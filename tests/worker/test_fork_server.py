@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.platform.process import SUPPORTED
-from farandole.pool.base import WorkerExited, Started, WorkerStartFailed
+from farandole.pool.base import Started, WorkerExited, WorkerStartFailed
 from farandole.pool.local import LocalPool
 from tests.support.fake_worker import gone, until
 from tests.support.mentioned import mentions

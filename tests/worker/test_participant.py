@@ -17,7 +17,7 @@ from farandole.protocol.view import View
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.participant import SingleProcess, NoTraining, Participant
+from farandole.worker.participant import NoTraining, Participant, SingleProcess
 from tests.support.metric_lines import stepped
 from tests.support.stage import stage
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.checkpoint import content
-from farandole.checkpoint.store import PAYLOAD, DamagedError, CheckpointName, Manifest, RunIdentity, Store, look
+from farandole.checkpoint.store import PAYLOAD, CheckpointName, DamagedError, Manifest, RunIdentity, Store, look
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
 from farandole.protocol import numeric_facts

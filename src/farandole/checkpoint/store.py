@@ -663,7 +663,9 @@ class Store:
     @staticmethod
     def _entries(names: set[str], suffix: str) -> list[CheckpointName]:
         forms = [form for name in names if name.endswith(suffix) and (form := _NAME.fullmatch(name))]
-        entries = [CheckpointName(int(form[2]), form[1] is None, form[0].removesuffix(suffix), form[3] or "") for form in forms]
+        entries = [
+            CheckpointName(int(form[2]), form[1] is None, form[0].removesuffix(suffix), form[3] or "") for form in forms
+        ]
         return sorted(entries, key=lambda entry: (entry.step, entry.stem), reverse=True)
 
 

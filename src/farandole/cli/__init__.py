@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from farandole import __version__
-from farandole.cli import attach, bench, control, data, folders, hosts, inspect, reproduce, run, worker
+from farandole.bench import verb
+from farandole.cli import attach, control, data, folders, hosts, inspect, reproduce, run, worker
 from farandole.cli import pool as instance
 from farandole.cli.options import Verbose, bound, check_words
 from farandole.errors import FarandoleError, UsageError
@@ -49,7 +50,7 @@ app.command("agent", hidden=True)(worker.agent)
 app.command("instance", hidden=True)(instance.instance)
 app.command("host", hidden=True)(hosts.host)
 app.command("numerics")(reproduce.numerics)
-app.add_typer(bench.app, name="bench")
+app.add_typer(verb.app, name="bench")
 app.add_typer(control.app, name="ticket")
 app.add_typer(instance.app, name="pool")
 app.add_typer(data.app, name="data")

@@ -141,7 +141,7 @@ def prepare_texts(
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from farandole.data.prepare.shards import alone_at, cut
-    from farandole.data.prepare.tokens import Encoding, TokenShard, TextFormat, listing, prepare
+    from farandole.data.prepare.tokens import Encoding, TextFormat, TokenShard, listing, prepare
     from farandole.platform.process import die_with_parent
 
     reading = TextFormat(lines=lines, field=field)
@@ -298,11 +298,12 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
+    from farandole.data.prepare import image_table
     from farandole.data.prepare import images as image_folder
-    from farandole.data.prepare.shards import is_table
+    from farandole.data.prepare.table_pieces import is_table
 
     if is_table(source):
-        listed = image_folder.list_table(source, image, label, shard_bytes)
+        listed = image_table.list_table(source, image, label, shard_bytes)
     elif image or label:
         raise UsageError(f"--image, --label: of tables, and {source} holds none (.parquet, .arrow)")
     else:

@@ -118,7 +118,9 @@ def _ending(folder: Path) -> events.OverEvent | None:
         lines = before(folder / METRICS, (folder / METRICS).stat().st_size)
     except (OSError, FarandoleError):
         return None
-    newest = next((line for line in reversed(lines) if isinstance(line, events.OverEvent | events.RunStartedEvent)), None)
+    newest = next(
+        (line for line in reversed(lines) if isinstance(line, events.OverEvent | events.RunStartedEvent)), None
+    )
     return newest if isinstance(newest, events.OverEvent) else None
 
 

@@ -76,6 +76,11 @@ def join(
         _prepare(prepare, ticket)
     from farandole.script import noticed, run_script
 
+    if settings.bench:
+        from farandole.bench import loop
+
+        loop.begin(settings.bench)
+
     if not settings.pool:  # a pool's host is seen to by its agent
         from farandole.pool import preemption
 
@@ -159,7 +164,9 @@ def agent(
     clouds.check(notices)
     loaded = load(ticket)
     folder = marked.place(loaded, pool, host)
-    post = marked.AgentIdentity(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
+    post = marked.AgentIdentity(
+        folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads
+    )
     marked.leave_ticket(folder, loaded)
     if (held := marked.lock(folder)) is None:
         tell("it is there already")

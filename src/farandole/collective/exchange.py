@@ -37,23 +37,23 @@ from farandole.collective.schedule import (
     Act,
     Add,
     Await,
-    RoundEnd,
-    Fold,
-    Levels,
     ExchangeMessage,
     ExchangeOrder,
+    Fold,
+    Levels,
     PostReceives,
+    RoundEnd,
     SendMessages,
     Take,
     Vouch,
     of_round,
     order,
 )
-from farandole.collective.shm_sums import SingleProcessSums, Copied, InPlace, Sum
+from farandole.collective.shm_sums import Copied, InPlace, SingleProcessSums, Sum
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
 from farandole.numerics import settings
 from farandole.plan.shards import Node, combine, root
-from farandole.protocol.view import WORD_LENGTH, Lineage, View, CommitMessage
+from farandole.protocol.view import WORD_LENGTH, CommitMessage, Lineage, View
 
 # --- waits ------------------------------------------------------------------------------------------------------------
 #
@@ -502,7 +502,10 @@ class Exchange:
                 return self._vouch(round_)
             case RoundEnd():
                 round_.ended = self._agreement.end_round(
-                    [msgspec.convert(round_.words[whose].tolist(), CommitMessage) for whose in (self.worker, *self._peers)]
+                    [
+                        msgspec.convert(round_.words[whose].tolist(), CommitMessage)
+                        for whose in (self.worker, *self._peers)
+                    ]
                 )
                 if round_.ended and round_.trains:
                     self._buffers.woken()

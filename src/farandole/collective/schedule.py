@@ -283,7 +283,9 @@ class Routes:
         """What the others of this host scatter. Where sums of the host are sent on, the first one's place is theirs."""
         landing = count(0 if self.one_host else 1)
         return tuple(
-            ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self.stretch(bucket), node, next(landing))
+            ExchangeMessage(
+                PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self.stretch(bucket), node, next(landing)
+            )
             for peer in self.near
             for k, node in enumerate(self._nodes[peer])
         )

@@ -63,7 +63,9 @@ class Row:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.tensor = torch.frombuffer(self._map, dtype=dtype, count=numel)
         self._address = self.tensor.data_ptr()
-        self._shown: dict[int, tuple[int, SharedFile, int]] = {}  # by its first byte: its length, and what is shown there
+        self._shown: dict[
+            int, tuple[int, SharedFile, int]
+        ] = {}  # by its first byte: its length, and what is shown there
 
     def show(self, start: int, numel: int, memory: SharedFile, offset: int) -> None:
         """Let elements from `start` on be what lies in `memory` at `offset` bytes. Both begin with a page.

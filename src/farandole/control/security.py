@@ -346,7 +346,10 @@ class Tickets:
         self.known.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
         new = [each.name for key, each in self._issued.items() if again and key not in before]
         gone = [each.name for key, each in before.items() if not each.revoked and self.revoked(key)]
-        return [*(events.TicketIssuedEvent(ticket=n) for n in new), *(events.TicketRevokedEvent(ticket=n) for n in gone)]
+        return [
+            *(events.TicketIssuedEvent(ticket=n) for n in new),
+            *(events.TicketRevokedEvent(ticket=n) for n in gone),
+        ]
 
     def revoked(self, ticket: str) -> str:
         """Why nothing of what `ticket` has opened may stay, "" where it may."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from fsspec.registry import known_implementations, registry
 
-from farandole.data.cache_folder import PIECE_BYTES, RemoteFile, Folder
+from farandole.data.cache_folder import PIECE_BYTES, Folder, RemoteFile
 from farandole.data.fetcher import Fetching
 from farandole.data.index import checksum
 from farandole.data.object_store import DEADLINE_S, ObjectStore, filesystem, local_path, missing, torn

@@ -185,7 +185,9 @@ class Next:
     makes_way: tuple[str, ...] = ()
 
 
-def choose(wanted: Sequence[RemoteFile], there: Collection[Copy], limit: int, busy: Collection[str] = ()) -> Next | None:
+def choose(
+    wanted: Sequence[RemoteFile], there: Collection[Copy], limit: int, busy: Collection[str] = ()
+) -> Next | None:
     """What is fetched next; None: nothing. `wanted`: in that order. `busy`: names that somebody is fetching, or that
     could not be fetched just now.
     """

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from farandole.data import object_store
-from farandole.data.cache_folder import PIECE_BYTES, STAYS_S, Copy, RemoteFile, Folder, Next, choose
+from farandole.data.cache_folder import PIECE_BYTES, STAYS_S, Copy, Folder, Next, RemoteFile, choose
 from farandole.data.object_store import ObjectStore, Torn, filesystem, unreached
 from farandole.errors import FarandoleError, ShardError, UsageError
 from farandole.platform.output import say
@@ -322,7 +322,9 @@ class Asker:
                             lambda error, number=number: self._fail(number, error),
                         )
                     case Whole(number, file):
-                        threading.Thread(target=self._whole, args=(number, RemoteFile(*_plain(file))), daemon=True).start()
+                        threading.Thread(
+                            target=self._whole, args=(number, RemoteFile(*_plain(file))), daemon=True
+                        ).start()
                     case WantSettled(number):
                         threading.Thread(target=self._settle, args=(number,), daemon=True).start()
 
@@ -341,7 +343,9 @@ class Asker:
     def _fail(self, number: int, error: Exception) -> None:
         known = isinstance(error, FarandoleError)
         self._answer(
-            FetchFailed(number, str(error) if known else f"{type(error).__name__}: {error}", isinstance(error, UsageError))
+            FetchFailed(
+                number, str(error) if known else f"{type(error).__name__}: {error}", isinstance(error, UsageError)
+            )
         )
 
     def _answer(self, message: Answer, content: bytes = b"") -> None:

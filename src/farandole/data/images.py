@@ -35,6 +35,7 @@ from torch.utils.data import Dataset
 from farandole.data import object_store, transforms
 from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies, torn
 from farandole.data.cache_folder import RemoteFile, md5_of
+from farandole.data.decoding import IMAGES, open_image, require_pillow
 from farandole.data.facts import facts_of
 from farandole.data.index import (
     COLUMNS,
@@ -55,7 +56,7 @@ from farandole.data.index import (
 )
 from farandole.data.object_store import DEADLINE_S
 from farandole.data.order import derive
-from farandole.data.transforms import IMAGES, Fit, open_image, picture_of, require_pillow
+from farandole.data.transforms import Fit, picture_of
 from farandole.errors import ShardError, UsageError
 
 # --- contents ---------------------------------------------------------------------------------------------------------

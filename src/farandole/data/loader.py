@@ -33,12 +33,22 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from farandole.data import workers
+from farandole.data import shared_memory, workers
 from farandole.data.epochs import DatasetState
 from farandole.data.facts import subsets
 from farandole.data.object_store import NOTHING, Making, Timed
 from farandole.data.order import SampleOrder
-from farandole.data.workers import GO_ANYWHERE, Incomplete, Prefetch, ProcessStart, Slots, Source, FetchHook, aligned, hook
+from farandole.data.workers import (
+    GO_ANYWHERE,
+    FetchHook,
+    Incomplete,
+    Prefetch,
+    ProcessStart,
+    Slots,
+    Source,
+    aligned,
+    hook,
+)
 from farandole.data.workers import Key as Key
 from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
@@ -226,7 +236,6 @@ class Loader:
 
     watch: ClassVar[FetchHook | None] = None
     timed: ClassVar[bool] = False  # whether loaders that are made from now on count what making takes, in `making`
-    tell: ClassVar[Callable[[str], None] | None] = None  # is told, beside the log, that processes have died
 
     def __init__(
         self,
@@ -244,9 +253,14 @@ class Loader:
         multiprocessing_context: Any = None,
         on_bad_sample: str = "raise",
         drop_last: bool = False,
+        on_deaths: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
+        """Check everything, start nothing. `on_deaths` is called with the reason when loader processes have died.
+
+        Raises:
+            UsageError: a dataset that can't be loaded, or an option that makes no sense here.
+        """
         check_options(options)
         if on_bad_sample not in ("raise", "skip"):
             raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
@@ -278,6 +292,7 @@ class Loader:
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
         self._start: ProcessStart | None = None
         self._deaths = 0  # in a row
+        self._on_deaths = on_deaths
         self._epoch = -1  # of the micro-batch fetched last
         self._pid = os.getpid()
         try:
@@ -298,7 +313,7 @@ class Loader:
         except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
         if num_workers:
-            workers.check()
+            shared_memory.check()
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
@@ -373,7 +388,7 @@ class Loader:
             try:
                 found.reraise()
             except RuntimeError as error:
-                raise workers.explained(error)  # noqa: B904  mostly the same one
+                raise shared_memory.explained(error)  # noqa: B904  mostly the same one
         return found
 
     def close(self) -> None:
@@ -427,7 +442,7 @@ class Loader:
                         f"forked: {error}; define its functions and classes at the top of a module, or give "
                         f'multiprocessing_context="fork"'
                     ) from error
-                raise workers.explained(error)  # noqa: B904  mostly the same one
+                raise shared_memory.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
             # torch's, registered when it pins, 10 seconds for each that is busy.
@@ -483,8 +498,8 @@ class Loader:
                 "fewer processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
         _log.warning("%s; %d new ones are started", said, self.processes)
-        if Loader.tell is not None:
-            Loader.tell(said)
+        if self._on_deaths is not None:
+            self._on_deaths(said)
         self._ahead.begin_again()
         self._started()
 

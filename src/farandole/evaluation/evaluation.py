@@ -47,10 +47,13 @@ _SAMPLES, _FIRST = 0, 1  # lanes; then the metric's
 class Evaluation:
     """Evaluates over the workers of `rounds`. Keeps the loaders of a few datasets, and partial sums of each size."""
 
-    def __init__(self, rounds: Rounds, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, rounds: Rounds, device: torch.device, seed: int, on_deaths: Callable[[str], None] | None = None
+    ) -> None:
         self._rounds = rounds
         self._device = device
         self._seed = seed
+        self._on_deaths = on_deaths
         self._loaders: dict[int, tuple[dict[str, Any], Loader]] = {}  # by id; the last used is last
         self._sums: dict[int, Partials] = {}
 
@@ -92,7 +95,9 @@ class Evaluation:
         set_random_state(derive(self._seed, "evaluated", step))
         return result(wanted, sums, samples)
 
-    def _gather(self, loader: Loader, window: Window, more: ListContents | None, lanes: int, make: Make, step: int) -> None:
+    def _gather(
+        self, loader: Loader, window: Window, more: ListContents | None, lanes: int, make: Make, step: int
+    ) -> None:
         """The second round, if there is need of one: what was kept is put, what went with a worker is made anew."""
         if more is None:
             return
@@ -114,7 +119,8 @@ class Evaluation:
         if loader is None or loader.dataset is not dataset or known != asked:
             if loader is not None:
                 loader.close()
-            loader = Loader(dataset, GlobalBatch(max(micro, 1), micro=micro), seed=0, shuffle=False, **options)
+            policy = GlobalBatch(max(micro, 1), micro=micro)
+            loader = Loader(dataset, policy, seed=0, shuffle=False, on_deaths=self._on_deaths, **options)
         self._loaders[id(dataset)] = asked, loader
         if len(self._loaders) > KEPT:
             self._loaders.pop(next(iter(self._loaders)))[1].close()

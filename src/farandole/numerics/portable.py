@@ -788,18 +788,19 @@ class Seeing(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class OperatorWatch:
-    """Of one worker, in the thread that begins it. `tell` is called with what is not known, once for each.
+class KernelMode:
+    """The mode of `--bits portable`, for the thread that begins the watch. Without `watch` it reports nothing."""
 
-    One that has never begun does nothing.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._seen = tell, set[str]()
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._seen = set[str]()
         self._mode: Seeing | None = None
         self._first: set[str] | None = None  # what has been done
 
-    def begin(self) -> None:
+    def begin(self, threads: int, device: torch.device) -> None:
+        take_over(threads, device)
+
+    def watch(self) -> None:
         if self._mode is None:
             self._first = self._first or set()
             self._mode = Seeing(self._see)
@@ -826,7 +827,7 @@ class OperatorWatch:
             yield
             return
         self._first.add(what)
-        self.begin()
+        self.watch()
         try:
             yield
         finally:
@@ -836,7 +837,7 @@ class OperatorWatch:
         if operator not in self._seen:
             self._seen.add(operator)
             if operator not in KNOWN:
-                self._tell(operator)
+                self._report(operator)
 
 
 def name_of_type(dtype: torch.dtype) -> str:

@@ -25,7 +25,7 @@ import msgspec
 from farandole.control.status import RATE_STEPS, Status, left_s, samples_per_s
 from farandole.observe import export_common
 from farandole.observe.live import QUIET
-from farandole.observe.summary import RunReader, Pause
+from farandole.observe.summary import Pause, RunReader
 from farandole.observe.text import describe, not_promised
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import HOUR_S, Account
@@ -220,7 +220,9 @@ class Stays:
                 self._gone(worker, "left", self._notice(worker) or reason, time)
             case events.LostEvent(worker=worker, reason=reason):
                 self._gone(worker, "lost", reason, time)
-            case events.ExitedEvent(worker=worker, reason=reason) | events.StartFailedEvent(worker=worker, reason=reason):
+            case (
+                events.ExitedEvent(worker=worker, reason=reason) | events.StartFailedEvent(worker=worker, reason=reason)
+            ):
                 self._gone(worker, "failed", reason, time)
             case events.RefusedEvent(worker=worker, reason=reason):
                 self._gone(worker, "failed", reason, time)

@@ -493,7 +493,11 @@ class Presence:
 
     def take(self, line: Line) -> None:
         match line:
-            case events.StartingEvent(worker=worker) | events.WaitsEvent(worker=worker) | events.ReadyEvent(worker=worker):
+            case (
+                events.StartingEvent(worker=worker)
+                | events.WaitsEvent(worker=worker)
+                | events.ReadyEvent(worker=worker)
+            ):
                 self._coming[worker] = None
             case events.NoticeEvent(worker=worker) | events.ExpelledEvent(worker=worker):
                 self._going[worker] = None

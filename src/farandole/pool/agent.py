@@ -28,11 +28,11 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrep
 from farandole.platform import cpu, files
 from farandole.platform.files import make, open_regular, opener, write_atomically
 from farandole.platform.process import up_to
-from farandole.pool.base import Event, WorkerExited, Started, WorkerStartFailed
+from farandole.pool.base import Event, Started, WorkerExited, WorkerStartFailed
 from farandole.pool.local import LocalPool, join_command, prepare, set_up
 from farandole.pool.preemption import watch
 from farandole.protocol import messages
-from farandole.protocol.messages import HostPreemption, AgentOrder, Report
+from farandole.protocol.messages import AgentOrder, HostPreemption, Report
 from farandole.settings import Settings, agent_of
 
 # --- post -------------------------------------------------------------------------------------------------------------

@@ -136,7 +136,17 @@ class Priced:
     day: str
 
 
-Event = Started | RunningWorker | WorkerStartFailed | NothingToGive | HostPreempted | HostRebalance | WorkerExited | HostState | Priced
+Event = (
+    Started
+    | RunningWorker
+    | WorkerStartFailed
+    | NothingToGive
+    | HostPreempted
+    | HostRebalance
+    | WorkerExited
+    | HostState
+    | Priced
+)
 
 
 class Pool(Protocol):

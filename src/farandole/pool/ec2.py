@@ -44,7 +44,7 @@ from farandole.platform.extras import how_to_install
 from farandole.platform.process import up_to
 from farandole.pool import clouds
 from farandole.pool.agent import UNFIT
-from farandole.pool.base import Event, Events, Host, NothingToGive, HostPreempted, Priced, HostState, WorkerStartFailed
+from farandole.pool.base import Event, Events, Host, HostPreempted, HostState, NothingToGive, Priced, WorkerStartFailed
 from farandole.pool.remote import AgentLink
 from farandole.protocol.messages import Job
 
@@ -539,11 +539,15 @@ class Aws:
         )
         return _answer(answer)
 
-    async def list(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[ListedInstance]:
+    async def list(
+        self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = ""
+    ) -> list[ListedInstance]:
         """Those that the filters find, and these. Raises AwsError."""
         return await asyncio.to_thread(self.instances, filters, ids, run)
 
-    def instances(self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = "") -> list[ListedInstance]:
+    def instances(
+        self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = ""
+    ) -> list[ListedInstance]:
         pages = self._ec2.get_paginator("describe_instances")
         by_tag = [{"Name": name, "Values": list(values)} for name, values in filters.items()]
         found = {row.id: row for row in _rows(self._pages(pages, "Reservations", Filters=by_tag), run)}

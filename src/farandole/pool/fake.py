@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.pool.base import HostRebalance, Event, Events, WorkerExited, Host, NothingToGive, HostPreempted, Started, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    Events,
+    Host,
+    HostPreempted,
+    HostRebalance,
+    NothingToGive,
+    Started,
+    WorkerExited,
+    WorkerStartFailed,
+)
 
 KILLED = "killed by signal 9"
 

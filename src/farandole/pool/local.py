@@ -42,7 +42,7 @@ from farandole.platform import process as forking
 from farandole.platform.files import append, make
 from farandole.platform.output import tell
 from farandole.platform.process import Command, Forked, ForkServer, Lifeline, hang_on, kill_group, take_spare
-from farandole.pool.base import Event, Events, WorkerExited, Host, Started, WorkerStartFailed
+from farandole.pool.base import Event, Events, Host, Started, WorkerExited, WorkerStartFailed
 from farandole.settings import SLOT
 
 # --- strays -----------------------------------------------------------------------------------------------------------

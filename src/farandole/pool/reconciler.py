@@ -30,19 +30,19 @@ from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, Refused
 from farandole.pool.base import (
-    HostRebalance,
     Event,
-    RunningWorker,
-    WorkerExited,
     Host,
-    NothingToGive,
     HostPreempted,
+    HostRebalance,
+    HostState,
+    NothingToGive,
     Pool,
     Priced,
-    HostState,
-    Started,
-    WorkerStartFailed,
     ReportedCapacity,
+    RunningWorker,
+    Started,
+    WorkerExited,
+    WorkerStartFailed,
 )
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.scaling import number_of, worker_id
@@ -308,7 +308,9 @@ class Keeper:
                 workers = tuple(worker for worker in there if sooner or worker not in self._out)
                 self._out.update(workers)
                 if workers:
-                    self._says.append(m.PreemptionNotice(workers=workers, host=host, within_s=round(deadline_s), reason=reason))
+                    self._says.append(
+                        m.PreemptionNotice(workers=workers, host=host, within_s=round(deadline_s), reason=reason)
+                    )
             case HostRebalance(host, reason):
                 if self._placing.advised(event):
                     self._says.append(m.RebalanceAdvice(host=host, reason=reason))
@@ -457,7 +459,12 @@ WAKE_S = 1.0  # graces are looked at this often
 AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
 KEPT = 1000  # messages
 WITH_IT = "its `farandole run` was killed"
-AGAIN = (m.WorkerProcessExited, m.PreemptionNotice, m.Capacity, m.HostPriced)  # is told again to a coordinator that is back
+AGAIN = (
+    m.WorkerProcessExited,
+    m.PreemptionNotice,
+    m.Capacity,
+    m.HostPriced,
+)  # is told again to a coordinator that is back
 
 
 async def keep(
@@ -474,7 +481,9 @@ async def keep(
         Refused: another pool of the run has the same name.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
-    service = _Service(pool, Keeper(count), seen, [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended])
+    service = _Service(
+        pool, Keeper(count), seen, [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended]
+    )
     try:
         while not service.keeper.done:
             try:

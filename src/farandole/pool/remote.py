@@ -21,9 +21,18 @@ from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
 from farandole.platform.files import append
-from farandole.pool.base import HostRebalance, Event, Events, RunningWorker, WorkerExited, HostPreempted, Started, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    Events,
+    HostPreempted,
+    HostRebalance,
+    RunningWorker,
+    Started,
+    WorkerExited,
+    WorkerStartFailed,
+)
 from farandole.protocol import messages
-from farandole.protocol.messages import Job, AgentOrder, Report
+from farandole.protocol.messages import AgentOrder, Job, Report
 
 # --- far hosts --------------------------------------------------------------------------------------------------------
 #

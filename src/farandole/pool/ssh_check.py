@@ -308,7 +308,9 @@ class Visit:
         try:
             self._process.stdin.write(f"{question}\n".encode())
             content = await within(ANSWER_S, self._line([]))
-            return msgspec.json.decode(content, type=PortAnswer) if content else PortAnswer(error="its connection is gone")
+            return (
+                msgspec.json.decode(content, type=PortAnswer) if content else PortAnswer(error="its connection is gone")
+            )
         except (OSError, asyncio.TimeoutError, msgspec.MsgspecError) as error:
             return PortAnswer(error=str(error) or "no answer in time")
 

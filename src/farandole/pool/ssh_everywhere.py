@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
 
 
-async def run(lines: Sequence[HostLine], text: str, there: RemoteCommand, told: Callable[[str, str], None]) -> dict[str, int]:
+async def run(
+    lines: Sequence[HostLine], text: str, there: RemoteCommand, told: Callable[[str, str], None]
+) -> dict[str, int]:
     """Have each host's shell do `text`, in which {index}, {count} and {host} stand for its own. `told` hears each line
     of output with its host. Returns the exit codes, by host: 255 where ssh itself has failed.
     """

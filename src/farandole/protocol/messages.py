@@ -524,7 +524,16 @@ class HostPriced(Message):
     day: Name = ""
 
 
-FromPool = WorkerProcessExited | StartFailed | NoCapacity | PreemptionNotice | RebalanceAdvice | Capacity | HostSeen | HostPriced
+FromPool = (
+    WorkerProcessExited
+    | StartFailed
+    | NoCapacity
+    | PreemptionNotice
+    | RebalanceAdvice
+    | Capacity
+    | HostSeen
+    | HostPriced
+)
 
 
 # --- deadline ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,11 @@ from farandole.protocol import events
 from farandole.protocol import messages as m
 
 ALL = 1 << 30  # lines of one step
-CHECKPOINT_EVENTS = (events.CheckpointEvent, events.SavedEvent, events.ResumedEvent)  # they tell of a checkpoint in the run's store
+CHECKPOINT_EVENTS = (
+    events.CheckpointEvent,
+    events.SavedEvent,
+    events.ResumedEvent,
+)  # they tell of a checkpoint in the run's store
 Told = m.Checkpointed | m.Restored | m.LoaderEnded | m.Unrecorded
 
 
@@ -42,4 +46,7 @@ def events_of(worker: str, message: Told) -> list[events.Event]:
                 finite=message.finite,
                 last_finite="" if message.finite else message.last_finite,
             )
-            return [*(events.CheckpointDamagedEvent(worker=worker, reason=reason) for reason in message.damaged), resumed]
+            return [
+                *(events.CheckpointDamagedEvent(worker=worker, reason=reason) for reason in message.damaged),
+                resumed,
+            ]

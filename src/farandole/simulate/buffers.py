@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, Fold, Levels, ExchangeMessage
+from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, ExchangeMessage, Fold, Levels
 from farandole.plan.shards import Node, combine, root
 from farandole.protocol.view import View
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel

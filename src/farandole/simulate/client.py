@@ -48,7 +48,9 @@ class SimulatedClient:
         self.told = self.session.instructions
         self.link: SimulatedLink | None = None
         self.shut_until = 0.0  # it can't connect before
-        self.inbox: deque[tuple[SimulatedLink, Callable[..., None], tuple[Any, ...]]] = deque()  # of control connections
+        self.inbox: deque[tuple[SimulatedLink, Callable[..., None], tuple[Any, ...]]] = (
+            deque()
+        )  # of control connections
 
     def take_control(self) -> None:
         """The next message of a control connection, in the order in which they were sent."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.exchange import SimulatedExchange
 from farandole.simulate.links import Landing, LostError, Memory, Parcel, Way

@@ -19,11 +19,11 @@ from farandole.collective.schedule import (
     Act,
     Add,
     Await,
-    RoundEnd,
-    Fold,
     ExchangeMessage,
     ExchangeOrder,
+    Fold,
     PostReceives,
+    RoundEnd,
     SendMessages,
     Take,
     Vouch,
@@ -31,7 +31,7 @@ from farandole.collective.schedule import (
     order,
 )
 from farandole.plan.shards import Node
-from farandole.protocol.view import Lineage, View, CommitMessage
+from farandole.protocol.view import CommitMessage, Lineage, View
 from farandole.simulate.buffers import SimulatedBuffers
 from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import SimulatedBucket, SimulatedPiece, Sum, covered

@@ -19,7 +19,16 @@ from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import reconnection
 from farandole.protocol.coordinator.coordinator import Coordinator
-from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, Action, Close, Record, RunSettings, Send
+from farandole.protocol.coordinator.state import (
+    EXIT_BANNED,
+    EXIT_DATA_UNAVAILABLE,
+    EXIT_EVICTED,
+    Action,
+    Close,
+    Record,
+    RunSettings,
+    Send,
+)
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process
@@ -31,7 +40,14 @@ if TYPE_CHECKING:
     from collections import Counter
 
 OUT = (EXIT_EVICTED, EXIT_BANNED, EXIT_DATA_UNAVAILABLE)
-SHOWN = (events.LostEvent, events.StateLostEvent, events.FailedEvent, events.UnfedEvent, events.OverEvent, events.OutOfReachEvent)  # in a trace
+SHOWN = (
+    events.LostEvent,
+    events.StateLostEvent,
+    events.FailedEvent,
+    events.UnfedEvent,
+    events.OverEvent,
+    events.OutOfReachEvent,
+)  # in a trace
 
 
 class SimulatedLink:
@@ -165,7 +181,10 @@ class Network(Mistakes, Shortages):
 
     def _tell_exit(self, worker: Process) -> None:
         self.coordinator.on_pool_message(
-            worker.pool, self.host_of(worker), m.WorkerProcessExited(worker=worker.name, reason="killed by signal 9"), self.now
+            worker.pool,
+            self.host_of(worker),
+            m.WorkerProcessExited(worker=worker.name, reason="killed by signal 9"),
+            self.now,
         )
 
     def flush(self) -> None:

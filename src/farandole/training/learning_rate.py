@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
-from farandole.plan.batch import RULES, BatchPolicy, StepFacts, GlobalBatch, Noise, PerWorkerBatch, Rule
+from farandole.plan.batch import RULES, BatchPolicy, GlobalBatch, Noise, PerWorkerBatch, Rule, StepFacts
 
 # --- moments ----------------------------------------------------------------------------------------------------------
 #

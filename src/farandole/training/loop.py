@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -270,3 +270,17 @@ class Loop:
         self._rounds.check_sums()
         self.state.begin(self.progress.after)
         return self.replica.fingerprint(), after
+
+
+_new_loop: Callable[..., Loop] = Loop
+
+
+def use(factory: Callable[..., Loop]) -> None:
+    """Have `factory` make the loops of this process from now on. It takes the arguments of `Loop`."""
+    global _new_loop
+    _new_loop = factory
+
+
+def new_loop(*arguments: Any, **options: Any) -> Loop:
+    """The loop of this process: a `Loop`, or what `use` has named."""
+    return _new_loop(*arguments, **options)

@@ -37,7 +37,7 @@ from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
-from farandole.numerics import portable
+from farandole.numerics import modes
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
 from farandole.numerics.settings import Alterations
@@ -439,9 +439,7 @@ def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})
     for name, value in like.items():
         cuda.put(name, value)
     torch.set_num_threads(threads)
-    if bits == "portable":
-        portable.take_over(threads, device)
-    cuda.begin(device, bits)
+    modes.begin(bits, threads, device)
     return machine(device)
 
 

@@ -32,7 +32,7 @@ from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.platform.process import age_s, beside
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
@@ -114,7 +114,9 @@ class Connected(Participant):
         self._thread.join(CLOSE_S)
 
     def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        return self._session.commit_message(time.monotonic(), view=view, round_=round_, compute_us=compute_us, shards=shards)
+        return self._session.commit_message(
+            time.monotonic(), view=view, round_=round_, compute_us=compute_us, shards=shards
+        )
 
     def _end_round(self, words: Sequence[CommitMessage]) -> bool:
         return self._session.end_round(time.monotonic(), words)

@@ -11,7 +11,7 @@ from typing import final
 
 from farandole.errors import CheckpointsGone
 from farandole.protocol import messages as m
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Instructions
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.worker.participant import NoTraining, Participant, Training
@@ -67,7 +67,11 @@ class FakeParticipant(Participant):
         """There is no connection."""
 
     def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        return None if self.lapsed else self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
+        return (
+            None
+            if self.lapsed
+            else self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
+        )
 
     def _end_round(self, words: Sequence[CommitMessage]) -> bool:
         return not self.lapsed and self.member.end_round(words)

@@ -60,7 +60,7 @@ from farandole.protocol.messages import (
 )
 from farandole.protocol.metrics import Line as MetricsLine
 from farandole.protocol.metrics import as_written, metrics_line
-from farandole.protocol.view import View, CommitMessage
+from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Activity, Instructions
 from farandole.protocol.worker.member import Action, Exit, Member
 from farandole.protocol.worker.session import Waiting

@@ -8,9 +8,17 @@ from collections import Counter
 import pytest
 
 from farandole.pool.agent import Reconciler
-from farandole.pool.base import HostRebalance, Event, RunningWorker, WorkerExited, HostPreempted, Started, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    HostPreempted,
+    HostRebalance,
+    RunningWorker,
+    Started,
+    WorkerExited,
+    WorkerStartFailed,
+)
 from farandole.pool.remote import ANEW, CALLED_OFF, FarHosts
-from farandole.protocol.messages import Job, HostPreemption, AgentOrder, Report
+from farandole.protocol.messages import AgentOrder, HostPreemption, Job, Report
 
 JOB = Job(script="train.py")
 

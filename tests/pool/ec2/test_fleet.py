@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from farandole.pool.base import NothingToGive, HostPreempted, WorkerStartFailed
+from farandole.pool.base import HostPreempted, NothingToGive, WorkerStartFailed
 from farandole.pool.ec2 import (
     ANOTHER,
     DOUBT_S,
@@ -14,11 +14,11 @@ from farandole.pool.ec2 import (
     JOIN_S,
     MISSING_S,
     SPOT,
-    FleetActions,
     Fleet,
-    Market,
+    FleetActions,
     InstanceRequest,
     ListedInstance,
+    Market,
     Zone,
 )
 

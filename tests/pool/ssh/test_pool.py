@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.pool.base import Event, WorkerExited, HostPreempted, HostState, Started
+from farandole.pool.base import Event, HostPreempted, HostState, Started, WorkerExited
 from farandole.pool.ssh import SshPool, Watched
 from farandole.protocol.messages import Job
 from tests.support.gone import ended

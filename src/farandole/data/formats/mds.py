@@ -30,10 +30,10 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
+from farandole.data.decoding import open_image
 from farandole.data.formats import webdataset
 from farandole.data.index import INDEX, MAX_INDEX_BYTES
 from farandole.data.object_store import LruBytes, reading
-from farandole.data.transforms import open_image
 from farandole.errors import FarandoleError, ShardError, UsageError
 from farandole.platform.extras import how_to_install
 

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
+from farandole.data.decoding import IMAGES, open_image
 from farandole.data.index import INDEX, LEAST, UNREADABLE, entries, mapped, read_index
-from farandole.data.transforms import IMAGES, open_image
 from farandole.errors import FarandoleError
 
 # --- fields -----------------------------------------------------------------------------------------------------------

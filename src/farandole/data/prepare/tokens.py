@@ -40,16 +40,13 @@ from farandole.data.index import INDEX, Shard
 from farandole.data.prepare.shards import (
     WHOLE,
     Part,
-    TableRows,
     cut,
     digest_of,
-    is_table,
     make_all,
     md5_of,
     put,
-    read,
-    tables,
 )
+from farandole.data.prepare.table_pieces import TableRows, is_table, read, tables
 from farandole.data.tokens import KIND, WIDTHS, TokenIndex, dtype_for
 from farandole.errors import BadSample, UsageError
 from farandole.platform.extras import how_to_install

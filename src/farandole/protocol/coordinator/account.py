@@ -27,7 +27,7 @@ import msgspec
 
 from farandole.protocol import events
 from farandole.protocol.coordinator.accounting import EARLY_S
-from farandole.protocol.cost import Cost, Prices, HostUse, HostPrice, cost
+from farandole.protocol.cost import Cost, HostPrice, HostUse, Prices, cost
 from farandole.protocol.events import WorkerTime
 from farandole.protocol.metrics import StepLine, parse_line
 from farandole.protocol.values import CLASSES, TimeClass

@@ -33,7 +33,15 @@ from farandole.protocol.coordinator import (
     view_changes,
 )
 from farandole.protocol.coordinator import metric_lines as last_resort
-from farandole.protocol.coordinator.state import EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, Action, CoordinatorState, Ending, RunSettings, Worker
+from farandole.protocol.coordinator.state import (
+    EXIT_DATA_UNAVAILABLE,
+    EXIT_EVICTED,
+    Action,
+    CoordinatorState,
+    Ending,
+    RunSettings,
+    Worker,
+)
 from farandole.protocol.failure_detector import Silence
 
 # --- pools ------------------------------------------------------------------------------------------------------------

@@ -196,7 +196,11 @@ def confirmed(books: CoordinatorState) -> list[tuple[list[str], Shared]]:
     holders = _holders(books)
     needed = majority(len(holders))
     found = list[tuple[list[str], Shared]]()
-    seen = [(key, claim.message) for key, claim in books.corroborations.items() if not isinstance(claim.message, m.NotFinite)]
+    seen = [
+        (key, claim.message)
+        for key, claim in books.corroborations.items()
+        if not isinstance(claim.message, m.NotFinite)
+    ]
     denied = [key for key, message in seen if message.step < books.reached]
     for key in denied:
         del books.corroborations[key]
@@ -218,7 +222,9 @@ def _against_the_first(holders: list[str], message: Shared) -> bool:
 
 def drop_stale_reports(books: CoordinatorState) -> None:
     """Those who have stood still go on, and compare their words anew."""
-    books.corroborations = {key: claim for key, claim in books.corroborations.items() if isinstance(claim.message, m.NotFinite)}
+    books.corroborations = {
+        key: claim for key, claim in books.corroborations.items() if isinstance(claim.message, m.NotFinite)
+    }
 
 
 def disputed(books: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:

@@ -49,7 +49,15 @@ import msgspec
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import disputes, scaling, shutdown
-from farandole.protocol.coordinator.state import EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, CoordinatorState, Ending, CrashLoop, Strike, Worker
+from farandole.protocol.coordinator.state import (
+    EXIT_DATA_UNAVAILABLE,
+    EXIT_EVICTED,
+    CoordinatorState,
+    CrashLoop,
+    Ending,
+    Strike,
+    Worker,
+)
 from farandole.protocol.failure_detector import SHORT, SLOW
 from farandole.protocol.messages import MICRO_BATCH, UPDATES, Stopped
 

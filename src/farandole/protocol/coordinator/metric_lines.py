@@ -95,7 +95,9 @@ def _give_up(books: CoordinatorState, sender: str, reason: str) -> None:
     """What waits of `sender` is not written."""
     if waiting := books.waiting.pop(sender, None):
         books.record(
-            events.LinesLostEvent(worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason)
+            events.LinesLostEvent(
+                worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason
+            )
         )
 
 
@@ -130,7 +132,9 @@ def _release(books: CoordinatorState, sender: str, step: int) -> None:
         if line.missing:
             reason = "more came in a short time than are kept"
             books.record(
-                events.LinesLostEvent(worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index)
+                events.LinesLostEvent(
+                    worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index
+                )
             )
             continue
         if absent := _between(before, books.last_line):

@@ -45,7 +45,15 @@ import msgspec
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import recovery, shutdown, view_changes
-from farandole.protocol.coordinator.state import CoordinatorState, Departed, Ending, IssuedView, CrashLoop, Stopping, Worker
+from farandole.protocol.coordinator.state import (
+    CoordinatorState,
+    CrashLoop,
+    Departed,
+    Ending,
+    IssuedView,
+    Stopping,
+    Worker,
+)
 from farandole.protocol.failure_detector import Silence
 from farandole.protocol.view import View
 

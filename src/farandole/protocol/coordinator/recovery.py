@@ -204,7 +204,9 @@ def _decide(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
         if not books.ending.apart and (dispute := disputes.disputed(books, holders)):
             told, message = dispute
-            disputes.on_replicas_differ(books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else "")
+            disputes.on_replicas_differ(
+                books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else ""
+            )
         hung = failures.hung_workers(books)
         books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         shutdown.ask_to_save(books)
@@ -240,7 +242,9 @@ def _judge(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped
     return verdict
 
 
-def _resume(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict) -> None:
+def _resume(
+    books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict
+) -> None:
     view = books.view = View(
         number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=books.hosts_of(outcome.members),
@@ -384,7 +388,12 @@ def on_held_up(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     Either of them alone may be what a third one, or its own work, holds up: that is for the stall limit.
     """
     peer = books.workers.get(beat.waits_for)
-    if peer is None or books.stopping or books.over or (peer.heartbeat.waits_for, peer.heartbeat.view) != (worker, beat.view):
+    if (
+        peer is None
+        or books.stopping
+        or books.over
+        or (peer.heartbeat.waits_for, peer.heartbeat.view) != (worker, beat.view)
+    ):
         return
     for one, other in ((worker, peer.id), (peer.id, worker)):
         reason = f"{one} and {other} wait for each other: nothing gets through between them"
@@ -422,7 +431,9 @@ def on_differs(books: CoordinatorState, workers: list[str], message: m.Differs) 
         if books.stopping is not None:
             books.stopping.failed |= dict.fromkeys(message.workers, message.step)
     else:
-        disputes.on_replicas_differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
+        disputes.on_replicas_differ(
+            books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else ""
+        )
         if books.stopping is None:
             stop_view(books, "the replicas differ")
     if books.stopping is not None:

@@ -16,7 +16,13 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.protocol import events, settings
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED, EXIT_DATA_UNAVAILABLE, CoordinatorState, Worker
+from farandole.protocol.coordinator.state import (
+    EXIT_BANNED,
+    EXIT_DATA_UNAVAILABLE,
+    EXIT_EVICTED,
+    CoordinatorState,
+    Worker,
+)
 from farandole.protocol.messages import Hello, Roster
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -113,7 +119,9 @@ def targets(books: CoordinatorState) -> dict[str, int]:
     if not books.settings.pools:
         return dict(books.fixed_targets)
     sizes = [(pool_mark(books, pool.name), pool.size) for pool in books.settings.pools]
-    return settings.targets(books.shared_target, sizes, books.fixed_targets, books.pool_capacity, _present(books), books.gathering_pools)
+    return settings.targets(
+        books.shared_target, sizes, books.fixed_targets, books.pool_capacity, _present(books), books.gathering_pools
+    )
 
 
 def _present(books: CoordinatorState) -> Counter[str]:

@@ -298,7 +298,9 @@ def on_saved(books: CoordinatorState, worker: str, message: m.Saved) -> None:
         if books.workers[worker].reaches:
             books.record(events.SavedEvent(worker=worker, path=path, whole=whole, finite=finite, **took))
         else:
-            books.record(events.SavedElsewhereEvent(worker=worker, host=host, path=path, whole=whole, finite=finite, **took))
+            books.record(
+                events.SavedElsewhereEvent(worker=worker, host=host, path=path, whole=whole, finite=finite, **took)
+            )
             books.ending.code = books.ending.code or 1
             books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
         books.ending.stored = True

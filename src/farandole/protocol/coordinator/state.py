@@ -17,7 +17,7 @@ from farandole.protocol import settings as preference
 from farandole.protocol.cost import Prices
 from farandole.protocol.difference import Difference, Finish
 from farandole.protocol.events import Event
-from farandole.protocol.failure_detector import Progress, RateLimit, Silence, FailureDetector
+from farandole.protocol.failure_detector import FailureDetector, Progress, RateLimit, Silence
 from farandole.protocol.messages import Heartbeat, Job, RunTerms, Stopped
 from farandole.protocol.settings import Exports, PoolTerms, Spending
 from farandole.protocol.values import Call

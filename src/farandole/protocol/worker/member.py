@@ -28,7 +28,7 @@ from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
 from farandole.protocol.messages import NO_DIGESTS as NOT_COMPUTED
 from farandole.protocol.values import NOTHING, Call
-from farandole.protocol.view import Lineage, View, CommitMessage, agreed_switch, of_workers, unlike
+from farandole.protocol.view import CommitMessage, Lineage, View, agreed_switch, of_workers, unlike
 
 # --- drift ------------------------------------------------------------------------------------------------------------
 #

@@ -122,7 +122,15 @@ class Lease:
 
 # Said again on every new connection.
 STANDING = (m.Ready, m.LeaveRequest, m.ScriptFailed, m.DataUnavailable, m.Differs, m.Finished, m.NotFinite)
-LAST = (m.NotFinite, m.ScriptFailed, m.DataUnavailable, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
+LAST = (
+    m.NotFinite,
+    m.ScriptFailed,
+    m.DataUnavailable,
+    m.Stopped,
+    m.Finished,
+    m.Switched,
+    m.Saved,
+)  # all lines go before it
 MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
@@ -329,7 +337,9 @@ class Session:
         """Whether the lease is over."""
         return self._ends.over(now) or self._lease.over(now)
 
-    def commit_message(self, now: float, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def commit_message(
+        self, now: float, *, view: int, round_: int, compute_us: int, shards: int
+    ) -> CommitMessage | None:
         """See `Member.word`."""
         if self.lease_over(now):
             return None

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from farandole.bench.terms import StepSeconds
 from farandole.collective.arena import Memory
-from farandole.control.bench import StepSeconds
 from farandole.data.loader import Key, Loader
 from farandole.training.gradients import Gradients, Tell
 from farandole.training.replica import Replica

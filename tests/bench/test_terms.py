@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.bench import (
+from farandole.bench.terms import (
     CONTESTANTS,
     VARIABLE,
+    BenchFinished,
+    BenchReports,
     BenchTerms,
     Block,
-    BenchFinished,
     StepSeconds,
-    BenchReports,
     environment,
     terms_of,
     write,
@@ -40,7 +40,6 @@ def test_terms_travel_in_the_environment() -> None:
     environ = environment(TERMS)
     assert [*environ] == [VARIABLE]
     assert terms_of(Settings.read(environ).bench) == TERMS
-    assert terms_of(Settings.read({}).bench) is None
 
 
 @pytest.mark.parametrize("name", ["workers", "steps", "rounds"])

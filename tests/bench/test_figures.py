@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from farandole.control.bench import ALONE, DDP, FARANDOLE, BenchTerms, Block, Exchanges, Record, StepSeconds, Unfit
-from farandole.observe.bench import Figures, figures
-from farandole.observe.bench_table import parts_table, round_said, said, steps_table
+from farandole.bench.figures import Figures, figures
+from farandole.bench.table import parts_table, round_said, said, steps_table
+from farandole.bench.terms import ALONE, DDP, FARANDOLE, BenchTerms, Block, Exchanges, Record, StepSeconds, Unfit
 from tests.support.mentioned import mentions
 
 TERMS = BenchTerms(workers=2, steps=4, rounds=2)
@@ -18,7 +18,9 @@ TERMS = BenchTerms(workers=2, steps=4, rounds=2)
 
 def ms(*values: float, **parts: float) -> tuple[StepSeconds, ...]:
     """Steps of so many milliseconds, each with the same parts."""
-    return tuple(StepSeconds(step=value / 1e3, **{name: part / 1e3 for name, part in parts.items()}) for value in values)
+    return tuple(
+        StepSeconds(step=value / 1e3, **{name: part / 1e3 for name, part in parts.items()}) for value in values
+    )
 
 
 def block(round_: int, contestant: str, spent: Sequence[StepSeconds]) -> Block:

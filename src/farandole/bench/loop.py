@@ -28,9 +28,12 @@ from typing import Any, cast
 
 import torch
 
+from farandole.bench import terms as bench
+from farandole.bench.ddp import Ddp, Trial, connect
+from farandole.bench.plain_step import Ahead, Plain, PlainStep, Way
+from farandole.bench.stopwatch import Stopwatch, TimedGradients, clock
+from farandole.bench.terms import DDP, FARANDOLE, BenchFinished, BenchTerms, Block, Exchanges, Record, Unfit
 from farandole.collective.buckets import Layout, Partials
-from farandole.control import bench
-from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, BenchFinished, Exchanges, Record, Unfit
 from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
 from farandole.data.order import keep_random_state
@@ -38,18 +41,20 @@ from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import advance, window
 from farandole.platform import files
 from farandole.protocol.values import StepTime
-from farandole.training.ddp import Ddp, Trial, connect
-from farandole.training.loop import Loop
-from farandole.training.plain_step import Ahead, Plain, PlainStep, Way
+from farandole.training.loop import Loop, use
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.step import Step
-from farandole.training.stopwatch import Stopwatch, TimedGradients, clock
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, task
 
 GROUP = "group"  # the file through which DistributedDataParallel's workers find each other
 EXCHANGES = 8  # in a round, with nothing to hide behind; the first ones are not counted
+
+
+def begin(text: str) -> None:
+    """Have the loop of this process measure, on the terms in `text`."""
+    use(partial(Bench, terms=bench.terms_of(text)))
 
 
 class Bench(Loop):

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from farandole.training import ddp
-from farandole.training.ddp import Ddp, connect, unfit
+from farandole.bench import ddp
+from farandole.bench.ddp import Ddp, connect, unfit
 
 
 @pytest.mark.parametrize(

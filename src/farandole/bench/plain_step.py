@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+from farandole.bench.stopwatch import Stopwatch
 from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
 from farandole.training.step import Step
-from farandole.training.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)

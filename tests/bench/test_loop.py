@@ -18,10 +18,23 @@ from torch import nn
 
 import farandole
 from farandole import joining
-from farandole.control.bench import ALONE, DDP, FARANDOLE, BenchTerms, Block, BenchFinished, Record, BenchReports, Unfit, environment
+from farandole.bench.loop import begin
+from farandole.bench.plain_step import Plain, PlainStep
+from farandole.bench.terms import (
+    ALONE,
+    DDP,
+    FARANDOLE,
+    BenchFinished,
+    BenchReports,
+    BenchTerms,
+    Block,
+    Record,
+    Unfit,
+    environment,
+)
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
-from farandole.training.plain_step import Plain, PlainStep
+from farandole.training import loop
 from farandole.training.step import Step
 from farandole.worker.rounds import Rounds
 from tests.support.steps import BATCH, SEED, data
@@ -49,6 +62,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
 
     def join(terms: BenchTerms | None = TERMS, *, stands_for: int = 1) -> farandole.Run:
         monkeypatch.setattr(joining, "_current", None)
+        monkeypatch.setattr(loop, "_new_loop", loop.Loop)
         (tmp_path / "history").write_text(f"0 {stands_for}\n")
         monkeypatch.setenv("FARANDOLE_HISTORY", str(tmp_path / "history"))
         if terms is None:
@@ -56,6 +70,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
         monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path))
         for name, value in environment(terms).items():
             monkeypatch.setenv(name, value)
+            begin(value)  # as a worker of the bench does
         run = farandole.join()
         atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
         monkeypatch.setattr(Rounds, "obey_until_goodbye", over)
@@ -265,7 +280,7 @@ def test_where_ddp_can_not_be_had_it_says_why_and_the_others_go_on(
 def test_where_ddp_fails_later_the_others_go_on(
     joined: Joined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from farandole.training import ddp
+    from farandole.bench import ddp
 
     class Failing(ddp.DistributedDataParallel):
         def forward(self, *_: object, **__: object) -> object:

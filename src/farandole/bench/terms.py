@@ -17,7 +17,6 @@ from farandole.errors import UsageError
 from farandole.platform import files
 
 VARIABLE = "FARANDOLE_BENCH"  # the terms, in a worker's environment
-
 ALONE, FARANDOLE, DDP = "alone", "farandole", "ddp"
 CONTESTANTS = (ALONE, FARANDOLE, DDP)
 
@@ -105,9 +104,9 @@ Record = Block | Exchanges | Unfit | BenchFinished
 _decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | BenchFinished)
 
 
-def terms_of(text: str) -> BenchTerms | None:
-    """Those in a worker's environment; None: it is none of a bench."""
-    return msgspec.json.decode(text, type=BenchTerms) if text else None
+def terms_of(text: str) -> BenchTerms:
+    """The terms that the environment of a worker holds as `text`."""
+    return msgspec.json.decode(text, type=BenchTerms)
 
 
 def environment(terms: BenchTerms) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """`farandole bench`: what farandole costs a script on this machine.
 
 `bench steps` is a run of its own kind (`measuring.py`), in a folder that is thrown away: local workers run the script
-as it is, and the contestants take turns within them (`training/bench.py`). No checkpoint is written.
+as it is, and the contestants take turns within them (`bench/loop.py`). No checkpoint is written.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from farandole.platform import cpu
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
-    from farandole.observe.bench import Figures
+    from farandole.bench.figures import Figures
 
 SIGNALLED = 128  # exit codes from here on are of who was ended by a signal
-
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure what farandole costs a script on this machine."
 )
@@ -48,7 +47,7 @@ def steps(
     ] = None,
 ) -> None:
     """Time a script's steps alone, with farandole and under DistributedDataParallel, in turns; nothing is kept."""
-    from farandole.control.bench import BenchTerms, environment
+    from farandole.bench.terms import BenchTerms, environment
 
     terms = BenchTerms(workers=workers, steps=timed, rounds=rounds)
     check_script(script)
@@ -58,7 +57,7 @@ def steps(
     from farandole.pool.local import load_ahead
 
     load_ahead(threads, {**os.environ, **cpu.of("same")})
-    from farandole.cli.measuring import Measuring, settings_of
+    from farandole.bench.measuring import Measuring, settings_of
 
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
     begin = f"{workers} workers begin" if workers > 1 else "1 worker begins"
@@ -80,7 +79,7 @@ def _show(found: Figures, json: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    from farandole.observe.bench_table import parts_table, said, steps_table
+    from farandole.bench.table import parts_table, said, steps_table
 
     console = Console(highlight=False, soft_wrap=True)
     for table in (steps_table(found), parts_table(found)):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from farandole.control.bench import (
+from farandole.bench.terms import (
     ALONE,
     CONTESTANTS,
     DDP,

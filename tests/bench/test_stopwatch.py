@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from farandole.bench import stopwatch
+from farandole.bench.stopwatch import Stopwatch, TimedGradients
 from farandole.data.loader import Key, Loader
 from farandole.plan.batch import GlobalBatch
-from farandole.training import stopwatch
 from farandole.training.replica import Replica
-from farandole.training.stopwatch import Stopwatch, TimedGradients
 from tests.support.steps import data
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from farandole.control.bench import ALONE, DDP, FARANDOLE
-from farandole.observe.bench import Figures
+from farandole.bench.figures import Figures
+from farandole.bench.terms import ALONE, DDP, FARANDOLE
 
 PARTS = {
     "data": "waiting for data",

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from farandole.bench.figures import Figures, figures
+from farandole.bench.table import round_said
+from farandole.bench.terms import BenchReports, BenchTerms
 from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.supervisor import Supervisor
 from farandole.code import pack, snapshot
-from farandole.control.bench import BenchTerms, BenchReports
 from farandole.control.run_folder import CHECKPOINTS, CODE
-from farandole.observe.bench import Figures, figures
-from farandole.observe.bench_table import round_said
 from farandole.observe.live import PlainDisplay
 from farandole.platform import files
 from farandole.platform.process import up_to
