@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.coordinator.journal import RECENT_LINES, Journal, read_books
+from farandole.coordinator.journal import RECENT_LINES, Journal, read_state
 from farandole.protocol import events
 from farandole.protocol.coordinator.reconnection import Durable
 from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
@@ -55,11 +55,11 @@ def test_what_is_rare_is_said_where_it_is_so() -> None:
     assert "total" in usual, "null where it is not known"
 
 
-def put(journal: Journal, *lines: Line, books: Durable = BOOKS) -> None:
-    """As the server does: events are kept, with the books, before anything is written or sent."""
+def put(journal: Journal, *lines: Line, state: Durable = BOOKS) -> None:
+    """As the server does: events are kept, with the state, before anything is written or sent."""
     for line in lines:
         if isinstance(line, events.Event):
-            journal.keep([line], books)
+            journal.keep([line], state)
         write(journal, line)
 
 
@@ -96,12 +96,12 @@ def test_reopened_journal_appends(tmp_path: Path) -> None:
 
 def test_books_are_those_of_the_newest_event(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
-        assert journal.books() is None
+        assert journal.state() is None
         put(journal, VIEW)
-        put(journal, LOST, books=OTHER)
-        assert journal.books() == OTHER
+        put(journal, LOST, state=OTHER)
+        assert journal.state() == OTHER
     with closing(Journal(tmp_path)) as journal:
-        assert journal.books() == OTHER
+        assert journal.state() == OTHER
 
 
 def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: P
         put(journal, VIEW)
         with pytest.raises(sqlite3.Error):
             journal.keep([LOST, msgspec.structs.replace(LOST, time=None)], OTHER)
-        assert journal.books() == BOOKS
+        assert journal.state() == BOOKS
         assert len(kept(tmp_path)) == 1
-        put(journal, LOST, books=OTHER)  # it works on
-        assert journal.books() == OTHER
+        put(journal, LOST, state=OTHER)  # it works on
+        assert journal.state() == OTHER
 
 
 @pytest.mark.parametrize(("outlived", "synchronous"), [(True, 2), (False, 1)])
@@ -257,8 +257,8 @@ def test_nobody_waits_for_who_has_locked_the_journal(tmp_path: Path) -> None:
         other.rollback()
         while not journal.ready:
             time.sleep(0.01)
-        put(journal, LATER, books=OTHER)
-        assert journal.books() == OTHER
+        put(journal, LATER, state=OTHER)
+        assert journal.state() == OTHER
     assert written(tmp_path) == [VIEW, *[LOST] * 100, LATER]
 
 
@@ -272,10 +272,10 @@ def test_a_server_whose_journal_is_locked_goes_on_and_catches_up(tmp_path: Path)
                 await scene.until(lambda: scene.events("not recorded"))
                 other.rollback()
             await scene.until(lambda: scene.events("recorded again"))
-            books = read_books(tmp_path)
-            assert books is not None
-            assert books.view is not None
-            assert books.view.members == ("a",), "without another event"
+            state = read_state(tmp_path)
+            assert state is not None
+            assert state.view is not None
+            assert state.view.members == ("a",), "without another event"
             assert scene.events("recorded again")[0]["missing"] > 0
 
     asyncio.run(play())

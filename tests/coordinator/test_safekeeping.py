@@ -1,4 +1,4 @@
-"""The books' second copy: never older than the journal, and whoever is killed while writing leaves the one before."""
+"""The state' second copy: never older than the journal, and whoever is killed while writing leaves the one before."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def memory() -> Iterator[int]:
 
 
 def test_whoever_comes_next_finds_the_newest(memory: int) -> None:
-    assert Safekeeping(memory).books == b""
-    for books in (b"one", b"two" * 1000, b"three"):
-        Safekeeping(memory).put(books)
-        assert Safekeeping(memory).books == books
+    assert Safekeeping(memory).state == b""
+    for state in (b"one", b"two" * 1000, b"three"):
+        Safekeeping(memory).put(state)
+        assert Safekeeping(memory).state == state
 
 
 @pytest.mark.parametrize("torn", [1, HEAD.size, HEAD.size + 3])
@@ -43,21 +43,21 @@ def test_killed_while_it_was_written(memory: int, torn: int) -> None:
     keeping.put(b"second")
     [slot] = [slot for slot in (0, 1) if b"second" in os.pread(memory, 1000, SLOT * slot)]
     os.pwrite(memory, b"\xff" * (HEAD.size + len(b"second") - torn), SLOT * slot + torn)
-    assert Safekeeping(memory).books == b"first"
+    assert Safekeeping(memory).state == b"first"
 
 
 @pytest.mark.world
 @pytest.mark.processes
 def test_without_memory_for_the_newest_the_journal_is_believed(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
-        descriptor = os.open(disk / "books", os.O_RDWR | os.O_CREAT)
+        descriptor = os.open(disk / "state", os.O_RDWR | os.O_CREAT)
         Safekeeping(descriptor).put(b"older")
         full = fill(disk)
         Safekeeping(descriptor).put(b"newer" * 10_000)
-        assert Safekeeping(descriptor).books == b""
+        assert Safekeeping(descriptor).state == b""
         full.unlink()
         Safekeeping(descriptor).put(b"newest")
-        assert Safekeeping(descriptor).books == b"newest"
+        assert Safekeeping(descriptor).state == b"newest"
         os.close(descriptor)
 
 
@@ -67,9 +67,9 @@ def test_it_is_believed_before_the_journal_and_outlives_it(tmp_path: Path, memor
     for path in tmp_path.iterdir():
         path.unlink()
     with closing(Journal(tmp_path, Safekeeping(memory))) as journal:
-        assert journal.books() == BOOKS
+        assert journal.state() == BOOKS
     with closing(Journal(tmp_path)) as journal:
-        assert journal.books() is None
+        assert journal.state() is None
 
 
 @pytest.mark.world
@@ -83,7 +83,7 @@ def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
                 journal.keep([msgspec.structs.replace(LOST, reason="why " * 10_000)], OTHER)
         journal, damage = open_journal(disk, RunSettings(run="r"), Safekeeping(memory), again=True)
         with closing(journal):
-            assert (journal.books(), damage) == (OTHER, "")
+            assert (journal.state(), damage) == (OTHER, "")
 
 
 def test_rubbish_is_set_aside_where_the_books_are_elsewhere(tmp_path: Path, memory: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farandole.control.client import subscribe
-from farandole.coordinator.journal import read_books
+from farandole.coordinator.journal import read_state
 from farandole.coordinator.listener import LINES
 from farandole.errors import CoordinatorUnreachable
 from farandole.protocol import messages as m
@@ -79,14 +79,14 @@ def test_what_a_worker_hears_is_in_the_journal_by_then(tmp_path: Path) -> None:
     heard: Counter[tuple[str, bool]] = Counter()
 
     def note(worker: FakeWorker, message: m.Message) -> None:
-        books = read_books(tmp_path) or Durable(wants={})
+        state = read_state(tmp_path) or Durable(wants={})
         match message:
             case m.Propose(view=view) | m.Resume(view=view):
-                known = view in [issued.view for issued in books.issued]
+                known = view in [issued.view for issued in state.issued]
             case m.Stop(stop=number):
-                known = books.stops == number
+                known = state.stops == number
             case m.Goodbye():
-                known = books.over is not None or worker.id in books.departed
+                known = state.over is not None or worker.id in state.departed
             case _:
                 return
         heard[(type(message).__name__, known)] += 1

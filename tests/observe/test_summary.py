@@ -130,7 +130,8 @@ CHECKPOINT = an(events.CheckpointEvent, step=4, path="/c/step-4.pt")
 MODELS = [
     ([], (), "nothing is"),
     ([CHECKPOINT], ("/c/step-4.pt", 5), "it was killed"),
-    ([CHECKPOINT, an(events.NotSavedEvent, reason="a full disk")], ("/c/step-4.pt", "a full disk"), "the last one failed"),
+    ([CHECKPOINT, an(events.NotSavedEvent, reason="a full disk")], ("/c/step-4.pt", "a full disk"),
+     "the last one failed"),
     ([CHECKPOINT, an(events.SavedEvent, path="/c/after-4.pt", whole=False)], ("/c/after-4.pt", "/c/step-4.pt"),
      "half a step"),
     ([an(events.SavedElsewhereEvent, host="far", path="/tmp/x.pt")], ("far", "/tmp/x.pt"), "elsewhere"),

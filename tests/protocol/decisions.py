@@ -111,11 +111,11 @@ def goes_on_without_a_fence(fenced: Any) -> Any:
 def lets_the_returned_go_on(returned: Any) -> Any:
     """Whoever comes back is not stopped, though it may have missed anything."""
 
-    def mutant(books: CoordinatorState, worker: Any, now: float) -> None:
+    def mutant(state: CoordinatorState, worker: Any, now: float) -> None:
         worker.connected = True
-        books.failure_detector.begin(worker.silence, now)
-        if books.stopping:
-            returned(books, worker, now)
+        state.failure_detector.begin(worker.silence, now)
+        if state.stopping:
+            returned(state, worker, now)
 
     return mutant
 
@@ -132,12 +132,12 @@ def saves_one_that_differs(compared: Any) -> Any:
 
 
 def forgets(**fields: Callable[[CoordinatorState], Any]) -> Callable[[Any], Any]:
-    """The journal holds something else than the books."""
+    """The journal holds something else than the state."""
 
     def mutate(durable: Any) -> Any:
-        def mutant(books: CoordinatorState) -> reconnection.Durable:
-            values = {name: value(books) for name, value in fields.items()}
-            return msgspec.structs.replace(durable(books), **values)
+        def mutant(state: CoordinatorState) -> reconnection.Durable:
+            values = {name: value(state) for name, value in fields.items()}
+            return msgspec.structs.replace(durable(state), **values)
 
         return mutant
 
@@ -160,11 +160,11 @@ def keeps_the_journal_late(flush: Any) -> Any:
 def saves_nothing(save: Any) -> Any:
     """A run that has finished is over, and its final state is nowhere."""
 
-    def mutant(books: CoordinatorState) -> None:
-        if books.ending and books.ending.finished:
-            shutdown.end(books)
+    def mutant(state: CoordinatorState) -> None:
+        if state.ending and state.ending.finished:
+            shutdown.end(state)
         else:
-            save(books)
+            save(state)
 
     return mutant
 
@@ -173,9 +173,9 @@ def by_rank_alone(able: Any) -> Any:
     """Who writes checkpoints."""
     del able
 
-    def mutant(books: CoordinatorState) -> list[str]:
-        members = books.view.members if books.view else ()
-        return [w for w in members if w in books.workers and w not in books.unsynced]
+    def mutant(state: CoordinatorState) -> list[str]:
+        members = state.view.members if state.view else ()
+        return [w for w in members if w in state.workers and w not in state.unsynced]
 
     return mutant
 
@@ -183,8 +183,8 @@ def by_rank_alone(able: Any) -> Any:
 def forgets_who_has_finished(durable: Any) -> Any:
     """The next coordinator compares the final states once more."""
 
-    def mutant(books: CoordinatorState) -> reconnection.Durable:
-        known = durable(books)
+    def mutant(state: CoordinatorState) -> reconnection.Durable:
+        known = durable(state)
         if known.ending is None:
             return known
         return msgspec.structs.replace(known, ending=msgspec.structs.replace(known.ending, finished=False))
@@ -196,8 +196,8 @@ def before_it_is_level(able: Any) -> Any:
     """A joiner writes checkpoints."""
     del able
 
-    def mutant(books: CoordinatorState) -> list[str]:
-        return [w for w in reversed(books.view.members if books.view else ()) if books.workers[w].reaches]
+    def mutant(state: CoordinatorState) -> list[str]:
+        return [w for w in reversed(state.view.members if state.view else ()) if state.workers[w].reaches]
 
     return mutant
 
@@ -224,9 +224,9 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  
     (reconnection, "returned", lets_the_returned_go_on, {"focus": ("reset",)}),
     (decision, "differs", does_not_hear_that_they_differ, DRIFTS),
     (disputes, "compared", saves_one_that_differs, DRIFTS),
-    (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0), COMES_BACK),
+    (reconnection, "durable", forgets(number=lambda state: state.view.number if state.view else 0), COMES_BACK),
     (reconnection, "durable", forgets(proposed=lambda _: None), COMES_BACK),
-    (reconnection, "durable", forgets(issued=lambda books: tuple(books.issued[-1:])), COMES_BACK),
+    (reconnection, "durable", forgets(issued=lambda state: tuple(state.issued[-1:])), COMES_BACK),
     (reconnection, "durable", forgets(parts=lambda _: ()), COMES_BACK),
     (reconnection, "durable", forgets(ending=lambda _: None), COMES_BACK),
     (reconnection, "durable", forgets_who_has_finished, COMES_BACK),

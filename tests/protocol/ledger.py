@@ -212,7 +212,7 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
-        if worker.reaches == "other":  # noted here: a coordinator may die between its books and its events
+        if worker.reaches == "other":  # noted here: a coordinator may die between its state and its events
             self.misled_step = max(self.misled_step, worker.step)
 
     def begins(self, worker: Process, step: int) -> None:

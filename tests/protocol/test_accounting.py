@@ -25,7 +25,7 @@ from farandole.protocol.values import CLASSES, MEANING, SAID
 LATE_S = 5.0
 
 
-def books(*workers: str) -> CoordinatorState:
+def state(*workers: str) -> CoordinatorState:
     made = CoordinatorState(RunSettings(run="r", heartbeat_timeout_s=LATE_S))
     for worker in workers:
         come(made, worker)
@@ -62,7 +62,7 @@ def test_every_class_has_a_meaning() -> None:
 
 
 def test_it_is_written_down_from_time_to_time_and_only_what_is_new() -> None:
-    made = books("a", "b")
+    made = state("a", "b")
     say(made, "a", 0.0, start=1.5)
     say(made, "b", 0.0, start=2.0)
     accounting.tick(made, 0.1)
@@ -81,7 +81,7 @@ def test_it_is_written_down_from_time_to_time_and_only_what_is_new() -> None:
 
 
 def test_with_many_workers_lines_are_rarer() -> None:
-    made = books(*(f"w{n}" for n in range(1000)))
+    made = state(*(f"w{n}" for n in range(1000)))
     for n in range(1000):
         say(made, f"w{n}", 0.0, start=1.0)
     accounting.tick(made, 0.1)
@@ -102,7 +102,7 @@ def test_with_many_workers_lines_are_rarer() -> None:
     ],
 )
 def test_what_it_could_not_say_any_more_is_added(departed: Departed | None, rest: str) -> None:
-    made = books("a", "b")
+    made = state("a", "b")
     say(made, "a", 0.0, start=2.0)
     say(made, "a", 7.0, start=2.0, compute=7.0)
     accounting.tick(made, 7.1)
@@ -119,7 +119,7 @@ def test_what_it_could_not_say_any_more_is_added(departed: Departed | None, rest
 
 
 def test_when_the_run_is_over_all_have_their_last_word() -> None:
-    made = books("a", "b")
+    made = state("a", "b")
     for worker in "ab":
         say(made, worker, 1.0, start=2.0, end=0.5)
     made.clock, made.over = 1.5, Ending(code=0, reason="done", failed=False)
@@ -144,7 +144,7 @@ def test_when_the_run_is_over_all_have_their_last_word() -> None:
     ],
 )
 def test_what_can_not_be_is_passed_over(lie: dict[str, float]) -> None:
-    made = books("a")
+    made = state("a")
     say(made, "a", 0.0, start=1.0)
     say(made, "a", 3.0, start=1.0, compute=3.0)
     say(made, "a", 4.0, **lie)
@@ -154,7 +154,7 @@ def test_what_can_not_be_is_passed_over(lie: dict[str, float]) -> None:
 
 
 def test_a_word_of_another_length_says_nothing() -> None:
-    made = books("a")
+    made = state("a")
     accounting.on_heartbeat(made, made.workers["a"], Heartbeat(time_us=(1, 2)), 0.0)
     accounting.on_heartbeat(made, made.workers["a"], Heartbeat(), 0.0)
     accounting.tick(made, 0.1)
@@ -162,7 +162,7 @@ def test_a_word_of_another_length_says_nothing() -> None:
 
 
 def test_nobody_has_lasted_for_long_before_its_first_word() -> None:
-    made = books("a")
+    made = state("a")
     say(made, "a", 0.0, start=EARLY_S + 1.0)
     accounting.tick(made, 0.1)
     assert not written(made)
@@ -173,7 +173,7 @@ def test_nobody_has_lasted_for_long_before_its_first_word() -> None:
 
 
 def test_a_coordinator_that_is_back_hears_all_of_it_again() -> None:
-    made = books()
+    made = state()
     come(made, "a", attempt=4)
     say(made, "a", 0.0, start=2.0, compute=1e6)
     made.workers.clear()
@@ -182,7 +182,7 @@ def test_a_coordinator_that_is_back_hears_all_of_it_again() -> None:
 
 
 def test_another_process_of_that_name_has_a_time_of_its_own() -> None:
-    made = books("a")
+    made = state("a")
     say(made, "a", 0.0, start=2.0)
     say(made, "a", 4.0, start=2.0, compute=4.0)
     come(made, "a", session="another")
@@ -203,7 +203,7 @@ words = st.lists(
 
 @given(words, st.floats(0.0, 100.0))
 def test_whatever_is_said_no_one_has_more_time_than_there_was(words: list[tuple[float, list[int]]], end: float) -> None:
-    made, now, first = books("a"), 100.0, None
+    made, now, first = state("a"), 100.0, None
     for passes, said in words:
         now += passes
         accounting.on_heartbeat(made, made.workers["a"], Heartbeat(time_us=tuple(said)), now)

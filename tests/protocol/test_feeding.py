@@ -287,11 +287,11 @@ def test_it_is_in_no_row_of_losses() -> None:
             m.WorkerProcessExited(worker=f"k{number}", reason=f"exited with code {EXIT_DATA_UNAVAILABLE}"),
             scene.now,
         )
-    books = scene.look().coordinator
-    assert (books.crash_loop.count, books.crash_loop.joiners, books.startup_failures) == (0, 0, {})
-    assert books.roster().wanted == 2, "others are started all the same"
-    assert books.roster().losses == 0
-    assert books.ending is None
+    state = scene.look().coordinator
+    assert (state.crash_loop.count, state.crash_loop.joiners, state.startup_failures) == (0, 0, {})
+    assert state.roster().wanted == 2, "others are started all the same"
+    assert state.roster().losses == 0
+    assert state.ending is None
 
 
 def test_what_it_says_is_bounded() -> None:

@@ -20,7 +20,8 @@ TOLD = [
         events.CheckpointDamagedEvent(worker="w", reason="r"),
         events.ResumedEvent(worker="w", step=5, path="p", differences=("d",), finite=False, last_finite="l"),
     ]),
-    (m.Restored(step=5, path="p", last_finite="l"), [events.ResumedEvent(worker="w", step=5, path="p", differences=())]),
+    (m.Restored(step=5, path="p", last_finite="l"), [events.ResumedEvent(worker="w", step=5, path="p",
+    differences=())]),
 ]  # fmt: skip
 
 

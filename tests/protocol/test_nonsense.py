@@ -1,7 +1,7 @@
 """A ticket holder that talks nonsense: well-formed messages in an order that no worker of ours would send.
 
 It holds the ticket, so the bits are at its mercy; the coordinator's process is not. Whatever comes, the state machine
-raises nothing, keeps its books in order, and everything that it hands out can be written down and sent. Honest answers
+raises nothing, keeps its state in order, and everything that it hands out can be written down and sent. Honest answers
 are mixed in, so that nonsense meets proposed, stopped, failed and ending views too, and not only the first Hello.
 """
 
@@ -129,10 +129,10 @@ class Play:
                     pass
 
     def check(self) -> None:
-        books = self.coordinator
-        if books.view and not books.over:
-            assert len(set(books.view.members)) == len(books.view.members)
-        m.encode(books.roster())
+        state = self.coordinator
+        if state.view and not state.over:
+            assert len(set(state.view.members)) == len(state.view.members)
+        m.encode(state.roster())
 
 
 @given(acts=st.lists(ACTS, min_size=1, max_size=40))

@@ -24,8 +24,8 @@ VIEWS = [view_of(number, "a", "b", group=1) for number in (7, 8, 9)]
 EVERYTHING = Durable(
     number=9, stops=4, guests=2, pools=("p", "q"), wants={"p": 2, "q": 1}, shared=3, can={"p": 4},
     startup_failures={"": 1},
-    losses=CrashLoop(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6, signature=SIGNATURE,
-    previous=VIEWS[0], view=VIEWS[1], proposed=VIEWS[2],
+    losses=CrashLoop(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6,
+    signature=SIGNATURE, previous=VIEWS[0], view=VIEWS[1], proposed=VIEWS[2],
     issued=tuple(IssuedView(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), parts=("a", "b"),
     workers=tuple(
         KnownWorker(id=worker, host="h", pid=3, pool="p", session=f"s-{worker}", state=state, leaving=leaving,

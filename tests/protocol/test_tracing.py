@@ -38,7 +38,7 @@ def test_every_member_is_asked_and_what_it_says_is_kept() -> None:
 
 
 def test_it_changes_no_decision_and_is_in_no_journal() -> None:
-    """The same inputs, with a trace and without: all else that is sent, and the books, are the same."""
+    """The same inputs, with a trace and without: all else that is sent, and the state, are the same."""
     seen = []
     for traced in (True, False):
         scene = trained("a", "b", wanted=3)

@@ -1,4 +1,4 @@
-"""A coordinator without books meets workers that hold a state: they save it and go."""
+"""A coordinator without state meets workers that hold a state: they save it and go."""
 
 from __future__ import annotations
 

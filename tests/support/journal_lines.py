@@ -1,4 +1,4 @@
-"""Two events as a journal keeps them, and the books beside them, for tests to which the values do not matter."""
+"""Two events as a journal keeps them, and the state beside them, for tests to which the values do not matter."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Scene:
         self.now = now
         self.attempts: Counter[str] = Counter()
         self.reached: set[str] = set()  # whose connections stand
-        self.journal = b""  # what the server would have written of the books
+        self.journal = b""  # what the server would have written of the state
         self.sent: dict[str, list[m.Message]] = {}
         self.events: list[str] = []
         self.fields: dict[str, dict[str, Any]] = {}
@@ -119,11 +119,11 @@ class Scene:
         self, worker: str, round_: int, *, holds: bool = False, synced: bool = True, view: View | None = None
     ) -> None:
         """`worker` answers the last Stop; who is synced is in the coordinator's view, if not in `view`."""
-        books = self.coordinator
-        view = view or (books.view if synced else None)
+        state = self.coordinator
+        view = view or (state.view if synced else None)
         lineage = self.dealt(view, round_) if view else Lineage(sets=())
         stop = self.last(worker, m.Stop).stop
-        prepared = books.proposed.number if books.proposed else 0  # whoever has not switched yet was about to
+        prepared = state.proposed.number if state.proposed else 0  # whoever has not switched yet was about to
         self.say(
             worker,
             m.Stopped(

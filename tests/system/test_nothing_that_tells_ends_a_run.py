@@ -1,4 +1,4 @@
-"""Whole runs whose disk is full, whose output nobody takes, whose books are cleared away: they end as they would have.
+"""Whole runs whose disk is full, whose output nobody takes, whose state are cleared away: they end as they would have.
 
 Real processes, and real training where the bits matter.
 """
@@ -131,7 +131,7 @@ def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path)
             assert steps == list(range(max(steps) + 1)), "every line is there"
 
 
-# --- books that are gone --------------------------------------------------------------------------------------
+# --- state that are gone --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["rubbish", "nothing"])

@@ -27,7 +27,7 @@ from farandole.cli.options import check_script
 from farandole.code import snapshot
 from farandole.code.pack import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
-from farandole.coordinator.journal import read_books
+from farandole.coordinator.journal import read_state
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import History
 from farandole.platform import cpu, files
@@ -224,11 +224,11 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
     from farandole.training import run_state
 
     try:
-        books = read_books(run)
+        state = read_state(run)
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
-    then = dict(books.signature.facts) if books and books.signature else {}
+    then = dict(state.signature.facts) if state and state.signature else {}
     found = numeric_facts.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
     for each in found.words(numeric_facts.REPLAYED):
         say(f"farandole: warning: {each}; the bits may differ")

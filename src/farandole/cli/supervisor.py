@@ -126,7 +126,7 @@ async def until_silent(ticket: Ticket, limit_s: float) -> None:
 #     it dies            it is started again; `FAST_DEATHS` in a row end the run
 #     it does not answer for `silence_s`: it is killed, and so started again (see `supervisor.py`)
 #
-# What passes from one to the next is the run's folder, the memory for the books (`coordinator/journal.py`) and the
+# What passes from one to the next is the run's folder, the memory for the state (`coordinator/journal.py`) and the
 # socket (`coordinator/listener.py`).
 
 POLL_S = 0.02
@@ -236,7 +236,7 @@ class Coordinators:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.coordinator.process", str(self._folder),
-                    "--die-with", str(os.getpid()), "--books", str(self._books),
+                    "--die-with", str(os.getpid()), "--state", str(self._books),
                     "--listener", str(self._listener.fileno()), *again,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,

@@ -2,7 +2,7 @@
 
 Workers of other hosts, and guests, outlive a `farandole run` that is killed, and its coordinator: they train on until
 the orphan limit is over. Who starts `farandole run` on the folder meanwhile goes on where that one was: the same secret
-and address, the books of the journal, the settings that the run began with. Its own local workers have ended with it.
+and address, the state of the journal, the settings that the run began with. Its own local workers have ended with it.
 
 The folder's lock says that nobody else does so on this machine. metrics.jsonl says when the run last had a coordinator.
 """
@@ -24,7 +24,7 @@ from farandole.code.pack import pack
 from farandole.control.run_folder import CODE, JOURNAL, METRICS, PACK, SETTINGS, TICKET
 from farandole.control.ticket import load
 from farandole.coordinator import journal as shipping
-from farandole.coordinator.journal import Journal, read_books
+from farandole.coordinator.journal import Journal, read_state
 from farandole.errors import UsageError
 from farandole.platform.files import decoded, make, read, write
 from farandole.platform.output import tell
@@ -53,7 +53,7 @@ def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> No
     since = max(loaded.since, shipped.time)  # another one may have been taken over since the ticket was copied
     msgspec.structs.replace(loaded, since=since).save(folder / TICKET)
     journal = Journal(folder)
-    journal.keep((), shipped.books)
+    journal.keep((), shipped.state)
     journal.close()
     os.utime(folder / METRICS, (shipped.time, shipped.time))
     if settings.job:
@@ -94,14 +94,14 @@ def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Lef
         return None
     try:
         settings = decoded(read(folder / SETTINGS), RunSettings)
-        books = read_books(folder)
+        state = read_state(folder)
     except (OSError, msgspec.MsgspecError, sqlite3.Error):
         return None  # what resumes the run says what is wrong
     away_s = time.time() - (folder / METRICS).stat().st_mtime
-    if books is None or books.over or away_s > settings.orphan_s:
+    if state is None or state.over or away_s > settings.orphan_s:
         return None
     local = _local(settings)
-    far = tuple(worker for worker in books.workers if worker.pool not in local)
+    far = tuple(worker for worker in state.workers if worker.pool not in local)
     if not far:
         return None
     if tuple(command) != settings.command:
@@ -109,7 +109,7 @@ def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Lef
             f"{folder}: {len(far)} workers of the run in it train on, with `{' '.join(settings.command)}`; start it "
             f"with that to take it over, or wait for {settings.orphan_s - away_s:.0f} s, after which they have ended"
         )
-    return Left(settings=taken_over(settings, listen or settings.listen), far=far, local=_ended(settings, books, local))
+    return Left(settings=taken_over(settings, listen or settings.listen), far=far, local=_ended(settings, state, local))
 
 
 def taken_over(settings: RunSettings, listen: str) -> RunSettings:
@@ -126,7 +126,7 @@ def _local(settings: RunSettings) -> tuple[str, ...]:
     return (settings.pool.pool,) if settings.pool else ()
 
 
-def _ended(settings: RunSettings, books: Durable, local: Sequence[str]) -> tuple[KnownWorker, ...]:
+def _ended(settings: RunSettings, state: Durable, local: Sequence[str]) -> tuple[KnownWorker, ...]:
     """Its local workers, where that was this machine: nothing of a local pool outlives its process."""
     here = settings.pool is not None and settings.pool.host == socket.gethostname()
-    return tuple(worker for worker in books.workers if worker.pool in local and here)
+    return tuple(worker for worker in state.workers if worker.pool in local and here)

@@ -1,14 +1,14 @@
-"""The run's record: `journal.sqlite` holds every event and the coordinator's books, `metrics.jsonl` every event and
+"""The run's record: `journal.sqlite` holds every event and the coordinator's state, `metrics.jsonl` every event and
 every step's metrics.
 
-An event is committed, together with the books that it led to, before anyone is told of it: a coordinator that is
-killed has promised nothing that its successor does not know. The books are kept a second time in memory, and believed
+An event is committed, together with the state that it led to, before anyone is told of it: a coordinator that is
+killed has promised nothing that its successor does not know. The state are kept a second time in memory, and believed
 there: the disk may be full (see `journal.py`). SQLite runs in WAL mode. Where all workers end with this machine,
 `synchronous=NORMAL` does: a killed process loses nothing, a host that loses power may lose the last events, and a
 commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out views). Where
 workers of other hosts go on without it, each commit is on the disk before anyone is told (`outlived`).
 Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
-costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the books in memory alone.
+costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the state in memory alone.
 
 All of it is done in a thread (`platform/files.py`): for a disk that does not answer nobody waits longer than its
 limit. Then it is as with a full disk, until the disk answers.
@@ -49,18 +49,18 @@ from farandole.protocol.reported_events import ALL
 
 # --- safekeeping ------------------------------------------------------------------------------------------------------
 #
-# The coordinator's books a second time, in memory that `farandole run` holds.
+# The coordinator's state a second time, in memory that `farandole run` holds.
 #
 # The journal is on a disk that may be full, and in a folder that somebody may clear: a coordinator that is killed
-# then leaves books behind that are too old, or none, and one that went on from those would give numbers of views out
+# then leaves state behind that are too old, or none, and one that went on from those would give numbers of views out
 # twice and send workers away that hold the newest state. Of everything that the coordinator's process has, only what
-# its parent holds outlives it for as long as the run: so the books are written there too, before the journal, and so
+# its parent holds outlives it for as long as the run: so the state are written there too, before the journal, and so
 # before anyone is told. Who comes back believes this copy; it is never older than the journal.
 #
 # The memory is a file without a name and takes turns with two slots, so that whoever is killed while writing one leaves
 # the other whole:
 #
-#     sequence number, CRC-32 and length of the books, then the books as JSON
+#     sequence number, CRC-32 and length of the state, then the state as JSON
 
 HEAD = struct.Struct(">QIQ")
 SLOT = 1 << 30  # bytes from one slot to the next; what is never written takes no memory
@@ -69,7 +69,7 @@ SLOT = 1 << 30  # bytes from one slot to the next; what is never written takes n
 def allot() -> int:
     """A descriptor of such memory, for a coordinator to inherit. Elsewhere than on Linux it is a file."""
     if sys.platform == "linux":
-        return os.memfd_create("farandole-books")
+        return os.memfd_create("farandole-state")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -82,14 +82,14 @@ class Safekeeping:
         self._sequence, self._books = max(self._read(0), self._read(1))
 
     @property
-    def books(self) -> bytes:
+    def state(self) -> bytes:
         """The newest that the process before this one has put in; b"" for none."""
         return self._books
 
-    def put(self, books: bytes) -> None:
+    def put(self, state: bytes) -> None:
         """Where there is no memory for it, nothing is left of those before either: they would be believed."""
         self._sequence += 1
-        record = HEAD.pack(self._sequence, zlib.crc32(books), len(books)) + books
+        record = HEAD.pack(self._sequence, zlib.crc32(state), len(state)) + state
         written = 0
         with contextlib.suppress(OSError):
             written = os.pwrite(self._descriptor, record, SLOT * (self._sequence % 2))
@@ -101,8 +101,8 @@ class Safekeeping:
         if len(head) < HEAD.size:
             return 0, b""
         sequence, checksum, length = HEAD.unpack(head)
-        books = os.pread(self._descriptor, length, SLOT * slot + HEAD.size) if length < SLOT else b""
-        return (sequence, books) if zlib.crc32(books) == checksum and len(books) == length else (0, b"")
+        state = os.pread(self._descriptor, length, SLOT * slot + HEAD.size) if length < SLOT else b""
+        return (sequence, state) if zlib.crc32(state) == checksum and len(state) == length else (0, b"")
 
 
 # --- journal ----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ CREATE TABLE IF NOT EXISTS events (
     worker TEXT,
     detail TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
 """
 COLUMNS = ("view", "step", "worker")  # of a row, so that SQL finds them
@@ -129,7 +129,7 @@ TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
 
 
 class Journal:
-    """Writes both files of a run's folder, and keeps the coordinator's books. The coordinator's process only.
+    """Writes both files of a run's folder, and keeps the coordinator's state. The coordinator's process only.
 
     Attributes:
         recent: the newest lines of metrics.jsonl since the run was last started, oldest first.
@@ -180,12 +180,12 @@ class Journal:
         starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStartedEvent)]
         del self.recent[: starts[-1] if starts else 0]
 
-    def keep(self, happened: Sequence[events.Event], books: Durable, late: Callable[[], object] | None = None) -> None:
-        """Events, and the books that they led to: all or nothing, before anyone is told.
+    def keep(self, happened: Sequence[events.Event], state: Durable, late: Callable[[], object] | None = None) -> None:
+        """Events, and the state that they led to: all or nothing, before anyone is told.
 
         `late` is called, in another thread, if this has raised a TimeoutError and they are written later all the same.
         """
-        encoded = self.remember(books)
+        encoded = self.remember(state)
         if not self.ready:
             raise sqlite3.OperationalError("it could not be written a moment ago")
         self._files.run(partial(self._commit, happened, encoded), late)
@@ -202,7 +202,7 @@ class Journal:
                     (*columns, msgspec.json.encode(fields).decode()),
                 )
                 ids.append(row.lastrowid or 0)
-            self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
+            self._database.execute("INSERT OR REPLACE INTO state VALUES (0, ?)", (encoded.decode(),))
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             if isinstance(error, sqlite3.OperationalError):  # a lock, a full disk; else it is the event's own
@@ -217,17 +217,17 @@ class Journal:
         """Returns False for a while after a write that has failed, and while one that was given up has not returned."""
         return time.monotonic() >= self._retry_at and not self._files.stuck
 
-    def remember(self, books: Durable) -> bytes:
-        """The books in memory alone, and as they are written."""
-        encoded = msgspec.json.encode(books)
+    def remember(self, state: Durable) -> bytes:
+        """The state in memory alone, and as they are written."""
+        encoded = msgspec.json.encode(state)
         if self._safekeeping:
             self._safekeeping.put(encoded)
         return encoded
 
-    def books(self) -> Durable | None:
+    def state(self) -> Durable | None:
         """What the coordinator before this one has left."""
-        if self._safekeeping and self._safekeeping.books:
-            return decoded(self._safekeeping.books, Durable)
+        if self._safekeeping and self._safekeeping.state:
+            return decoded(self._safekeeping.state, Durable)
         return _books(self._database)
 
     def last_line(self) -> tuple[int, int]:
@@ -349,7 +349,7 @@ def set_aside(folder: Path) -> Path:
     return aside
 
 
-def read_books(folder: Path) -> Durable | None:
+def read_state(folder: Path) -> Durable | None:
     """What the coordinator of the run in `folder` has left, read without touching it.
 
     Raises:
@@ -360,17 +360,17 @@ def read_books(folder: Path) -> Durable | None:
 
 
 def _books(database: sqlite3.Connection) -> Durable | None:
-    row = database.execute("SELECT books FROM books").fetchone()
+    row = database.execute("SELECT state FROM state").fetchone()
     return None if row is None else decoded(row[0], Durable)
 
 
 # --- shipping ---------------------------------------------------------------------------------------------------------
 #
-# The run's books beside its checkpoints, where another machine finds them when this one is lost.
+# The run's state beside its checkpoints, where another machine finds them when this one is lost.
 #
-# One writer, the coordinator's process, puts one object there, `run-NAME.json`: the settings, the books and the time,
+# One writer, the coordinator's process, puts one object there, `run-NAME.json`: the settings, the state and the time,
 # without any secret. It does so in a thread: a store may be slow or away, and nobody waits for it. So what is there may
-# be older than the last promise by as long as an upload takes. Who takes over from such books finds workers in a view
+# be older than the last promise by as long as an upload takes. Who takes over from such state finds workers in a view
 # that they do not name; those end, and the run goes on from a checkpoint, to the same bits.
 
 ALIVE_S = 20.0  # at the latest after so long it is written again, to show that there is a coordinator
@@ -382,11 +382,11 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
 
     time: float
     settings: RunSettings
-    books: Durable
+    state: Durable
 
 
 def outlived(settings: RunSettings) -> bool:
-    """Whether somebody goes on when this machine is lost, and there is a place for the books."""
+    """Whether somebody goes on when this machine is lost, and there is a place for the state."""
     return settings.checkpoints.url != "" and any(pool.kind != "local" for pool in settings.pools)
 
 
@@ -427,9 +427,9 @@ class Shipping:
         self._thread = threading.Thread(target=self._run, name="shipping", daemon=True)
         self._thread.start()
 
-    def put(self, books: Durable) -> None:
+    def put(self, state: Durable) -> None:
         with self._changed:
-            self._books = books
+            self._books = state
             self._changed.notify()
 
     def close(self) -> None:
@@ -444,22 +444,22 @@ class Shipping:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._books is not self._written, ALIVE_S)
-                books, closing = self._books, self._closing
-            if books is not None and not (closing and books is self._written):
+                state, closing = self._books, self._closing
+            if state is not None and not (closing and state is self._written):
                 try:
-                    self._write(books)
+                    self._write(state)
                     failing = False
                 except Exception as error:  # noqa: BLE001  the clients of stores have errors of their own
                     if not failing:
                         self._failed(f"{type(error).__name__}: {first_line(error)}")
                     failing = True
-                self._written = books
+                self._written = state
             if closing:
                 return
 
-    def _write(self, books: Durable) -> None:
+    def _write(self, state: Durable) -> None:
         store, name = place(self._settings.checkpoints.url, self._settings.run)
-        content = msgspec.json.encode(Shipped(time=time.time(), settings=self._settings, books=books))
+        content = msgspec.json.encode(Shipped(time=time.time(), settings=self._settings, state=state))
         if store.local:  # whole or not at all
             beside = f"{name}.part"
             store.files.makedirs(store.path, exist_ok=True)

@@ -1,12 +1,12 @@
 """The coordinator as a process of its own: `python -m farandole.coordinator.process FOLDER [--again] [--die-with PID]
-[--books DESCRIPTOR] [--listener DESCRIPTOR]`.
+[--state DESCRIPTOR] [--listener DESCRIPTOR]`.
 
 It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
 ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
 it to stop; and it does not outlive that process.
 
-`--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
-that the journal holds, or the memory behind `--books` (see `journal.py`). For that it needs no room on the disk:
+`--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the state
+that the journal holds, or the memory behind `--state` (see `journal.py`). For that it needs no room on the disk:
 what it would write there is there already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
 """
 
@@ -68,7 +68,7 @@ async def coordinate(
     journal, damage = open_journal(folder, settings, safekeeping, again=again)
     if not again:
         (folder / TICKETS).unlink(missing_ok=True)  # those of an earlier session: its address is gone
-    server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
+    server = Server(settings, secret=place.secret, journal=journal, known=journal.state() if again else None)
     try:
         if damage:
             server.coordinator.record(events.JournalDamagedEvent(reason=damage))
@@ -108,7 +108,7 @@ def open_journal(
     Workers of a pool on other machines outlive this one.
 
     Raises:
-        FarandoleError: it can't be opened, or is no journal, and the run's books are nowhere else.
+        FarandoleError: it can't be opened, or is no journal, and the run's state are nowhere else.
     """
     path = folder / JOURNAL
     outlived = any(pool.kind != "local" for pool in settings.pools)
@@ -118,9 +118,9 @@ def open_journal(
         raise
     except (OSError, sqlite3.Error) as error:
         rubbish = type(error) is sqlite3.DatabaseError  # its subclasses speak of the disk
-        if not rubbish or (again and not (safekeeping and safekeeping.books)):
+        if not rubbish or (again and not (safekeeping and safekeeping.state)):
             raise FarandoleError(
-                f"{path}: {error}, so the run's books can't be read or kept; make room, or see that it can be "
+                f"{path}: {error}, so the run's state can't be read or kept; make room, or see that it can be "
                 f"written, or, if it is damaged, move it away: the run then goes on from its checkpoints"
             ) from None
         aside = set_aside(folder)
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
     parser.add_argument("--again", action="store_true", help="take over from one that was killed")
-    parser.add_argument("--books", type=int, metavar="DESCRIPTOR", help="memory of the parent's for the books")
+    parser.add_argument("--state", type=int, metavar="DESCRIPTOR", help="memory of the parent's for the state")
     parser.add_argument("--listener", type=int, metavar="DESCRIPTOR", help="the parent's listening socket")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     log = FileThread("log")  # standard error is a file in the run's folder, whose disk may not answer
     output.show(verbosity(), lambda line: log.post(partial(say, line)))
     try:
-        safekeeping = None if options.books is None else Safekeeping(options.books)
+        safekeeping = None if options.state is None else Safekeeping(options.state)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))
     except FarandoleError as error:

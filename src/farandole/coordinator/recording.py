@@ -1,6 +1,6 @@
-"""What is kept and told of a run: events and books in the journal, and lines for files and observers.
+"""What is kept and told of a run: events and state in the journal, and lines for files and observers.
 
-Invariant: an event is in the journal, with the books that it led to, before anything is promised of it (`keep`); its
+Invariant: an event is in the journal, with the state that it led to, before anything is promised of it (`keep`); its
 line is written after the messages have left. A disk that is full or doesn't answer costs lines and events, which are
 counted and told of, never the training. Nobody waits for a line, and for the journal at most `file_thread.LIMIT_S`.
 """
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recording:
-    """Of one coordinator's process. `recent`: the last lines of the one before it. `settings`: where books are shipped.
+    """Of one coordinator's process. `recent`: the last lines of the one before it. `settings`: where state are shipped.
 
     Attributes:
         steps: the last ones' lines.
@@ -54,18 +54,18 @@ class Recording:
         self._unkept.append(_now(event))
 
     def keep(self, coordinator: Coordinator) -> None:
-        """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
+        """The events so far and the state that they led to. Before any promise goes out, and at every tick."""
         self._loop = asyncio.get_running_loop()
         kept, self._unkept = self._unkept, []
         if not kept and not (coordinator.unrecorded and self._journal.ready):
             return
         for event in kept:
             self.note(event)
-        books = reconnection.to_durable(coordinator)
+        state = reconnection.to_durable(coordinator)
         if self._shipping:
-            self._shipping.put(books)
+            self._shipping.put(state)
         try:
-            self._journal.keep(kept, books, partial(self._soon, self._kept_late, coordinator, len(kept)))
+            self._journal.keep(kept, state, partial(self._soon, self._kept_late, coordinator, len(kept)))
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
             _log.error("the journal could not be written: %s; lost: %s", error, kept)
             if not coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder

@@ -56,7 +56,7 @@ from farandole.protocol.metrics import metrics_line
 #
 # The key of each group of connections, made from the run's secret; see `collective/gloo.py` for what it is for.
 #
-# It is put into a proposal as that is sent, and is nowhere else: not in the books, the journal or a log.
+# It is put into a proposal as that is sent, and is nowhere else: not in the state, the journal or a log.
 
 
 def group_key(secret: str, run: str, group: int) -> bytes:

@@ -170,7 +170,7 @@ def skipped(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
 
 
 def _read(folder: str | os.PathLike[str]) -> _Books:
-    books = _Books()
+    state = _Books()
     for path in sorted(Path(folder).glob("*" + _SUFFIX)):
         origin = ""
         for record in _records(path):
@@ -179,8 +179,8 @@ def _read(folder: str | os.PathLike[str]) -> _Books:
             elif isinstance(record, _Opened):
                 _check_whole(path, record)
             else:
-                books.enter(origin, path.stem, record)
-    return books
+                state.enter(origin, path.stem, record)
+    return state
 
 
 class _Books:

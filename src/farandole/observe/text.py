@@ -509,7 +509,8 @@ class Presence:
                     self._coming.pop(worker, None)
             case (
                 events.LostEvent(worker=worker) | events.LeftEvent(worker=worker) | events.ExitedEvent(worker=worker)
-                | events.RefusedEvent(worker=worker) | events.StartFailedEvent(worker=worker) | events.FailedEvent(worker=worker)
+                | events.RefusedEvent(worker=worker) | events.StartFailedEvent(worker=worker) |
+                events.FailedEvent(worker=worker)
             ):  # fmt: skip
                 self._coming.pop(worker, None)
                 self._going.pop(worker, None)

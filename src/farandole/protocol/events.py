@@ -125,7 +125,7 @@ class NotRecordedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NotShippedEvent(Recorded, frozen=True, kw_only=True):
-    """The books are not beside the checkpoints: another machine could not take the run over as it is now."""
+    """The state are not beside the checkpoints: another machine could not take the run over as it is now."""
 
     reason: str
 
@@ -604,21 +604,21 @@ class ShortEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
-# ---   init   ---------------------------------------------------------------------------------------------------------
+# --- all of them ------------------------------------------------------------------------------------------------------
 
 Event = (
-    StartingEvent | WaitsEvent | ReadyEvent | RefusedEvent | OtherCodeEvent | ExitedEvent | StartFailedEvent | NoCapacityEvent | AdviceEvent | HostEvent | NoticeEvent | LeftEvent
-    | LostEvent | UnfedEvent
-    | TimeSpentEvent | PricedEvent
-    | DiedEvent | ExpelledEvent | ScaleEvent | NoReplacementsEvent | ProposedEvent | ViewEvent | SharesEvent | OutOfReachEvent | CoordinatorBackEvent | StateLostEvent
-    | StrangerInGroupEvent | CheckpointEvent | CheckpointFailedEvent | CheckpointDamagedEvent | ResumedEvent | NothingLeftEvent | SavedEvent
-    | SavedElsewhereEvent | NotSavedEvent | SaverEvent | NoSaverEvent | NoLeaderEvent | ShortEvent | FailedEvent | CallsDifferEvent | ReplicasDifferEvent
-    | ComputesWrongEvent | DriftingEvent | UndecidedEvent
-    | NotFiniteEvent | StalledEvent | LoaderReplacedEvent | LedgerIncompleteEvent | StoppingEvent | CutShortEvent | HungEvent | FinishedEvent | OverEvent
-    | StrangerEvent | StrangersEvent | MalformedEvent | NotToldEvent | TicketIssuedEvent | TicketRevokedEvent | TicketsDamagedEvent | CodeEditedEvent
-    | NumericsEvent | OtherVersionsEvent | SettingChangedEvent | BitsNotPromisedEvent | UnknownOperatorEvent | LinesLostEvent | MetricsDamagedEvent
-    | JournalDamagedEvent | RunStartedEvent
-    | NotRecordedEvent | RecordedAgainEvent | NotShippedEvent
+    StartingEvent | WaitsEvent | ReadyEvent | RefusedEvent | OtherCodeEvent | ExitedEvent | StartFailedEvent
+    | NoCapacityEvent | AdviceEvent | HostEvent | NoticeEvent | LeftEvent | LostEvent | UnfedEvent | TimeSpentEvent
+    | PricedEvent | DiedEvent | ExpelledEvent | ScaleEvent | NoReplacementsEvent | ProposedEvent | ViewEvent
+    | SharesEvent | OutOfReachEvent | CoordinatorBackEvent | StateLostEvent | StrangerInGroupEvent | CheckpointEvent
+    | CheckpointFailedEvent | CheckpointDamagedEvent | ResumedEvent | NothingLeftEvent | SavedEvent
+    | SavedElsewhereEvent | NotSavedEvent | SaverEvent | NoSaverEvent | NoLeaderEvent | ShortEvent | FailedEvent
+    | CallsDifferEvent | ReplicasDifferEvent | ComputesWrongEvent | DriftingEvent | UndecidedEvent | NotFiniteEvent
+    | StalledEvent | LoaderReplacedEvent | LedgerIncompleteEvent | StoppingEvent | CutShortEvent | HungEvent
+    | FinishedEvent | OverEvent | StrangerEvent | StrangersEvent | MalformedEvent | NotToldEvent | TicketIssuedEvent
+    | TicketRevokedEvent | TicketsDamagedEvent | CodeEditedEvent | NumericsEvent | OtherVersionsEvent
+    | SettingChangedEvent | BitsNotPromisedEvent | UnknownOperatorEvent | LinesLostEvent | MetricsDamagedEvent
+    | JournalDamagedEvent | RunStartedEvent | NotRecordedEvent | RecordedAgainEvent | NotShippedEvent
 )  # fmt: skip
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(Event).decode

@@ -957,14 +957,14 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello | Ready | Heartbeat | LeaveRequest | Lapsed | Publish | Prepared | PeerUnproved | Switched | Synced | Suspect | Stopped
-    | ScriptFailed | DataUnavailable | Saved | Differs | Drifts | ShardsDiffer | Digests | Checkpointed | CannotStart | Restored | Unrecorded
-    | LoaderEnded | Finished | NotFinite | SettingChanged | UnknownOperator | Spans | FromPool | ToHost | Report
-    | Output
+    Hello | Ready | Heartbeat | LeaveRequest | Lapsed | Publish | Prepared | PeerUnproved | Switched | Synced
+    | Suspect | Stopped | ScriptFailed | DataUnavailable | Saved | Differs | Drifts | ShardsDiffer | Digests
+    | Checkpointed | CannotStart | Restored | Unrecorded | LoaderEnded | Finished | NotFinite | SettingChanged
+    | UnknownOperator | Spans | FromPool | ToHost | Report | Output
 )  # fmt: skip
 FromCoordinator = (
-    Welcome | LinesHeard | JoinRefused | Propose | Published | Stop | Resume | Demoted | Goodbye | PreemptionDeadline | End | Compare
-    | Stacks | Trace | Saver | Roster | Note | AgentOrder | FromHost
+    Welcome | LinesHeard | JoinRefused | Propose | Published | Stop | Resume | Demoted | Goodbye
+    | PreemptionDeadline | End | Compare | Stacks | Trace | Saver | Roster | Note | AgentOrder | FromHost
 )  # fmt: skip
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -251,8 +251,8 @@ class Participant(ABC):
 _log = logging.getLogger(__name__)
 TAIL_BYTES = 1024 * 1024  # of metrics.jsonl, in which its last line is
 QUIET = (
-    events.CheckpointEvent, events.FinishedEvent, events.LoaderReplacedEvent, events.OverEvent, events.RunStartedEvent, events.SavedEvent,
-    events.TimeSpentEvent,
+    events.CheckpointEvent, events.FinishedEvent, events.LoaderReplacedEvent, events.OverEvent, events.RunStartedEvent,
+    events.SavedEvent, events.TimeSpentEvent,
 )  # fmt: skip
 
 

@@ -39,21 +39,21 @@ EARLY_S = 86400.0  # that a process may have lasted before its first word
 MICRO = 1_000_000
 
 
-def on_heartbeat(books: CoordinatorState, worker: Worker, beat: Heartbeat, now: float) -> None:
+def on_heartbeat(state: CoordinatorState, worker: Worker, beat: Heartbeat, now: float) -> None:
     """A heartbeat of `worker`."""
-    said, known = beat.time_us, books.reported_times.get(worker.id)
-    if len(said) != len(SAID) or books.over:
+    said, known = beat.time_us, state.reported_times.get(worker.id)
+    if len(said) != len(SAID) or state.over:
         return
     if known is not None and known.session != worker.session:  # another process of that name
-        _write(books, (), ended=(worker.id,), now=now)
+        _write(state, (), ended=(worker.id,), now=now)
         known = None
     if known is None:
         if worker.attempt > 1 or sum(said) <= EARLY_S * MICRO:
-            books.reported_times[worker.id] = ReportedTime(
-                session=worker.session, host=worker.host, pool=worker.pool, first_us=sum(said), first_at=now, reported=said,
-                heard_at=now, step=beat.step if beat.view else -1,
+            state.reported_times[worker.id] = ReportedTime(
+                session=worker.session, host=worker.host, pool=worker.pool, first_us=sum(said), first_at=now,
+                reported=said, heard_at=now, step=beat.step if beat.view else -1,
             )  # fmt: skip
-    elif _plausible(known, said, now, late_s=books.settings.heartbeat_timeout_s):
+    elif _plausible(known, said, now, late_s=state.settings.heartbeat_timeout_s):
         known.reported, known.heard_at, known.step = said, now, beat.step if beat.view else known.step
 
 
@@ -63,40 +63,40 @@ def _plausible(known: ReportedTime, said: tuple[int, ...], now: float, *, late_s
     return not shrinks and grown_us <= (now - known.first_at + late_s) * MICRO
 
 
-def tick(books: CoordinatorState, now: float) -> None:
+def tick(state: CoordinatorState, now: float) -> None:
     """Call a few times a second."""
-    gone = tuple(worker for worker in books.reported_times if worker not in books.workers)
-    due = now >= books.times_due
+    gone = tuple(worker for worker in state.reported_times if worker not in state.workers)
+    due = now >= state.times_due
     if due:
-        books.times_due = now + max(PERIOD_S, EACH_S * len(books.reported_times))
+        state.times_due = now + max(PERIOD_S, EACH_S * len(state.reported_times))
     if due or gone:
-        _write(books, books.reported_times if due else (), ended=gone, now=now)
+        _write(state, state.reported_times if due else (), ended=gone, now=now)
 
 
-def close(books: CoordinatorState) -> None:
+def close(state: CoordinatorState) -> None:
     """The run is over: nobody's time is the run's any more."""
-    _write(books, (), ended=tuple(books.reported_times), now=books.clock)
+    _write(state, (), ended=tuple(state.reported_times), now=state.clock)
 
 
-def _write(books: CoordinatorState, workers: Iterable[str], *, ended: tuple[str, ...], now: float) -> None:
-    told = books.reported_times
+def _write(state: CoordinatorState, workers: Iterable[str], *, ended: tuple[str, ...], now: float) -> None:
+    told = state.reported_times
     new = [worker for worker in workers if worker not in ended and sum(told[worker].reported) > told[worker].written]
     if not new and not ended:
         return
     lines = {worker: _time(told[worker]) for worker in new}
     for worker in ended:
         known = told.pop(worker)
-        rest: TimeClass = "end" if _in_order(books, worker) else "lost"
+        rest: TimeClass = "end" if _in_order(state, worker) else "lost"
         lines[worker] = _time(known, rest, max(now - known.heard_at, 0.0))
     for worker in new:
         told[worker].written = sum(told[worker].reported)
-    books.record(events.TimeSpentEvent(workers=lines, ended=ended))
+    state.record(events.TimeSpentEvent(workers=lines, ended=ended))
 
 
-def _in_order(books: CoordinatorState, worker: str) -> bool:
+def _in_order(state: CoordinatorState, worker: str) -> bool:
     """Whether it is gone as it should."""
-    departed = books.departed.get(worker)
-    return departed.code == 0 if departed else worker in books.workers and books.over is not None
+    departed = state.departed.get(worker)
+    return departed.code == 0 if departed else worker in state.workers and state.over is not None
 
 
 def _time(known: ReportedTime, rest: TimeClass = "lost", rest_s: float = 0.0) -> WorkerTime:
@@ -119,7 +119,7 @@ def worker_time(
 #
 # 1. One trace at a time. It is on while a worker owes its part and somebody still looks at it: whoever has asked
 #    looks again and again, and `LEASE_S` after the last look another one may begin. The newest trace's answers are
-#    kept until then, in memory, and in no books: a coordinator that is back knows of none, and an answer to another
+#    kept until then, in memory, and in no state: a coordinator that is back knows of none, and an answer to another
 #    number is passed over.
 # 2. Asked are the members of the view in force. Who joins later is not in the trace, and who leaves or dies owes
 #    nothing any more: it is `gone`. A worker that is back on another connection is asked again, and says the same
@@ -133,48 +133,48 @@ LOOKS_S = 0.5  # at least so often who waits for a trace looks
 TOTAL, LEAST = 500_000, 500
 
 
-def start_trace(books: CoordinatorState, steps: int, number: int, now: float) -> None:
+def start_trace(state: CoordinatorState, steps: int, number: int, now: float) -> None:
     """Have every member tell of its next `steps` steps. `number`: one that no other trace has had.
 
     Raises:
         UsageError: it can't be done now.
     """
-    if books.over or books.ending:
+    if state.over or state.ending:
         raise UsageError("the run is ending: there are no steps to come")
-    on = books.tracing
-    if on is not None and (owed := trace_answers(books).owed) and now - on.looked_at < LEASE_S:
+    on = state.tracing
+    if on is not None and (owed := trace_answers(state).owed) and now - on.looked_at < LEASE_S:
         raise UsageError(
             f"another trace is on, and waits for {', '.join(owed)}: one at a time, so ask again when it is done; one "
             f"that nobody looks at any more is dropped after {LEASE_S:g} s"
         )
-    members = [worker for worker in books.members() if books.workers[worker].state != "finished"]
+    members = [worker for worker in state.members() if state.workers[worker].state != "finished"]
     if not members:
         raise UsageError("nobody trains: there are no steps to trace; `farandole status` says what the run waits for")
     most = max(LEAST, min(MOST_SPANS, TOTAL // (2 * len(members))))
-    books.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, workers=tuple(members))
+    state.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, workers=tuple(members))
     for worker in members:
-        repeat_trace(books, worker)
+        repeat_trace(state, worker)
 
 
-def repeat_trace(books: CoordinatorState, worker: str) -> None:
+def repeat_trace(state: CoordinatorState, worker: str) -> None:
     """It may not have heard of a trace to which it owes its part."""
-    on = books.tracing
-    if on is not None and worker in trace_answers(books).owed:
-        books.send(worker, m.Trace(number=on.number, steps=on.steps, most=on.most))
+    on = state.tracing
+    if on is not None and worker in trace_answers(state).owed:
+        state.send(worker, m.Trace(number=on.number, steps=on.steps, most=on.most))
 
 
-def end_trace(books: CoordinatorState) -> None:
+def end_trace(state: CoordinatorState) -> None:
     """Whoever owes its part is to tell what it has so far: nobody waits for more, or the run ends."""
-    on = books.tracing
+    on = state.tracing
     if on is not None and on.steps:
         on.steps = 0
         for worker in on.workers:
-            repeat_trace(books, worker)
+            repeat_trace(state, worker)
 
 
-def on_spans(books: CoordinatorState, worker: Worker, spans: m.Spans) -> None:
+def on_spans(state: CoordinatorState, worker: Worker, spans: m.Spans) -> None:
     """Its part. Raises ProtocolError where it says more than it may."""
-    on = books.tracing
+    on = state.tracing
     if on is None or spans.number != on.number or worker.id not in on.workers:
         return
     if max(len(spans.spans), len(spans.waits)) > on.most:
@@ -182,13 +182,13 @@ def on_spans(books: CoordinatorState, worker: Worker, spans: m.Spans) -> None:
     on.answers[worker.id] = msgspec.msgpack.encode(spans)
 
 
-def trace_answers(books: CoordinatorState, now: float | None = None) -> Traced:
+def trace_answers(state: CoordinatorState, now: float | None = None) -> Traced:
     """How far it is. `now`: for somebody who waits for it."""
-    on = books.tracing
+    on = state.tracing
     if on is None:
         return Traced()
     on.looked_at = on.looked_at if now is None else now
-    there = [worker for worker in on.workers if worker in books.workers]  # nobody gets a name that another has had
+    there = [worker for worker in on.workers if worker in state.workers]  # nobody gets a name that another has had
     return Traced(
         number=on.number,
         steps=on.steps,
@@ -199,17 +199,17 @@ def trace_answers(books: CoordinatorState, now: float | None = None) -> Traced:
     )
 
 
-def trace_pending(books: CoordinatorState, now: float) -> bool:
+def trace_pending(state: CoordinatorState, now: float) -> bool:
     """Somebody waits for it just now, and should get what is there before a run that is over is out of reach."""
-    return books.tracing is not None and now - books.tracing.looked_at < LOOKS_S
+    return state.tracing is not None and now - state.tracing.looked_at < LOOKS_S
 
 
-def trace_answer(books: CoordinatorState, worker: str) -> bytes:
+def trace_answer(state: CoordinatorState, worker: str) -> bytes:
     """What that worker has said, as it is on the wire.
 
     Raises:
         UsageError: nothing.
     """
-    if books.tracing is None or worker not in books.tracing.answers:
+    if state.tracing is None or worker not in state.tracing.answers:
         raise UsageError(f"{worker!r} has said nothing in the newest trace")
-    return books.tracing.answers[worker]
+    return state.tracing.answers[worker]

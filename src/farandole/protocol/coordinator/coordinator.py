@@ -58,71 +58,71 @@ from farandole.protocol.failure_detector import Silence
 # workers of others is not heard.
 
 
-def on_pool_message(books: CoordinatorState, pool: str, host: str, message: m.FromPool) -> None:
+def on_pool_message(state: CoordinatorState, pool: str, host: str, message: m.FromPool) -> None:
     """A message of `pool`, whose own process is on `host`."""
     match message:
-        case m.WorkerProcessExited(worker=worker, reason=reason) if scaling.owns(books, pool, worker):
-            on_process_exit(books, worker, pool, host, reason)
+        case m.WorkerProcessExited(worker=worker, reason=reason) if scaling.owns(state, pool, worker):
+            on_process_exit(state, worker, pool, host, reason)
         case m.PreemptionNotice():
             for worker in message.workers:
-                if scaling.owns(books, pool, worker):
-                    _on_preemption(books, worker, message)
-        case m.StartFailed(worker=worker) if scaling.owns(books, pool, worker):
-            books.record(events.StartFailedEvent(worker=worker, host=message.host, reason=message.reason))
+                if scaling.owns(state, pool, worker):
+                    _on_preemption(state, worker, message)
+        case m.StartFailed(worker=worker) if scaling.owns(state, pool, worker):
+            state.record(events.StartFailedEvent(worker=worker, host=message.host, reason=message.reason))
         case m.NoCapacity():
-            books.record(events.NoCapacityEvent(pool=pool, reason=message.reason))
+            state.record(events.NoCapacityEvent(pool=pool, reason=message.reason))
         case m.Capacity(workers=workers, gathers=gathers):
-            mark = scaling.pool_mark(books, pool)
-            books.gathering_pools = (books.gathering_pools | {mark}) if gathers else books.gathering_pools - {mark}
-            books.pool_capacity = {
-                **{m: n for m, n in books.pool_capacity.items() if m != mark},
+            mark = scaling.pool_mark(state, pool)
+            state.gathering_pools = (state.gathering_pools | {mark}) if gathers else state.gathering_pools - {mark}
+            state.pool_capacity = {
+                **{m: n for m, n in state.pool_capacity.items() if m != mark},
                 **({} if workers is None else {mark: workers}),
             }
         case m.HostSeen():
-            books.record(events.HostEvent(pool=pool, host=message.host, state=message.state, reason=message.reason))
+            state.record(events.HostEvent(pool=pool, host=message.host, state=message.state, reason=message.reason))
         case m.HostPriced(host=named, dollars=dollars, since=since, day=day):
-            books.record(events.PricedEvent(pool=pool, host=named, dollars=dollars, since=since, day=day))
+            state.record(events.PricedEvent(pool=pool, host=named, dollars=dollars, since=since, day=day))
         case m.RebalanceAdvice():
-            books.record(events.AdviceEvent(pool=pool, host=message.host, reason=message.reason))
+            state.record(events.AdviceEvent(pool=pool, host=message.host, reason=message.reason))
         case _:
             pass
 
 
-def on_process_exit(books: CoordinatorState, worker: str, pool: str, host: str, reason: str) -> None:
+def on_process_exit(state: CoordinatorState, worker: str, pool: str, host: str, reason: str) -> None:
     """Its connection may not have closed yet. May be told again."""
-    if worker in books.dead:
+    if worker in state.dead:
         return
-    books.mark_dead(worker, reason)
-    known, departed = books.workers.get(worker), books.departed.get(worker)
-    if known is not None and books.let_in(worker):
+    state.mark_dead(worker, reason)
+    known, departed = state.workers.get(worker), state.departed.get(worker)
+    if known is not None and state.let_in(worker):
         if not known.connected:
-            view_changes.lost(books, known, reason)
+            view_changes.lost(state, known, reason)
     else:
         if known is None and departed is None:
-            books.record(events.ExitedEvent(worker=worker, host=host, reason=reason))
+            state.record(events.ExitedEvent(worker=worker, host=host, reason=reason))
         let_go = departed and (departed.started or departed.refused or departed.code in (0, EXIT_DATA_UNAVAILABLE))
-        if pool and not let_go and not (known and known.leaving) and worker not in books.preempted:
-            failures.on_startup_failure(books, worker, pool)
+        if pool and not let_go and not (known and known.leaving) and worker not in state.preempted:
+            failures.on_startup_failure(state, worker, pool)
         if departed and departed.started and departed.code == EXIT_EVICTED:  # its peers had seen it first
-            failures.on_wrong_worker(books, worker, reason, entered=departed.entered)
+            failures.on_wrong_worker(state, worker, reason, entered=departed.entered)
         if known is not None and not known.connected:
-            view_changes.lost(books, known, reason)
-    recovery.recover_if_ready(books)
+            view_changes.lost(state, known, reason)
+    recovery.recover_if_ready(state)
 
 
-def on_arrival(books: CoordinatorState, worker: str) -> None:
+def on_arrival(state: CoordinatorState, worker: str) -> None:
     """It has come. Its host may have had notice before."""
-    if reason := books.preempted.pop(worker, ""):
-        scaling.request_leave(books, books.workers[worker], reason)
+    if reason := state.preempted.pop(worker, ""):
+        scaling.request_leave(state, state.workers[worker], reason)
 
 
-def _on_preemption(books: CoordinatorState, worker: str, message: m.PreemptionNotice) -> None:
+def _on_preemption(state: CoordinatorState, worker: str, message: m.PreemptionNotice) -> None:
     reason = f"{message.host} goes within {message.within_s} s: {message.reason}"
-    if known := books.workers.get(worker):
-        scaling.request_leave(books, known, reason)
-        scaling.set_deadline(books, known, message.within_s)
-    elif worker not in books.departed and worker not in books.dead:
-        books.leave_on_arrival(worker, reason)
+    if known := state.workers.get(worker):
+        scaling.request_leave(state, known, reason)
+        scaling.set_deadline(state, known, message.within_s)
+    elif worker not in state.departed and worker not in state.dead:
+        state.leave_on_arrival(worker, reason)
 
 
 # --- coordinator ------------------------------------------------------------------------------------------------------

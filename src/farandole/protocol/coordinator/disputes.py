@@ -38,8 +38,7 @@ from typing import TypeVar
 
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import state
-from farandole.protocol.coordinator.state import CoordinatorState, Corroboration, Ending, Shared
+from farandole.protocol.coordinator.state import CoordinatorState, Corroboration, Ending, Shared, issued_views
 from farandole.protocol.difference import first_unequal, outliers
 from farandole.protocol.messages import Stopped
 from farandole.protocol.view import View
@@ -59,53 +58,53 @@ class Conviction:
     alone: bool  # one word against one other
 
 
-def may_accuse(books: CoordinatorState, worker: str, view: int, peer: str) -> bool:
+def may_accuse(state: CoordinatorState, worker: str, view: int, peer: str) -> bool:
     """Whether both are of that view, which somebody may be in. See 6."""
-    known = [*books.views(), *state.issued_views(books)]
+    known = [*state.views(), *issued_views(state)]
     return worker != peer and any(each.number == view and {worker, peer} <= set(each.members) for each in known)
 
 
-def denied(books: CoordinatorState, message: m.Suspect) -> bool:
+def denied(state: CoordinatorState, message: m.Suspect) -> bool:
     """Whether the accused has gone on while it is said to have been waited for. See 3; heartbeats may be late."""
-    within = message.waited_s - books.settings.heartbeat_timeout_s
-    return message.waited_s > 0 and books.progress.went_on(message.peer, books.clock, within)
+    within = message.waited_s - state.settings.heartbeat_timeout_s
+    return message.waited_s > 0 and state.progress.went_on(message.peer, state.clock, within)
 
 
-def waited_for(books: CoordinatorState, worker: str, view: int) -> str:
+def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
     """Whom those who wait for `worker` really wait for, as heartbeats say: the end of the waits, or itself. See 3."""
     cause, passed = worker, set[str]()
-    while cause in books.workers and cause not in passed:
+    while cause in state.workers and cause not in passed:
         passed.add(cause)
-        beat = books.workers[cause].heartbeat
+        beat = state.workers[cause].heartbeat
         if not beat.waits_for or beat.view != view:
             return cause
         cause = beat.waits_for
     return worker
 
 
-def give_benefit(books: CoordinatorState, worker: str) -> None:
+def give_benefit(state: CoordinatorState, worker: str) -> None:
     """It was right against one other, by its standing alone. See 4."""
-    books.benefits.draw(worker, books.clock)
+    state.benefits.draw(worker, state.clock)
 
 
-def benefits_used_up(books: CoordinatorState, workers: Iterable[str]) -> set[str]:
+def benefits_used_up(state: CoordinatorState, workers: Iterable[str]) -> set[str]:
     """Those of whom it can't be said any more."""
-    return {worker for worker in workers if books.benefits.spent(worker, books.clock)}
+    return {worker for worker in workers if state.benefits.spent(worker, state.clock)}
 
 
-def returns_too_often(books: CoordinatorState, worker: str) -> bool:
+def returns_too_often(state: CoordinatorState, worker: str) -> bool:
     """Its connection has come back once more. See 6."""
-    books.returns.draw(worker, books.clock)
-    return books.returns.spent(worker, books.clock)
+    state.returns.draw(worker, state.clock)
+    return state.returns.spent(worker, state.clock)
 
 
-def witnesses(books: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
+def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
     """Who confirms that somebody is waited for: the others' heartbeats, or its own. See 3."""
     found: dict[str, set[str]] = defaultdict(set)
-    beats = {worker: books.workers[worker].heartbeat for worker in answered}
+    beats = {worker: state.workers[worker].heartbeat for worker in answered}
     for worker, beat in beats.items():
-        cause = waited_for(books, beat.waits_for, beat.view)
-        if cause in beats and may_accuse(books, worker, beat.view, cause):
+        cause = waited_for(state, beat.waits_for, beat.view)
+        if cause in beats and may_accuse(state, worker, beat.view, cause):
             found[cause].add(worker)
     for worker in [worker for worker in stalls if worker in beats and not beats[worker].waits]:
         if all(beat.waits for other, beat in beats.items() if other != worker):
@@ -182,33 +181,33 @@ def majority(workers: int) -> int:
     return 2 if workers >= MANY else 1
 
 
-def corroborate(books: CoordinatorState, worker: str, message: Shared) -> None:
+def corroborate(state: CoordinatorState, worker: str, message: Shared) -> None:
     """One of those who could see it says so."""
-    claim = books.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
+    claim = state.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
     claim.message = message
     claim.workers.add(worker)
-    for oldest in list(books.corroborations)[:-KEPT]:
-        del books.corroborations[oldest]
+    for oldest in list(state.corroborations)[:-KEPT]:
+        del state.corroborations[oldest]
 
 
-def confirmed(books: CoordinatorState) -> list[tuple[list[str], Shared]]:
+def confirmed(state: CoordinatorState) -> list[tuple[list[str], Shared]]:
     """What has been said by enough, each once, with those who have said it."""
-    holders = _holders(books)
+    holders = _holders(state)
     needed = majority(len(holders))
     found = list[tuple[list[str], Shared]]()
     seen = [
         (key, claim.message)
-        for key, claim in books.corroborations.items()
+        for key, claim in state.corroborations.items()
         if not isinstance(claim.message, m.NotFinite)
     ]
-    denied = [key for key, message in seen if message.step < books.reached]
+    denied = [key for key, message in seen if message.step < state.reached]
     for key in denied:
-        del books.corroborations[key]
-    for key, claim in list(books.corroborations.items()):
+        del state.corroborations[key]
+    for key, claim in list(state.corroborations.items()):
         said = [worker for worker in holders if worker in claim.workers]
         if len(said) >= needed and not _against_the_first(holders, claim.message):
             found.append((said, claim.message))
-            del books.corroborations[key]
+            del state.corroborations[key]
     return found
 
 
@@ -220,19 +219,19 @@ def _against_the_first(holders: list[str], message: Shared) -> bool:
     return len(like) == 1 and like != holders[:1]
 
 
-def drop_stale_reports(books: CoordinatorState) -> None:
+def drop_stale_reports(state: CoordinatorState) -> None:
     """Those who have stood still go on, and compare their words anew."""
-    books.corroborations = {
-        key: claim for key, claim in books.corroborations.items() if isinstance(claim.message, m.NotFinite)
+    state.corroborations = {
+        key: claim for key, claim in state.corroborations.items() if isinstance(claim.message, m.NotFinite)
     }
 
 
-def disputed(books: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:
+def disputed(state: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:
     """What some of these say of a round whose words differ, if others have not said it yet. `reports`: the answers to a
     stop of all who hold the state. Of those who say so, whoever is behind another has been proved wrong by it.
     """
     last = max((report.round for report in reports.values()), default=0)
-    for claim in books.corroborations.values():
+    for claim in state.corroborations.values():
         said = sorted(w for w in claim.workers if w in reports and reports[w].round == last)
         if isinstance(claim.message, m.Differs) and said:
             return said, claim.message
@@ -247,13 +246,13 @@ def agreed_round(said: dict[str, int], workers: int) -> int:
     return round_ if count >= majority(workers) else -1
 
 
-def _holders(books: CoordinatorState) -> list[str]:
+def _holders(state: CoordinatorState) -> list[str]:
     """Leavers that the others may still wait for among them: they have seen the same rounds. A coordinator that is back
     may not have heard that the first view is in force.
     """
-    before = books.previous.members if books.previous else ()
-    inside = dict.fromkeys([*books.members(), *(worker for worker in before if worker in books.workers)])
-    return [worker for worker in inside or books.participants() if worker not in books.unsynced]
+    before = state.previous.members if state.previous else ()
+    inside = dict.fromkeys([*state.members(), *(worker for worker in before if worker in state.workers)])
+    return [worker for worker in inside or state.participants() if worker not in state.unsynced]
 
 
 # --- plausible --------------------------------------------------------------------------------------------------------
@@ -401,65 +400,65 @@ def contradiction(
 T = TypeVar("T")
 
 
-def on_replicas_differ(books: CoordinatorState, odd: tuple[str, ...], where: str, told: str = "") -> None:
+def on_replicas_differ(state: CoordinatorState, odd: tuple[str, ...], where: str, told: str = "") -> None:
     """The replicas of `odd` are unlike the others', as `told` says, or all can see."""
     reason = f"{_whose(odd)} from the others' {where}"
-    books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
-    books.record(events.ReplicasDifferEvent(workers=odd, first="", reason=reason))
+    state.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
+    state.record(events.ReplicasDifferEvent(workers=odd, first="", reason=reason))
 
 
-def on_drifts(books: CoordinatorState, message: m.Drifts) -> None:
+def on_drifts(state: CoordinatorState, message: m.Drifts) -> None:
     """Under `--bits any`; all members say so, and the first counts."""
-    if books.settings.bits == "any" and message.step > books.drifted_step:
-        books.drifted_step = message.step
-        books.record(events.DriftingEvent(workers=message.workers, step=message.step, times=message.times))
+    if state.settings.bits == "any" and message.step > state.drifted_step:
+        state.drifted_step = message.step
+        state.record(events.DriftingEvent(workers=message.workers, step=message.step, times=message.times))
 
 
-def compare_when_complete(books: CoordinatorState) -> bool:
+def compare_when_complete(state: CoordinatorState) -> bool:
     """Whether it is known what differs; if not, those of `savers` who have not been asked are."""
-    assert books.ending is not None
-    if books.ending.compared:
+    assert state.ending is not None
+    if state.ending.compared:
         return True
-    for worker in books.savers:
-        if worker not in books.digests_wanted:
-            ask_for_digests(books, worker)
-    if any(worker not in books.digests for worker in books.savers):
+    for worker in state.savers:
+        if worker not in state.digests_wanted:
+            ask_for_digests(state, worker)
+    if any(worker not in state.digests for worker in state.savers):
         return False
-    _tell(books, books.ending)
+    _tell(state, state.ending)
     return True
 
 
-def ask_for_digests(books: CoordinatorState, worker: str) -> None:
-    books.digests_wanted.add(worker)
-    books.send(worker, m.Compare())
+def ask_for_digests(state: CoordinatorState, worker: str) -> None:
+    state.digests_wanted.add(worker)
+    state.send(worker, m.Compare())
 
 
-def by_standing(books: CoordinatorState, found: Mapping[str, T]) -> dict[str, T]:
+def by_standing(state: CoordinatorState, found: Mapping[str, T]) -> dict[str, T]:
     """`found`, the longest-standing worker first."""
-    members = books.view.members if books.view else ()
+    members = state.view.members if state.view else ()
     ranks = {worker: rank for rank, worker in enumerate(members)}
     return {worker: found[worker] for worker in sorted(found, key=lambda w: (ranks.get(w, len(ranks)), w))}
 
 
-def _tell(books: CoordinatorState, ending: Ending) -> None:
+def _tell(state: CoordinatorState, ending: Ending) -> None:
     """Everyone who is left has answered."""
-    answers = {w: books.digests[w] for w in books.savers}
-    found = by_standing(books, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
+    answers = {w: state.digests[w] for w in state.savers}
+    found = by_standing(state, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
     odd = outliers(found)
-    suspects = suspects_of(by_standing(books, answers))
+    suspects = suspects_of(by_standing(state, answers))
     like = [worker for worker in found if worker not in odd]
     first = first_unequal(found[like[0]], found[odd[0]]) if odd else ""
     if odd:
         others = f"{like[0]}'s" if len(like) == 1 else "the others'"
         ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
         ending.reason += _blame(odd, suspects) if len(answers) >= MANY else ""
-        books.record(events.ReplicasDifferEvent(workers=odd, first=first, reason=ending.reason, suspects=suspects))
+        state.record(events.ReplicasDifferEvent(workers=odd, first=first, reason=ending.reason, suspects=suspects))
     else:
         equal = bool(ending.told) and set(ending.odd) <= set(answers)
         ending.reason = f"{ending.told} said that {ending.reason}" if ending.told else ending.reason
         ending.reason += ", and they are all equal" if equal else ", and it was gone before it could be asked in what"
     ending.compared = ending.between = True
-    books.savers = like
+    state.savers = like
 
 
 def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:

@@ -76,124 +76,125 @@ ANY = (
     "farandole.join()"
 )
 NOT_ITS_OWN = (
-    "killed by signal 9", "killed by signal 15", f"exited with code {EXIT_EVICTED}", f"exited with code {EXIT_DATA_UNAVAILABLE}"
+    "killed by signal 9", "killed by signal 15", f"exited with code {EXIT_EVICTED}",
+    f"exited with code {EXIT_DATA_UNAVAILABLE}",
 )  # fmt: skip
 
 
-def note_progress(books: CoordinatorState, worker: str, step: int) -> None:
+def note_progress(state: CoordinatorState, worker: str, step: int) -> None:
     """A member is in `step`, as it says. Where there are three or more, another has to be about as far."""
-    books.steps[worker] = max(step, books.steps.get(worker, -1))
-    members = books.members()
-    said = sorted(books.steps.get(member, -1) for member in members)
+    state.steps[worker] = max(step, state.steps.get(worker, -1))
+    members = state.members()
+    said = sorted(state.steps.get(member, -1) for member in members)
     if len(members) >= disputes.MANY:
         step = min(step, said[-2] + 1)
-    books.reached = max(books.reached, step)
-    if books.crash_loop.count and step > books.crash_loop.step:
-        books.crash_loop = msgspec.structs.replace(books.crash_loop, count=0)
+    state.reached = max(state.reached, step)
+    if state.crash_loop.count and step > state.crash_loop.step:
+        state.crash_loop = msgspec.structs.replace(state.crash_loop, count=0)
 
 
-def on_worker_death(books: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
+def on_worker_death(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """The process of `worker`, who had been let in, and was not asked to go, has ended. `entered`: the step in which it
     did, as a joiner of a pool; -1 for one of the first, and for guests.
     """
-    if books.ending or books.over:
+    if state.ending or state.over:
         return
-    books.crash_loop = msgspec.structs.replace(books.crash_loop, reason=reason)
+    state.crash_loop = msgspec.structs.replace(state.crash_loop, reason=reason)
     if reason not in NOT_ITS_OWN:
-        _count(books, [worker], reason)
+        _count(state, [worker], reason)
     if entered >= 0:
-        _joiner_ended(books, worker, reason, entered)
+        _joiner_ended(state, worker, reason, entered)
 
 
-def on_wrong_worker(books: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
+def on_wrong_worker(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """... and the others had gone on without it before anybody knew of what it died."""
     if reason not in NOT_ITS_OWN:
-        books.record(events.DiedEvent(worker=worker, reason=reason))
-    on_worker_death(books, worker, reason, entered=entered)
+        state.record(events.DiedEvent(worker=worker, reason=reason))
+    on_worker_death(state, worker, reason, entered=entered)
 
 
-def on_all_lost(books: CoordinatorState, cause: str) -> None:
+def on_all_lost(state: CoordinatorState, cause: str) -> None:
     """Nobody is left of the view who holds the state: the next ones begin behind the step in hand."""
-    assert books.view is not None
-    if not books.ending:
-        _count(books, books.view.members, books.crash_loop.reason or cause)
-    books.reached, books.steps = -1, {}
+    assert state.view is not None
+    if not state.ending:
+        _count(state, state.view.members, state.crash_loop.reason or cause)
+    state.reached, state.steps = -1, {}
 
 
-def on_startup_failure(books: CoordinatorState, worker: str, pool: str) -> None:
+def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
     """`worker` has died before it was let in, as the next one may: its pool must not try for ever. See 8."""
-    if books.ending or books.over:
+    if state.ending or state.over:
         return
-    mark = scaling.pool_mark(books, pool)
-    count = books.startup_failures[mark] = books.startup_failures.get(mark, 0) + 1
-    if count < books.settings.startup_failures:
+    mark = scaling.pool_mark(state, pool)
+    count = state.startup_failures[mark] = state.startup_failures.get(mark, 0) + 1
+    if count < state.settings.startup_failures:
         return
     reason = f"{count} workers in a row died before they could join; see their log files"
     if mark:
-        _no_more_of(books, worker, pool, reason)
-    elif books.view is None:
-        books.ending = Ending(code=1, reason=reason, failed=True)
-        shutdown.end(books)
+        _no_more_of(state, worker, pool, reason)
+    elif state.view is None:
+        state.ending = Ending(code=1, reason=reason, failed=True)
+        shutdown.end(state)
     else:
-        _no_replacements(books, reason)
+        _no_replacements(state, reason)
 
 
-def on_joined(books: CoordinatorState, workers: Collection[str]) -> None:
+def on_joined(state: CoordinatorState, workers: Collection[str]) -> None:
     """`workers` are in the view, with its state: their pools' next start that fails is the first of a row."""
     for worker in workers:
-        if (known := books.workers.get(worker)) and known.pool:
-            books.startup_failures.pop(scaling.pool_mark(books, known.pool), None)
+        if (known := state.workers.get(worker)) and known.pool:
+            state.startup_failures.pop(scaling.pool_mark(state, known.pool), None)
 
 
-def on_refused(books: CoordinatorState, worker: Worker, reason: str) -> None:
+def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
     """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
-    if not worker.pool or books.ending or books.over:
+    if not worker.pool or state.ending or state.over:
         return
-    _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1, refused=1)
-    if books.crash_loop.joiners < FATAL:
+    _in_a_row(state, worker.entered if worker.entered >= 0 else state.reached, 1, refused=1)
+    if state.crash_loop.joiners < FATAL:
         return
     likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
-    sentence = f"{_row(books.crash_loop)} ({reason}); the likely cause is {likely}"
-    if books.view is None:
-        books.ending = Ending(code=1, reason=sentence, failed=True)
-        shutdown.end(books)
+    sentence = f"{_row(state.crash_loop)} ({reason}); the likely cause is {likely}"
+    if state.view is None:
+        state.ending = Ending(code=1, reason=sentence, failed=True)
+        shutdown.end(state)
     else:
-        _no_replacements(books, sentence)
+        _no_replacements(state, sentence)
 
 
-def _strike(books: CoordinatorState, workers: Collection[str]) -> Strike:
+def _strike(state: CoordinatorState, workers: Collection[str]) -> Strike:
     """That of now, which took `workers`."""
-    return Strike(at=books.clock, present=frozenset([*workers, *books.workers, *books.departed]))
+    return Strike(at=state.clock, present=frozenset([*workers, *state.workers, *state.departed]))
 
 
-def _together(books: CoordinatorState, strike: Strike, workers: Collection[str]) -> bool:
+def _together(state: CoordinatorState, strike: Strike, workers: Collection[str]) -> bool:
     """Whether `workers`, who are lost now, may be lost to what has struck then."""
-    return books.clock - strike.at < TOGETHER_S and not strike.present.isdisjoint(workers)
+    return state.clock - strike.at < TOGETHER_S and not strike.present.isdisjoint(workers)
 
 
-def _count(books: CoordinatorState, workers: Collection[str], reason: str) -> None:
-    known, step = books.crash_loop, max(books.crash_loop.step, books.reached)
-    count = known.count if known.count and _together(books, books.strike, workers) else known.count + 1
+def _count(state: CoordinatorState, workers: Collection[str], reason: str) -> None:
+    known, step = state.crash_loop, max(state.crash_loop.step, state.reached)
+    count = known.count if known.count and _together(state, state.strike, workers) else known.count + 1
     if count != known.count:
-        books.strike = _strike(books, workers)
-    books.crash_loop = msgspec.structs.replace(known, count=count, step=step)
+        state.strike = _strike(state, workers)
+    state.crash_loop = msgspec.structs.replace(known, count=count, step=step)
     if count >= FATAL:
         why = reason.removeprefix("killed by ")
         sentence = f"died {count} times at step {step} ({why}), and never got further; see the workers' log files"
-        books.ending = Ending(code=1, reason=sentence, failed=True)
+        state.ending = Ending(code=1, reason=sentence, failed=True)
 
 
-def _joiner_ended(books: CoordinatorState, worker: str, reason: str, entered: int) -> None:
-    if books.reached - entered > TRIAL:
-        books.crash_loop = msgspec.structs.replace(books.crash_loop, joiners=0)
+def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: int) -> None:
+    if state.reached - entered > TRIAL:
+        state.crash_loop = msgspec.structs.replace(state.crash_loop, joiners=0)
         return
-    together = _together(books, books.joiner_strike, [worker])
+    together = _together(state, state.joiner_strike, [worker])
     if not together:
-        books.joiner_strike = _strike(books, [worker])
-    _in_a_row(books, entered, 0 if together else 1)
-    if books.crash_loop.joiners >= FATAL:
+        state.joiner_strike = _strike(state, [worker])
+    _in_a_row(state, entered, 0 if together else 1)
+    if state.crash_loop.joiners >= FATAL:
         why = reason.removeprefix("killed by ")
-        _no_replacements(books, f"{_row(books.crash_loop)} ({why})")
+        _no_replacements(state, f"{_row(state.crash_loop)} ({why})")
 
 
 def _row(losses: CrashLoop) -> str:
@@ -206,14 +207,14 @@ def _row(losses: CrashLoop) -> str:
     return f"{losses.joiners} joiners in a row {died}, or were refused ({losses.refusals} of them)"
 
 
-def _in_a_row(books: CoordinatorState, entered: int, more: int, *, refused: int = 0) -> None:
+def _in_a_row(state: CoordinatorState, entered: int, more: int, *, refused: int = 0) -> None:
     """Count `more` joiners into the row; a pool's worker that has survived since it began ends the row before."""
-    known = books.crash_loop
-    joined = [books.workers[w].entered for w in books.participants() if books.workers[w].pool]
-    survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
+    known = state.crash_loop
+    joined = [state.workers[w].entered for w in state.participants() if state.workers[w].pool]
+    survived = any(known.since <= step < state.reached - TRIAL for step in joined if step >= 0)
     joiners = 1 if survived or not known.joiners else known.joiners + more
     anew = survived or not known.joiners
-    books.crash_loop = msgspec.structs.replace(
+    state.crash_loop = msgspec.structs.replace(
         known,
         joiners=joiners,
         refusals=refused if anew else known.refusals + refused,
@@ -221,36 +222,36 @@ def _in_a_row(books: CoordinatorState, entered: int, more: int, *, refused: int 
     )
 
 
-def _no_more_of(books: CoordinatorState, worker: str, pool: str, reason: str) -> None:
+def _no_more_of(state: CoordinatorState, worker: str, pool: str, reason: str) -> None:
     """`pool`, whose `worker` has just died, keeps those who are there. The run goes on if enough are wanted."""
-    mark, before = scaling.pool_mark(books, pool), books.wanted
-    wanted = scaling.targets(books).get(mark, 0)
-    there = sum(1 for w in books.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
+    mark, before = scaling.pool_mark(state, pool), state.wanted
+    wanted = scaling.targets(state).get(mark, 0)
+    there = sum(1 for w in state.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
     left = min(there, wanted)
-    scaling.fix_target(books, mark, left, left)  # of what pools share, the others are asked for the rest
+    scaling.fix_target(state, mark, left, left)  # of what pools share, the others are asked for the rest
     reason = f"{reason}; pool {pool} starts no more"
-    begun = any(map(books.let_in, books.workers))
-    if before >= books.settings.minimum > books.wanted and not begun:
-        few = f"{books.wanted} of at least {books.settings.minimum} workers can come"
-        books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
-        if books.view is None:
-            shutdown.end(books)
+    begun = any(map(state.let_in, state.workers))
+    if before >= state.settings.minimum > state.wanted and not begun:
+        few = f"{state.wanted} of at least {state.settings.minimum} workers can come"
+        state.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        if state.view is None:
+            shutdown.end(state)
     else:
-        books.record(events.NoReplacementsEvent(wanted=books.wanted, reason=reason))
+        state.record(events.NoReplacementsEvent(wanted=state.wanted, reason=reason))
 
 
-def _no_replacements(books: CoordinatorState, reason: str) -> None:
+def _no_replacements(state: CoordinatorState, reason: str) -> None:
     """The run goes on with those who are there, if they are enough."""
-    assert books.view is not None
-    members = [books.workers[w] for w in books.view.members if w in books.workers]
-    if len(members) < books.settings.minimum:
-        few = f"{len(members)} of at least {books.settings.minimum} workers are left"
-        books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+    assert state.view is not None
+    members = [state.workers[w] for w in state.view.members if w in state.workers]
+    if len(members) < state.settings.minimum:
+        few = f"{len(members)} of at least {state.settings.minimum} workers are left"
+        state.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
         return
-    books.fixed_targets = dict.fromkeys((scaling.pool_mark(books, pool.name) for pool in books.settings.pools), 0)
-    books.fixed_targets |= Counter(scaling.pool_mark(books, worker.pool) for worker in members if worker.pool)
-    books.shared_target = 0
-    books.record(events.NoReplacementsEvent(wanted=books.wanted, reason=reason))
+    state.fixed_targets = dict.fromkeys((scaling.pool_mark(state, pool.name) for pool in state.settings.pools), 0)
+    state.fixed_targets |= Counter(scaling.pool_mark(state, worker.pool) for worker in members if worker.pool)
+    state.shared_target = 0
+    state.record(events.NoReplacementsEvent(wanted=state.wanted, reason=reason))
 
 
 # --- feeding ----------------------------------------------------------------------------------------------------------
@@ -295,71 +296,71 @@ REMEDY = (
 )
 
 
-def stop_for_data(books: CoordinatorState) -> str:
+def stop_for_data(state: CoordinatorState) -> str:
     """Why the view is to be stopped now, "" if it is not."""
-    if books.stopping or books.savers:
+    if state.stopping or state.savers:
         return ""
-    unfed = [worker for worker in books.participants() if books.workers[worker].data_unavailable]
+    unfed = [worker for worker in state.participants() if state.workers[worker].data_unavailable]
     if not unfed:
         return ""
-    fed = [worker for worker in books.members() if not books.workers[worker].data_unavailable]
-    handed_on = books.unsynced.intersection(fed)
-    if handed_on and handed_on.issuperset(fed) and books.unswitched.isdisjoint(unfed):  # see 4
+    fed = [worker for worker in state.members() if not state.workers[worker].data_unavailable]
+    handed_on = state.unsynced.intersection(fed)
+    if handed_on and handed_on.issuperset(fed) and state.unswitched.isdisjoint(unfed):  # see 4
         return ""
     return f"{unfed[0]}: {LOST}"
 
 
-def leavers_for_data(books: CoordinatorState, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
-    """Of those who have answered a stop, whoever can't be fed goes: they are out of the books, and are returned.
+def leavers_for_data(state: CoordinatorState, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
+    """Of those who have answered a stop, whoever can't be fed goes: they are out of the state, and are returned.
 
     Nobody is where the run ends anyway, or does so now for want of an heir. `failed`: joiners that are refused.
     """
-    unfed = [worker for worker in reports if books.workers[worker].data_unavailable]
+    unfed = [worker for worker in reports if state.workers[worker].data_unavailable]
     views = {worker: report.view for worker, report in reports.items() if report.synced and report.view}
     emptied = any(not view.members for view in views.values())
-    if not unfed or (books.ending and (books.ending.failed or emptied)):
+    if not unfed or (state.ending and (state.ending.failed or emptied)):
         return []
     newest = max(views.values(), key=lambda view: view.number, default=None)
     heirs = {*views}.intersection(newest.members if newest else ()).difference(unfed, failed)
     if views and not heirs:
-        _end(books, [worker for worker in unfed if worker in views])
+        _end(state, [worker for worker in unfed if worker in views])
         return []
     for worker in unfed:
-        release_without_data(books, worker)
+        release_without_data(state, worker)
     return unfed
 
 
-def _end(books: CoordinatorState, unfed: list[str]) -> None:
+def _end(state: CoordinatorState, unfed: list[str]) -> None:
     """A stop that was asked for keeps its exit code."""
-    reason = f"no worker is left that can get the run's data: {_said(books, unfed)}"
-    if books.ending is None:
-        books.ending = Ending(code=1, reason=reason, failed=True)
+    reason = f"no worker is left that can get the run's data: {_said(state, unfed)}"
+    if state.ending is None:
+        state.ending = Ending(code=1, reason=reason, failed=True)
     else:
-        books.ending.reason, books.ending.failed = f"{books.ending.reason}; {reason}", True
+        state.ending.reason, state.ending.failed = f"{state.ending.reason}; {reason}", True
 
 
-def release_without_data(books: CoordinatorState, worker: str) -> None:
+def release_without_data(state: CoordinatorState, worker: str) -> None:
     """It is told to exit, with a code of its own."""
-    started = books.let_in(worker)
-    gone = books.workers.pop(worker)
-    books.unsynced.discard(worker)
+    started = state.let_in(worker)
+    gone = state.workers.pop(worker)
+    state.unsynced.discard(worker)
     event = events.LostEvent if started else events.LeftEvent
-    books.record(event(worker=worker, host=gone.host, reason=LOST))
-    books.record_departure(gone, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
+    state.record(event(worker=worker, host=gone.host, reason=LOST))
+    state.record_departure(gone, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
 
 
-def no_data_anywhere(books: CoordinatorState, newest: str) -> str:
-    """Why the run can't begin, "" if it may. `newest` has just said that it can't be fed, and is in the books."""
-    others = any(not worker.data_unavailable for worker in books.workers.values())
-    enough = min(max(books.wanted, 1), books.settings.startup_failures)
-    if books.view or books.proposed or others or books.data_failures < enough:
+def no_data_anywhere(state: CoordinatorState, newest: str) -> str:
+    """Why the run can't begin, "" if it may. `newest` has just said that it can't be fed, and is in the state."""
+    others = any(not worker.data_unavailable for worker in state.workers.values())
+    enough = min(max(state.wanted, 1), state.settings.startup_failures)
+    if state.view or state.proposed or others or state.data_failures < enough:
         return ""
-    before = f" ({books.data_failures} workers in a row)" if books.data_failures > 1 else ""
-    return f"no worker can get the run's data{before}: {_said(books, [newest])}"
+    before = f" ({state.data_failures} workers in a row)" if state.data_failures > 1 else ""
+    return f"no worker can get the run's data{before}: {_said(state, [newest])}"
 
 
-def _said(books: CoordinatorState, workers: list[str]) -> str:
-    return "; ".join(f"{w} on {books.workers[w].host}: {books.workers[w].data_unavailable}" for w in workers)
+def _said(state: CoordinatorState, workers: list[str]) -> str:
+    return "; ".join(f"{w} on {state.workers[w].host}: {state.workers[w].data_unavailable}" for w in workers)
 
 
 # --- standstill -------------------------------------------------------------------------------------------------------
@@ -386,77 +387,77 @@ def _said(books: CoordinatorState, workers: list[str]) -> str:
 PATIENCE = 10
 
 
-def watch_for_stalls(books: CoordinatorState, now: float) -> None:
+def watch_for_stalls(state: CoordinatorState, now: float) -> None:
     """The clock's part."""
-    still, settings = books.progress, books.settings
-    busy = books.stopping or books.savers or books.over
-    if books.ending and not books.ending.failed and not busy and (books.view or books.proposed):
-        _cut_short(books, books.ending, now)
-    if books.savers and books.ending and books.ending.saver:
-        _watch_saver(books, books.ending.saver, now)
+    still, settings = state.progress, state.settings
+    busy = state.stopping or state.savers or state.over
+    if state.ending and not state.ending.failed and not busy and (state.view or state.proposed):
+        _cut_short(state, state.ending, now)
+    if state.savers and state.ending and state.ending.saver:
+        _watch_saver(state, state.ending.saver, now)
         return
-    if busy or books.view is None or not books.view.members:
+    if busy or state.view is None or not state.view.members:
         still.moved(None)
         return
     if still.since is None:
         still.moved(now)
-        still.forget(books.view.members)
+        still.forget(state.view.members)
     if still.due(now, settings.standstill_s):
-        told = f"step {books.reached} has stood for {still.stands(now):.0f} s"
-        _stalled(books, hung_workers(books), told, now)
-        ask_for_stacks(books, told)
+        told = f"step {state.reached} has stood for {still.stands(now):.0f} s"
+        _stalled(state, hung_workers(state), told, now)
+        ask_for_stacks(state, told)
 
 
-def _watch_saver(books: CoordinatorState, saver: str, now: float) -> None:
+def _watch_saver(state: CoordinatorState, saver: str, now: float) -> None:
     """The run's end waits for the last checkpoint, which a store that hangs may never take."""
-    still = books.progress
+    still = state.progress
     if still.saver != saver:
         still.saver = saver
         still.moved(now)
-    if still.due(now, books.settings.standstill_s):
+    if still.due(now, state.settings.standstill_s):
         told = f"{saver} has been at the last checkpoint for {still.stands(now):.0f} s"
-        _stalled(books, (saver,), told, now)
-        books.send(saver, m.Stacks(reason=told))
+        _stalled(state, (saver,), told, now)
+        state.send(saver, m.Stacks(reason=told))
 
 
-def _stalled(books: CoordinatorState, workers: tuple[str, ...], reason: str, now: float) -> None:
-    seconds = round(books.progress.stands(now), 1)
-    books.record(events.StalledEvent(step=books.reached, seconds=seconds, workers=workers, reason=reason))
+def _stalled(state: CoordinatorState, workers: tuple[str, ...], reason: str, now: float) -> None:
+    seconds = round(state.progress.stands(now), 1)
+    state.record(events.StalledEvent(step=state.reached, seconds=seconds, workers=workers, reason=reason))
 
 
-def hung_workers(books: CoordinatorState) -> tuple[str, ...]:
+def hung_workers(state: CoordinatorState) -> tuple[str, ...]:
     """The members that do not say of themselves that they wait for others."""
-    known = [books.workers[w] for w in (books.view.members if books.view else ()) if w in books.workers]
+    known = [state.workers[w] for w in (state.view.members if state.view else ()) if w in state.workers]
     return tuple(w.id for w in known if not w.heartbeat.waits and w.state != "finished")
 
 
-def stalled_s(books: CoordinatorState, now: float) -> float | None:
+def stalled_s(state: CoordinatorState, now: float) -> float | None:
     """For how long the training has stood still, if that is longer than it should."""
-    still = books.progress
+    still = state.progress
     stands = still.stands(now)
-    return stands if stands > still.limit(books.settings.standstill_s, SLOW) else None
+    return stands if stands > still.limit(state.settings.standstill_s, SLOW) else None
 
 
-def ask_for_stacks(books: CoordinatorState, reason: str) -> None:
-    for worker in hung_workers(books):
-        books.send(worker, m.Stacks(reason=reason))
+def ask_for_stacks(state: CoordinatorState, reason: str) -> None:
+    for worker in hung_workers(state):
+        state.send(worker, m.Stacks(reason=reason))
 
 
-def _cut_short(books: CoordinatorState, asked: Ending, now: float) -> None:
-    still = books.progress
-    stands = now - books.ending_at
-    limit = still.limit(books.settings.stop_s, SHORT)
-    if books.view is not None:
+def _cut_short(state: CoordinatorState, asked: Ending, now: float) -> None:
+    still = state.progress
+    stands = now - state.ending_at
+    limit = still.limit(state.settings.stop_s, SHORT)
+    if state.view is not None:
         stands = min(stands, still.stands(now))
-        whole = any(books.workers[w].heartbeat.whole for w in books.view.members if w in books.workers)
+        whole = any(state.workers[w].heartbeat.whole for w in state.view.members if w in state.workers)
         limit *= 1 if whole else PATIENCE
     if stands <= limit:
         return
-    names = hung_workers(books)
-    told = f"step {books.reached} has not ended for {math.floor(stands)} s"
-    books.record(events.CutShortEvent(step=books.reached, workers=names, reason=told))
-    ask_for_stacks(books, told)
-    who = f"{', '.join(names)} hung in step {books.reached}" if names else told
+    names = hung_workers(state)
+    told = f"step {state.reached} has not ended for {math.floor(stands)} s"
+    state.record(events.CutShortEvent(step=state.reached, workers=names, reason=told))
+    ask_for_stacks(state, told)
+    who = f"{', '.join(names)} hung in step {state.reached}" if names else told
     where = ", ".join(f"logs/{name}.log" for name in names)
     stacks = f" (its stacks: {where})" if names else ""
-    books.ending = Ending(code=asked.code, reason=f"{asked.reason}; {who}{stacks}", failed=True)
+    state.ending = Ending(code=asked.code, reason=f"{asked.reason}; {who}{stacks}", failed=True)

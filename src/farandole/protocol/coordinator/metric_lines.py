@@ -5,7 +5,7 @@ Who knows what when:
 
 1. Every worker keeps the lines of the steps that it has taken part in, and sends them while it is rank 0 of the view
    that it is in (`kept_lines`). That view is in force, or on its way in or out: it is among
-   `books.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
+   `state.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
    that view's rank 0 is in the new view, it is rank 0 there as well, for recoveries keep the order. If it is not,
    another one is, who has the same lines and sends them. So lines of anybody but the rank 0 of those views can be left
    out, and none is lost. A rank 0 that leaves, and that of the last view, sends what it has before it tells of the
@@ -46,20 +46,20 @@ from farandole.protocol.reported_events import ALL
 WAITING = 20 * m.MAX_LINES  # of one sender: twenty heartbeats full of lines
 
 
-def on_heartbeat(books: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> None:
+def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> None:
     """A heartbeat: where its sender is, and its lines."""
     if beat.view:  # before it is in one it is nowhere
-        note_step(books, worker, beat.step)
-    saves = books.ending is not None and books.ending.saver == worker.id
-    if not saves and not any(view.members[:1] == (worker.id,) for view in books.views()):
+        note_step(state, worker, beat.step)
+    saves = state.ending is not None and state.ending.saver == worker.id
+    if not saves and not any(view.members[:1] == (worker.id,) for view in state.views()):
         return
-    waiting = books.waiting.setdefault(worker.id, deque())
+    waiting = state.waiting.setdefault(worker.id, deque())
     _drop_after(waiting, beat.step)
     for line in beat.lines:
-        newest = (waiting[-1].step, waiting[-1].index) if waiting else books.last_line
+        newest = (waiting[-1].step, waiting[-1].index) if waiting else state.last_line
         if newest < (line.step, line.index) and line.step <= beat.step:
             append(waiting, line, WAITING)
-    _release(books, worker.id, _reach(books, worker.id))
+    _release(state, worker.id, _reach(state, worker.id))
 
 
 def _drop_after(waiting: deque[m.Line], step: int) -> None:
@@ -68,84 +68,84 @@ def _drop_after(waiting: deque[m.Line], step: int) -> None:
         waiting.pop()
 
 
-def note_step(books: CoordinatorState, worker: Worker, step: int) -> None:
+def note_step(state: CoordinatorState, worker: Worker, step: int) -> None:
     """`worker` is in `step`: it stands for others' lines up to that one."""
     worker.step = step
-    if not _counts(books, worker):
+    if not _counts(state, worker):
         return
-    for sender in [sender for sender in books.waiting if sender != worker.id]:
-        _release(books, sender, step)
-        if sender not in books.workers:
-            _give_up(books, sender, "are of steps that nobody else had reached, when it was lost")
+    for sender in [sender for sender in state.waiting if sender != worker.id]:
+        _release(state, sender, step)
+        if sender not in state.workers:
+            _give_up(state, sender, "are of steps that nobody else had reached, when it was lost")
 
 
-def release_lines(books: CoordinatorState) -> None:
+def release_lines(state: CoordinatorState) -> None:
     """Somebody may be gone, who was waited for."""
-    for sender in [sender for sender in books.waiting if sender in books.workers]:
-        _release(books, sender, _reach(books, sender))
+    for sender in [sender for sender in state.waiting if sender in state.workers]:
+        _release(state, sender, _reach(state, sender))
 
 
-def close(books: CoordinatorState) -> None:
+def close(state: CoordinatorState) -> None:
     """The run is over: what still waits is none of anybody's, and that is said."""
-    for sender in [*books.waiting]:
-        _give_up(books, sender, "are of steps that nobody else has reached, when the run ended")
+    for sender in [*state.waiting]:
+        _give_up(state, sender, "are of steps that nobody else has reached, when the run ended")
 
 
-def _give_up(books: CoordinatorState, sender: str, reason: str) -> None:
+def _give_up(state: CoordinatorState, sender: str, reason: str) -> None:
     """What waits of `sender` is not written."""
-    if waiting := books.waiting.pop(sender, None):
-        books.record(
+    if waiting := state.waiting.pop(sender, None):
+        state.record(
             events.LinesLostEvent(
                 worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason
             )
         )
 
 
-def on_restored(books: CoordinatorState, step: int) -> None:
+def on_restored(state: CoordinatorState, step: int) -> None:
     """The run goes on from a checkpoint of `step`: what was taken before and is not written will not be any more."""
-    if 0 <= books.last_step_line < step - 1:
-        first = books.last_step_line + 1
+    if 0 <= state.last_step_line < step - 1:
+        first = state.last_step_line + 1
         of = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
         reason = f"those of {of}, and what was logged after them, had not come when their workers were lost"
-        books.record(events.LinesLostEvent(worker="", lines=_bounded(step - first), reason=reason))
-    books.last_line = (step - 1, ALL)  # the steps from there on are new
-    books.last_step_line = step - 1
+        state.record(events.LinesLostEvent(worker="", lines=_bounded(step - first), reason=reason))
+    state.last_line = (step - 1, ALL)  # the steps from there on are new
+    state.last_step_line = step - 1
 
 
-def _reach(books: CoordinatorState, sender: str) -> int:
+def _reach(state: CoordinatorState, sender: str) -> int:
     """The furthest step that another one has said to be in; alone, its own."""
-    others = [w.step for w in books.workers.values() if w.id != sender and _counts(books, w)]
-    return max(others, default=books.workers[sender].step)
+    others = [w.step for w in state.workers.values() if w.id != sender and _counts(state, w)]
+    return max(others, default=state.workers[sender].step)
 
 
-def _counts(books: CoordinatorState, worker: Worker) -> bool:
+def _counts(state: CoordinatorState, worker: Worker) -> bool:
     """Whether it is, or was, in a view with others."""
-    return (books.view is not None and worker.id in books.view.members) or books.let_in(worker.id)
+    return (state.view is not None and worker.id in state.view.members) or state.let_in(worker.id)
 
 
-def _release(books: CoordinatorState, sender: str, step: int) -> None:
+def _release(state: CoordinatorState, sender: str, step: int) -> None:
     """What waits of steps up to this one goes to the file."""
-    waiting = books.waiting[sender]
+    waiting = state.waiting[sender]
     while waiting and waiting[0].step <= step:
         line = waiting.popleft()
-        before, books.last_line = books.last_line, (line.step, line.index)
+        before, state.last_line = state.last_line, (line.step, line.index)
         if line.missing:
             reason = "more came in a short time than are kept"
-            books.record(
+            state.record(
                 events.LinesLostEvent(
                     worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index
                 )
             )
             continue
-        if absent := _between(before, books.last_line):
+        if absent := _between(before, state.last_line):
             reason = f"nobody who is left has those between line {before[1]} of step {before[0]} and step {line.step}"
-            books.record(events.LinesLostEvent(worker="", lines=absent, reason=reason))
-        books.actions.append(Log(line))
+            state.record(events.LinesLostEvent(worker="", lines=absent, reason=reason))
+        state.actions.append(Log(line))
         if isinstance(line.fields, m.Metrics):
-            books.last_step_line = line.step
-            books.progress.step_took(line.fields.training_s)
+            state.last_step_line = line.step
+            state.progress.step_took(line.fields.training_s)
     if not waiting:
-        del books.waiting[sender]
+        del state.waiting[sender]
 
 
 def _between(one: tuple[int, int], other: tuple[int, int]) -> int:

@@ -20,7 +20,7 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
 6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
    messages went out, who may be in a view (`Durable`); all of them count as out of reach, and a stop is outstanding.
    View numbers go on from the journal's, so none is given twice.
-7. That holds as long as the books are those of the last promise, whatever becomes of the disk and the run's folder:
+7. That holds as long as the state are those of the last promise, whatever becomes of the disk and the run's folder:
    hence their copy in memory (`coordinator/journal.py`), which only ends with the run. Without journal and copy (a
    coordinator that somebody started by hand) nothing is known of whoever comes back with a state, nor who else may go
    on with it; the views of such a coordinator begin with 1. So it lets nobody in who holds a state: it sends each away,
@@ -60,86 +60,86 @@ from farandole.protocol.view import View
 STEPS, NEWS = 2, 1.5  # median steps, and heartbeats, for which nothing moves where a member is waited for
 
 
-def on_return(books: CoordinatorState, worker: Worker, now: float) -> None:
+def on_return(state: CoordinatorState, worker: Worker, now: float) -> None:
     """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
-    stopping = books.stopping
+    stopping = state.stopping
     worker.connected, worker.saves = True, None
-    books.failure_detector.begin(worker.silence, now)
-    books.dead.pop(worker.id, None)  # its Hello was sent before its lease was over
-    if books.savers:
-        shutdown.on_return(books, worker.id)
+    state.failure_detector.begin(worker.silence, now)
+    state.dead.pop(worker.id, None)  # its Hello was sent before its lease was over
+    if state.savers:
+        shutdown.on_return(state, worker.id)
     elif stopping is None:
-        recovery.stop_view(books, f"{worker.id} is back")
+        recovery.stop_view(state, f"{worker.id} is back")
     else:
-        _be_patient(books, stopping, now)
+        _be_patient(state, stopping, now)
         stopping.overdue.pop(worker.id, None)
         if worker.id in stopping.waiting:
-            books.send(worker.id, m.Stop(stop=stopping.number))
+            state.send(worker.id, m.Stop(stop=stopping.number))
 
 
-def _be_patient(books: CoordinatorState, stopping: Stopping, now: float) -> None:
+def _be_patient(state: CoordinatorState, stopping: Stopping, now: float) -> None:
     """One is back, perhaps the first after a cut: the others get the heartbeat timeout to follow, once a stop."""
     if stopping.patient:
         return
     stopping.patient = True
-    for other in [w for w in stopping.overdue if w in books.workers and w not in stopping.expelled]:
-        books.failure_detector.begin(books.workers[other].silence, now)
+    for other in [w for w in stopping.overdue if w in state.workers and w not in stopping.expelled]:
+        state.failure_detector.begin(state.workers[other].silence, now)
         del stopping.overdue[other]
 
 
-def on_absence(books: CoordinatorState, worker: Worker, now: float) -> None:
+def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
     """Its connection has closed; it may be alive."""
     worker.connected = False
-    books.failure_detector.begin(worker.silence, now)
-    stopping = books.stopping
+    state.failure_detector.begin(worker.silence, now)
+    stopping = state.stopping
     if stopping and worker.id in stopping.expelled:
-        recovery.expel_if_overdue(books, worker.id, stopping.expelled[worker.id])
+        recovery.expel_if_overdue(state, worker.id, stopping.expelled[worker.id])
         return
     accusers = [pair for pair in stopping.accusations if pair[1] == worker.id] if stopping else []
     if accusers:
-        recovery.expel_if_overdue(books, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
+        recovery.expel_if_overdue(state, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
 
 
-def silent_workers(books: CoordinatorState, now: float) -> list[tuple[str, str]]:
+def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
     """Call at every tick. Returns those without a part in a view, or with a checkpoint to save, who are to be evicted,
     and why.
 
     The others become overdue: the view is stopped, and goes on without them if that is safe.
     """
     evicted = list[tuple[str, str]]()
-    for worker in list(books.workers.values()):
-        silence_s = books.failure_detector.lasts_s(worker.silence)
-        if silence_s > books.settings.orphan_s and worker.id not in books.dead:
-            books.mark_dead(worker.id)
-            recovery.recover_if_ready(books)
-        if worker.id not in books.workers or (books.stopping and worker.id in books.stopping.overdue):
+    for worker in list(state.workers.values()):
+        silence_s = state.failure_detector.lasts_s(worker.silence)
+        if silence_s > state.settings.orphan_s and worker.id not in state.dead:
+            state.mark_dead(worker.id)
+            recovery.recover_if_ready(state)
+        if worker.id not in state.workers or (state.stopping and worker.id in state.stopping.overdue):
             continue
-        limit_s = books.failure_detector.passed_s(worker.silence, steady=_is_steady(books, worker, now))
+        limit_s = state.failure_detector.passed_s(worker.silence, steady=_is_steady(state, worker, now))
         if not limit_s:
             continue
         gap = (
             f"no heartbeat for {limit_s:.3g} s" if worker.connected else f"its connection closed {silence_s:.0f} s ago"
         )
-        if books.savers or not books.has_part(worker.id):
+        if state.savers or not state.has_part(worker.id):
             evicted.append((worker.id, gap))
         else:
-            recovery.expel_if_overdue(books, worker.id, gap)
+            recovery.expel_if_overdue(state, worker.id, gap)
     return evicted
 
 
-def _is_steady(books: CoordinatorState, worker: Worker, now: float) -> bool:
+def _is_steady(state: CoordinatorState, worker: Worker, now: float) -> bool:
     """Whether what is usual counts for its silence (see `silence`, 5): it has computed before, and others wait for it.
 
     They do in a stop, and where nothing has moved for longer than a step and the news of one take: a round needs each
     of its members, so while rounds go on none of them is dead. In rounds of another kind than a step a script may do
     for the first time what it likes.
     """
-    if not worker.computed or worker.state != "member" or books.savers:
+    if not worker.computed or worker.state != "member" or state.savers:
         return False
-    if books.stopping is not None:
-        return worker.id in books.stopping.waiting
-    still = books.progress
-    return view_changes.in_a_step(books) and still.stands(now) > still.limit(NEWS * books.settings.heartbeat_s, STEPS)
+    if state.stopping is not None:
+        return worker.id in state.stopping.waiting
+    still = state.progress
+    return view_changes.in_a_step(state) and still.stands(now) > still.limit(NEWS * state.settings.heartbeat_s, STEPS)
 
 
 # --- what a coordinator's restart needs ------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
-    """The books' part that must outlive the coordinator's process. Everything else the workers say when they return."""
+    """The state' part that must outlive the coordinator's process. Everything else the workers say when they return."""
 
     number: int = 0
     stops: int = 0
@@ -191,26 +191,26 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded: int = 0
 
 
-def to_durable(books: CoordinatorState) -> Durable:
+def to_durable(state: CoordinatorState) -> Durable:
     """To be written before any message goes out that was sent together with a change of it."""
     return Durable(
-        number=books.number,
-        stops=books.stops,
-        guests=books.external_workers,
-        pools=tuple(books.pools),
-        wants=dict(books.fixed_targets),
-        shared=books.shared_target,
-        can=dict(books.pool_capacity),
-        startup_failures=dict(books.startup_failures),
-        losses=books.crash_loop,
-        not_finite=books.not_finite,
-        unpromised=books.unpromised,
-        signature=books.signature,
-        previous=books.previous,
-        view=books.view,
-        proposed=books.proposed,
-        issued=tuple(books.issued),
-        parts=tuple(worker for worker in books.workers if books.has_part(worker)),
+        number=state.number,
+        stops=state.stops,
+        guests=state.external_workers,
+        pools=tuple(state.pools),
+        wants=dict(state.fixed_targets),
+        shared=state.shared_target,
+        can=dict(state.pool_capacity),
+        startup_failures=dict(state.startup_failures),
+        losses=state.crash_loop,
+        not_finite=state.not_finite,
+        unpromised=state.unpromised,
+        signature=state.signature,
+        previous=state.previous,
+        view=state.view,
+        proposed=state.proposed,
+        issued=tuple(state.issued),
+        parts=tuple(worker for worker in state.workers if state.has_part(worker)),
         workers=tuple(
             KnownWorker(
                 id=w.id,
@@ -223,49 +223,49 @@ def to_durable(books: CoordinatorState) -> Durable:
                 entered=w.entered,
                 unreached=w.unreached,
             )
-            for w in books.workers.values()
+            for w in state.workers.values()
         ),
-        expelled=dict(books.stopping.expelled) if books.stopping else {},
-        departed=dict(books.departed),
-        gone=tuple(books.dead),
-        barred=tuple(books.banned),
-        wrong_hosts=tuple(sorted(books.wrong_hosts)),
-        ending=books.ending,
-        over=books.over,
-        newest=books.newest,
-        unrecorded=books.unrecorded,
+        expelled=dict(state.stopping.expelled) if state.stopping else {},
+        departed=dict(state.departed),
+        gone=tuple(state.dead),
+        barred=tuple(state.banned),
+        wrong_hosts=tuple(sorted(state.wrong_hosts)),
+        ending=state.ending,
+        over=state.over,
+        newest=state.newest,
+        unrecorded=state.unrecorded,
     )
 
 
-def restore(books: CoordinatorState, known: Durable, now: float) -> None:
+def restore(state: CoordinatorState, known: Durable, now: float) -> None:
     """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
-    books.number, books.stops, books.external_workers = known.number, known.stops, known.guests
-    books.pools = list(known.pools)
-    books.fixed_targets, books.startup_failures = dict(known.wants), dict(known.startup_failures)
-    books.signature = known.signature
-    books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
-    books.issued, books.shared_target, books.pool_capacity = list(known.issued), known.shared, dict(known.can)
-    books.departed, books.dead = dict(known.departed), dict.fromkeys(known.gone, "")
-    books.crash_loop, books.clock, books.ending_at = known.losses, now, now
-    books.banned = dict.fromkeys(known.barred)
-    books.unrecorded, books.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
-    books.ending, books.over = known.ending, known.over
-    books.newest, books.not_finite, books.unpromised = known.newest, known.not_finite, known.unpromised
-    if books.ending:
-        books.ending.saver, books.ending.compared = "", False
-    grace_s = books.settings.heartbeat_timeout_s if books.settings.taken_over else 0.0  # see 8
+    state.number, state.stops, state.external_workers = known.number, known.stops, known.guests
+    state.pools = list(known.pools)
+    state.fixed_targets, state.startup_failures = dict(known.wants), dict(known.startup_failures)
+    state.signature = known.signature
+    state.previous, state.view, state.proposed = known.previous, known.view, known.proposed
+    state.issued, state.shared_target, state.pool_capacity = list(known.issued), known.shared, dict(known.can)
+    state.departed, state.dead = dict(known.departed), dict.fromkeys(known.gone, "")
+    state.crash_loop, state.clock, state.ending_at = known.losses, now, now
+    state.banned = dict.fromkeys(known.barred)
+    state.unrecorded, state.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
+    state.ending, state.over = known.ending, known.over
+    state.newest, state.not_finite, state.unpromised = known.newest, known.not_finite, known.unpromised
+    if state.ending:
+        state.ending.saver, state.ending.compared = "", False
+    grace_s = state.settings.heartbeat_timeout_s if state.settings.taken_over else 0.0  # see 8
     for w in known.workers:
-        books.workers[w.id] = Worker(
+        state.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
             state="member" if w.state == "finished" else w.state,  # it says so again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip
-        books.failure_detector.begin(books.workers[w.id].silence, now, grace_s)
-    books.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in known.workers)))
-    if not books.over and books.views():
-        books.stops += 1
-        waiting = set(known.parts).intersection(books.workers)
-        books.stopping = Stopping(
-            number=books.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
+        state.failure_detector.begin(state.workers[w.id].silence, now, grace_s)
+    state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in known.workers)))
+    if not state.over and state.views():
+        state.stops += 1
+        waiting = set(known.parts).intersection(state.workers)
+        state.stopping = Stopping(
+            number=state.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
         )
-        recovery.recover_if_ready(books)
+        recovery.recover_if_ready(state)

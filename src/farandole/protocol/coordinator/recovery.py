@@ -23,8 +23,16 @@ import msgspec
 from farandole.errors import ProtocolError
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import disputes, failures, shutdown, state, verdicts
-from farandole.protocol.coordinator.state import CoordinatorState, Ending, IssuedView, Shared, Stopping
+from farandole.protocol.coordinator import disputes, failures, shutdown, verdicts
+from farandole.protocol.coordinator.state import (
+    CoordinatorState,
+    Ending,
+    IssuedView,
+    Shared,
+    Stopping,
+    issued_denial,
+    keep_issued,
+)
 from farandole.protocol.coordinator.verdicts import Verdict
 from farandole.protocol.difference import differing
 from farandole.protocol.messages import Stopped
@@ -117,52 +125,52 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
 # start over ... where nobody who held the state is left
 
 
-def recover_if_ready(books: CoordinatorState) -> None:
+def recover_if_ready(state: CoordinatorState) -> None:
     """Decide once everyone within reach has answered and the others can be done without."""
-    stop = books.stopping
+    stop = state.stopping
     if stop is None or any(worker not in stop.overdue for worker in stop.waiting):
         return
-    reports = _in_order(books, stop)
+    reports = _in_order(state, stop)
     heard = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
     out = disputes.outvoted(
-        heard, books.proposed, disputes.benefits_used_up(books, heard), stop.apart if len(stop.apart) > 1 else ()
+        heard, state.proposed, disputes.benefits_used_up(state, heard), stop.apart if len(stop.apart) > 1 else ()
     )
     for each in out:
         del reports[each.worker]
-    if not _fenced(books, stop, reports):
+    if not _fenced(state, stop, reports):
         if not stop.told:
             stop.told = True
             missing = sorted(stop.waiting)
-            books.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may train on: waiting for them"))
+            state.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may train on: waiting for them"))
         return
     for worker, why in {**stop.overdue, **stop.expelled}.items():
-        if worker in books.workers and (worker in stop.expelled or worker not in stop.reports):
-            books.evict(worker, why)
+        if worker in state.workers and (worker in stop.expelled or worker not in stop.reports):
+            state.evict(worker, why)
             reports.pop(worker, None)
     for each in out:
-        if each.worker in books.workers:
-            _outvote(books, each)
-    _decide(books, stop, reports)
+        if each.worker in state.workers:
+            _outvote(state, each)
+    _decide(state, stop, reports)
 
 
-def _in_order(books: CoordinatorState, stop: Stopping) -> dict[str, m.Stopped]:
+def _in_order(state: CoordinatorState, stop: Stopping) -> dict[str, m.Stopped]:
     """The answers, the longest-standing worker's first."""
-    ranks = {worker: rank for rank, worker in enumerate(books.participants())}
-    answered = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
+    ranks = {worker: rank for rank, worker in enumerate(state.participants())}
+    answered = sorted((w for w in stop.reports if w in state.workers), key=lambda w: ranks.get(w, len(ranks)))
     return {worker: stop.reports[worker] for worker in answered}
 
 
-def _outvote(books: CoordinatorState, out: disputes.Outvoted) -> None:
+def _outvote(state: CoordinatorState, out: disputes.Outvoted) -> None:
     """Its report can't be true with the others'. Against one it may be an honest one that goes."""
     other, *more = out.others
     if more:
-        books.ban(out.worker)
+        state.ban(out.worker)
     else:
-        disputes.give_benefit(books, other)
-    books.evict(out.worker, f"{' and '.join(out.others)} say otherwise: {out.reason}")
+        disputes.give_benefit(state, other)
+    state.evict(out.worker, f"{' and '.join(out.others)} say otherwise: {out.reason}")
 
 
-def _fenced(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
+def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
     """Whether nobody can go on in the newest view that those who have answered know of, or in a newer one.
 
     See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
@@ -170,72 +178,72 @@ def _fenced(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
     known = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in known), default=0)
     synced = {worker for worker, report in reports.items() if report.synced}
-    settled = {*stop.reports, *books.dead}
-    open_ = [view for view in (*known, *books.views()) if view.number >= newest and view.members]
+    settled = {*stop.reports, *state.dead}
+    open_ = [view for view in (*known, *state.views()) if view.number >= newest and view.members]
     return all(
-        synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in books.workers)
+        synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in state.workers)
         for view in open_
     )
 
 
-def _decide(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
+def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     synced = {worker for worker, report in reports.items() if report.synced}
     unheard = bool(stop.failed) and len(stop.apart) < disputes.majority(len(synced))
     if unheard:  # more hold the state than was known: who sees it in the round that is done again says so again
         stop.failed.clear()
     difference = differing(reports)
     if difference is not None:
-        books.differ(difference)
-    for worker in _convicted(books, stop, tuple(reports), synced):
+        state.differ(difference)
+    for worker in _convicted(state, stop, tuple(reports), synced):
         del reports[worker]
         synced.discard(worker)
-    for worker in failures.leavers_for_data(books, reports, stop.failed):
+    for worker in failures.leavers_for_data(state, reports, stop.failed):
         del reports[worker]
         synced.discard(worker)
-    verdict = _judge(books, stop, reports, synced)
-    books.stopping = books.proposed = books.previous = None
-    state.keep_issued(books, [report.view for report in reports.values()])
-    books.unsynced, books.unswitched, books.first_calls = set(), set(), {}
+    verdict = _judge(state, stop, reports, synced)
+    state.stopping = state.proposed = state.previous = None
+    keep_issued(state, [report.view for report in reports.values()])
+    state.unsynced, state.unswitched, state.first_calls = set(), set(), {}
     for worker in synced:
-        if books.workers[worker].state != "finished":
-            books.workers[worker].state = "member"
+        if state.workers[worker].state != "finished":
+            state.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in synced))
     holders = {worker: reports[worker] for worker in reports if worker in synced}
-    if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
-        if not books.ending.apart and (dispute := disputes.disputed(books, holders)):
+    if state.ending and (state.ending.failed or emptied):  # whoever is furthest has the state of a whole step
+        if not state.ending.apart and (dispute := disputes.disputed(state, holders)):
             told, message = dispute
             disputes.on_replicas_differ(
-                books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else ""
+                state, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else ""
             )
-        hung = failures.hung_workers(books)
-        books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
-        shutdown.ask_to_save(books)
+        hung = failures.hung_workers(state)
+        state.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
+        shutdown.ask_to_save(state)
     elif synced:
-        disputed = unheard or verdict.again is not None or disputes.disputed(books, holders) is not None
-        _resume(books, stop, reports, decide(reports, again=disputed), verdict)
+        disputed = unheard or verdict.again is not None or disputes.disputed(state, holders) is not None
+        _resume(state, stop, reports, decide(reports, again=disputed), verdict)
     else:
-        _start_over(books, stop, reports)
+        _start_over(state, stop, reports)
 
 
-def _convicted(books: CoordinatorState, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
+def _convicted(state: CoordinatorState, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
     """Those who can't share a view with others: they are out."""
-    confirmed = disputes.witnesses(books, stop.stalls, answered)
-    spent = disputes.benefits_used_up(books, answered)
+    confirmed = disputes.witnesses(state, stop.stalls, answered)
+    spent = disputes.benefits_used_up(state, answered)
     out = disputes.convict(tuple(stop.accusations), answered, synced, confirmed, spent)
     for each in out:
         if each.alone and (each.others[0], each.worker) in stop.accusations:
-            disputes.give_benefit(books, each.others[0])
+            disputes.give_benefit(state, each.others[0])
         (accuser, accused), why = next((pair, why) for pair, why in stop.accusations.items() if each.worker in pair)
         if each.alone and accused not in stop.stalls:
             why += f" ({accuser} says so of {accused}, and nobody else can tell which of the two is at fault)"
-        books.evict(each.worker, why)
+        state.evict(each.worker, why)
     return [each.worker for each in out]
 
 
-def _judge(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
+def _judge(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
     """What they have found of one shard, where it differs, and joiners whose replica does: who is wrong is out."""
     verdict = verdicts.judge({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
-    verdicts.record_verdict(books, verdict)
+    verdicts.record_verdict(state, verdict)
     for worker in (*verdict.refused, *verdict.wrong):
         del reports[worker]
         synced.discard(worker)
@@ -243,49 +251,49 @@ def _judge(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped
 
 
 def _resume(
-    books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict
+    state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict
 ) -> None:
-    view = books.view = View(
-        number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
-        hosts=books.hosts_of(outcome.members),
+    view = state.view = View(
+        number=state.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
+        hosts=state.hosts_of(outcome.members),
         unproven=verdicts.unproven({w: reports[w] for w in outcome.members}, commit=outcome.commit),
         undecided=any(set(outcome.members) <= set(pair) for pair in verdict.undecided),
     )  # fmt: skip
     lineage = msgspec.structs.replace(outcome.lineage, again=None if outcome.commit else verdict.again)
     for worker in outcome.dismissed:
-        books.dismiss(worker, "left gracefully")
+        state.dismiss(worker, "left gracefully")
     for worker in outcome.unsynced:
-        _demote(books, worker)
+        _demote(state, worker)
     entered = outcome.round + 1 if outcome.commit else outcome.round
-    books.issued.append(IssuedView(view=view, round=entered, lineage=None if outcome.commit else lineage))
+    state.issued.append(IssuedView(view=view, round=entered, lineage=None if outcome.commit else lineage))
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=lineage)
     for worker in view.members:
-        books.send(worker, resume)
-    books.view_began = max(reports[w].step for w in view.members)
-    disputes.drop_stale_reports(books)
-    books.record(events.ViewEvent(view=view.number, members=view.members, round=outcome.round, step=books.view_began,
+        state.send(worker, resume)
+    state.view_began = max(reports[w].step for w in view.members)
+    disputes.drop_stale_reports(state)
+    state.record(events.ViewEvent(view=view.number, members=view.members, round=outcome.round, step=state.view_began,
         cause=stop.cause, outcome="commit" if outcome.commit else "redo"))  # fmt: skip
-    shutdown.appoint_saver(books)
+    shutdown.appoint_saver(state)
 
 
-def _start_over(books: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
+def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Nobody who held the state is left: the next first view begins again."""
-    if books.view is not None and books.view.members:  # the empty one's workers have done their part
-        books.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
-        books.last_line, books.not_finite, books.corroborations = (-1, 0), -1, {}
-        books.waiting.clear()
-        failures.on_all_lost(books, stop.cause)
-    books.view, books.saver = None, ""
+    if state.view is not None and state.view.members:  # the empty one's workers have done their part
+        state.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
+        state.last_line, state.not_finite, state.corroborations = (-1, 0), -1, {}
+        state.waiting.clear()
+        failures.on_all_lost(state, stop.cause)
+    state.view, state.saver = None, ""
     for worker in reports:
-        _demote(books, worker)
-    if books.ending:
-        shutdown.ask_to_save(books)
+        _demote(state, worker)
+    if state.ending:
+        shutdown.ask_to_save(state)
 
 
-def _demote(books: CoordinatorState, worker: str) -> None:
-    demoted = books.workers[worker]
+def _demote(state: CoordinatorState, worker: str) -> None:
+    demoted = state.workers[worker]
     demoted.state, demoted.saves, demoted.step = "ready", False, -1
-    books.send(worker, m.Demoted())
+    state.send(worker, m.Demoted())
 
 
 # --- unplanned --------------------------------------------------------------------------------------------------------
@@ -293,172 +301,172 @@ def _demote(books: CoordinatorState, worker: str) -> None:
 FIRST_STEP = 10  # stall limits that a worker may take for the first step in which it computes
 
 
-def continue_without(books: CoordinatorState, worker: str, cause: str, *, participant: bool) -> None:
+def continue_without(state: CoordinatorState, worker: str, cause: str, *, participant: bool) -> None:
     """What follows from `worker` not being there any more: a participant's end stops the view."""
-    if books.savers:
-        if worker in books.savers:
-            books.savers.remove(worker)
-            shutdown.ask_to_save(books)
-    elif books.stopping:
-        books.stopping.waiting.discard(worker)
-        books.stopping.reports.pop(worker, None)
-        recover_if_ready(books)
-    elif participant and not books.everyone_finished():
-        stop_view(books, f"{worker}: {cause}")
+    if state.savers:
+        if worker in state.savers:
+            state.savers.remove(worker)
+            shutdown.ask_to_save(state)
+    elif state.stopping:
+        state.stopping.waiting.discard(worker)
+        state.stopping.reports.pop(worker, None)
+        recover_if_ready(state)
+    elif participant and not state.everyone_finished():
+        stop_view(state, f"{worker}: {cause}")
 
 
-def stop_view(books: CoordinatorState, cause: str) -> None:
-    books.stops += 1
-    participants = books.participants()
-    books.stopping = Stopping(number=books.stops, waiting=set(participants), cause=cause)
-    message = m.Stop(stop=books.stops)
+def stop_view(state: CoordinatorState, cause: str) -> None:
+    state.stops += 1
+    participants = state.participants()
+    state.stopping = Stopping(number=state.stops, waiting=set(participants), cause=cause)
+    message = m.Stop(stop=state.stops)
     for worker in participants:
-        books.send(worker, message)
-    recover_if_ready(books)
+        state.send(worker, message)
+    recover_if_ready(state)
 
 
-def stop_for_failure(books: CoordinatorState, reason: str) -> None:
+def stop_for_failure(state: CoordinatorState, reason: str) -> None:
     """Nobody trains on: the run ends with what the newest whole step has left."""
-    books.ending = Ending(code=1, reason=reason, failed=True)
-    if books.view is None:
-        shutdown.end(books)
-    elif books.stopping is None:
-        stop_view(books, reason)
+    state.ending = Ending(code=1, reason=reason, failed=True)
+    if state.view is None:
+        shutdown.end(state)
+    elif state.stopping is None:
+        stop_view(state, reason)
 
 
-def on_shared_report(books: CoordinatorState, workers: list[str], message: Shared) -> None:
+def on_shared_report(state: CoordinatorState, workers: list[str], message: Shared) -> None:
     """What everyone has seen, as enough of them say (`testimony`)."""
     if isinstance(message, m.Differs):
-        on_differs(books, workers, message)
+        on_differs(state, workers, message)
     elif isinstance(message, m.ShardsDiffer):
-        on_shards_differ(books, workers, message)
+        on_shards_differ(state, workers, message)
     else:
-        on_not_finite(books, workers[0], message)
+        on_not_finite(state, workers[0], message)
 
 
-def on_not_finite(books: CoordinatorState, worker: str, message: m.NotFinite) -> None:
+def on_not_finite(state: CoordinatorState, worker: str, message: m.NotFinite) -> None:
     """A step's loss is not finite: an event, for the first of all who say so.
 
     With `stop_on_nan` none of them goes on: each holds the state as of that step's beginning, and waits.
     """
-    if not books.has_part(worker):
+    if not state.has_part(worker):
         return
-    if message.step > books.not_finite:
-        books.not_finite = message.step
-        books.record(events.NotFiniteEvent(worker=worker, step=message.step, loss=message.loss))
-    if books.settings.stop_on_nan and not books.savers and not (books.ending and books.ending.failed):
-        stop_for_failure(books, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
+    if message.step > state.not_finite:
+        state.not_finite = message.step
+        state.record(events.NotFiniteEvent(worker=worker, step=message.step, loss=message.loss))
+    if state.settings.stop_on_nan and not state.savers and not (state.ending and state.ending.failed):
+        stop_for_failure(state, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
 
 
-def on_suspect(books: CoordinatorState, worker: str, message: m.Suspect) -> None:
+def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None:
     """`worker` has lost its connection to a peer, in any of the views that workers may still be in."""
-    if books.savers or message.peer not in books.workers or _is_warming_up(books, message):
+    if state.savers or message.peer not in state.workers or _is_warming_up(state, message):
         return
-    if not disputes.may_accuse(books, worker, message.view, message.peer) or disputes.denied(books, message):
+    if not disputes.may_accuse(state, worker, message.view, message.peer) or disputes.denied(state, message):
         return
-    if message.waited_s and disputes.waited_for(books, message.peer, message.view) != message.peer:
+    if message.waited_s and disputes.waited_for(state, message.peer, message.view) != message.peer:
         return
     reason = f"{message.reason}: waited for it for {message.waited_s} s" if message.waited_s else message.reason
-    if books.stopping is None:
-        if message.view not in [view.number for view in books.views()]:
+    if state.stopping is None:
+        if message.view not in [view.number for view in state.views()]:
             return
         if message.waited_s:  # its heartbeats may well come
-            books.send(message.peer, m.Stacks(reason=f"{worker} reports this worker: {reason}"))
-        stop_view(books, f"{worker} reports {message.peer}: {reason}")
-    if books.stopping is not None:
-        books.stopping.accusations[(worker, message.peer)] = reason
+            state.send(message.peer, m.Stacks(reason=f"{worker} reports this worker: {reason}"))
+        stop_view(state, f"{worker} reports {message.peer}: {reason}")
+    if state.stopping is not None:
+        state.stopping.accusations[(worker, message.peer)] = reason
         if message.waited_s:
-            books.stopping.stalls.add(message.peer)
-        if message.peer in books.stopping.waiting and not books.workers[message.peer].connected:
-            expel_if_overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
+            state.stopping.stalls.add(message.peer)
+        if message.peer in state.stopping.waiting and not state.workers[message.peer].connected:
+            expel_if_overdue(state, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
 
 
-def _is_warming_up(books: CoordinatorState, message: m.Suspect) -> bool:
+def _is_warming_up(state: CoordinatorState, message: m.Suspect) -> bool:
     """Whether the peer is waited for in the first step that it computes, and may still be compiling.
 
     Who waits says so again with each heartbeat: once it has waited for too long even for that, it is believed.
     """
-    limit = FIRST_STEP * books.settings.stall_s
-    return 0 < message.waited_s <= limit and not books.workers[message.peer].computed
+    limit = FIRST_STEP * state.settings.stall_s
+    return 0 < message.waited_s <= limit and not state.workers[message.peer].computed
 
 
-def on_held_up(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
+def on_held_up(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     """`worker` has waited for a peer for too long, and may be waited for by it: they can't reach each other then.
 
     Either of them alone may be what a third one, or its own work, holds up: that is for the stall limit.
     """
-    peer = books.workers.get(beat.waits_for)
+    peer = state.workers.get(beat.waits_for)
     if (
         peer is None
-        or books.stopping
-        or books.over
+        or state.stopping
+        or state.over
         or (peer.heartbeat.waits_for, peer.heartbeat.view) != (worker, beat.view)
     ):
         return
     for one, other in ((worker, peer.id), (peer.id, worker)):
         reason = f"{one} and {other} wait for each other: nothing gets through between them"
-        on_suspect(books, one, m.Suspect(view=beat.view, peer=other, reason=reason))
+        on_suspect(state, one, m.Suspect(view=beat.view, peer=other, reason=reason))
 
 
-def expel_if_overdue(books: CoordinatorState, worker: str, why: str) -> None:
+def expel_if_overdue(state: CoordinatorState, worker: str, why: str) -> None:
     """A participant is out of reach, dead or not: it is not waited for if it is safe to go on without it."""
-    if books.stopping is None:
-        stop_view(books, f"{worker}: {why}")
-    if books.stopping is not None and worker in books.workers:
-        books.stopping.overdue[worker] = why
-        recover_if_ready(books)
+    if state.stopping is None:
+        stop_view(state, f"{worker}: {why}")
+    if state.stopping is not None and worker in state.workers:
+        state.stopping.overdue[worker] = why
+        recover_if_ready(state)
 
 
-def expel(books: CoordinatorState, worker: str, why: str) -> None:
-    """A participant has to go, whatever it answers; it is kept in the books until the decision, which asks for it."""
-    if books.stopping is None:
-        stop_view(books, f"{worker}: {why}")
-    if books.stopping is not None:
-        books.stopping.expelled[worker] = why
-        books.record(events.ExpelledEvent(worker=worker, reason=why))
+def expel(state: CoordinatorState, worker: str, why: str) -> None:
+    """A participant has to go, whatever it answers; it is kept in the state until the decision, which asks for it."""
+    if state.stopping is None:
+        stop_view(state, f"{worker}: {why}")
+    if state.stopping is not None:
+        state.stopping.expelled[worker] = why
+        state.record(events.ExpelledEvent(worker=worker, reason=why))
 
 
-def on_differs(books: CoordinatorState, workers: list[str], message: m.Differs) -> None:
+def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) -> None:
     """The words of a round say that the replicas differ, and nobody can end it; not even a run that ends anyway."""
-    known = books.ending is not None and books.ending.apart
-    if books.settings.bits == "any":
+    known = state.ending is not None and state.ending.apart
+    if state.settings.bits == "any":
         return  # where they may, only who is mistaken says so
-    if books.savers or known or not any(books.has_part(worker) for worker in workers):
+    if state.savers or known or not any(state.has_part(worker) for worker in workers):
         return
-    if verdicts.on_trial(books, message):
-        if books.stopping is None:
-            stop_view(books, "a joiner's replica differs")
-        if books.stopping is not None:
-            books.stopping.failed |= dict.fromkeys(message.workers, message.step)
+    if verdicts.on_trial(state, message):
+        if state.stopping is None:
+            stop_view(state, "a joiner's replica differs")
+        if state.stopping is not None:
+            state.stopping.failed |= dict.fromkeys(message.workers, message.step)
     else:
         disputes.on_replicas_differ(
-            books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else ""
+            state, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else ""
         )
-        if books.stopping is None:
-            stop_view(books, "the replicas differ")
-    if books.stopping is not None:
-        books.stopping.apart |= set(workers)
+        if state.stopping is None:
+            stop_view(state, "the replicas differ")
+    if state.stopping is not None:
+        state.stopping.apart |= set(workers)
 
 
-def on_shards_differ(books: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:
+def on_shards_differ(state: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:
     """The words of a round say that two have found different things of one shard, and nobody can end it."""
-    if books.stopping is None and not books.savers and any(books.has_part(worker) for worker in workers):
-        stop_view(books, f"two workers have found different things of one shard in step {message.step}")
+    if state.stopping is None and not state.savers and any(state.has_part(worker) for worker in workers):
+        stop_view(state, f"two workers have found different things of one shard in step {message.step}")
 
 
-def on_stopped(books: CoordinatorState, worker: str, report: m.Stopped) -> None:
+def on_stopped(state: CoordinatorState, worker: str, report: m.Stopped) -> None:
     """An answer to the stop.
 
     Raises:
         ProtocolError: it names what was never issued.
     """
-    now = books.stopping
+    now = state.stopping
     if now and report.stop == now.number and worker in now.waiting:
-        if why := state.issued_denial(books, worker, report):
+        if why := issued_denial(state, worker, report):
             raise ProtocolError(why)
         now.waiting.discard(worker)
         now.overdue.pop(worker, None)
         now.reports[worker] = report
         if report.synced:
-            failures.note_progress(books, worker, report.step)
-        recover_if_ready(books)
+            failures.note_progress(state, worker, report.step)
+        recover_if_ready(state)

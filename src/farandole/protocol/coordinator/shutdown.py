@@ -15,7 +15,7 @@ finished worker holds is the run's final state, with what the script did after i
              the others get `end_s` to end as well
     expire   they have not: they are named, and not waited for
 
-A coordinator that was killed in between finds in its books that all had finished, or that the state is saved; the
+A coordinator that was killed in between finds in its state that all had finished, or that the state is saved; the
 workers say Finished again, and it goes on from there.
 """
 
@@ -68,323 +68,323 @@ from farandole.protocol.difference import outliers
 #     short     one that was to begin it finds too little
 
 
-def appoint_saver(books: CoordinatorState) -> None:
+def appoint_saver(state: CoordinatorState) -> None:
     """See 1. Call it when the view has changed, or somebody in it has got the state."""
-    able = _able(books)
-    if books.saver not in able:
-        books.saver = able[0] if able else ""
-    _tell(books, at_once=False)
+    able = _able(state)
+    if state.saver not in able:
+        state.saver = able[0] if able else ""
+    _tell(state, at_once=False)
 
 
-def on_checkpoint(books: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
+def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
     """What has become of a checkpoint, and what follows: see 2 and 4."""
     for event in reported_events.events_of(worker.id, message):
-        books.record(event)
-    if not books.let_in(worker.id):
+        state.record(event)
+    if not state.let_in(worker.id):
         return  # nothing that it says counts yet
     if isinstance(message, m.Restored):
-        if worker.id != books.founder:
+        if worker.id != state.founder:
             return
-        books.newest = m.Newest(step=message.step, path=message.path)
-        last_resort.on_restored(books, message.step)
+        state.newest = m.Newest(step=message.step, path=message.path)
+        last_resort.on_restored(state, message.step)
     elif not message.late:
-        books.tries += 1
+        state.tries += 1
         if message.error:
-            _failed(books, worker.id)
+            _failed(state, worker.id)
             return
-        books.succeeded = books.tries
-        likely = worker.id == books.saver or message.step <= books.reached
-        if worker.reaches and likely and message.step >= books.newest.step:
-            books.newest = m.Newest(step=message.step, path=message.path)
+        state.succeeded = state.tries
+        likely = worker.id == state.saver or message.step <= state.reached
+        if worker.reaches and likely and message.step >= state.newest.step:
+            state.newest = m.Newest(step=message.step, path=message.path)
 
 
-def _failed(books: CoordinatorState, worker: str) -> None:
+def _failed(state: CoordinatorState, worker: str) -> None:
     """Another one tries, if there is one."""
-    books.failed[worker] = books.tries
-    able = _able(books)
-    if worker != books.saver or not able:
+    state.failed[worker] = state.tries
+    able = _able(state)
+    if worker != state.saver or not able:
         return
-    books.saver = min(able, key=lambda w: _failure(books, w))
-    fresh = _failure(books, books.saver) == 0
-    if books.saver != worker:
-        books.record(events.SaverEvent(worker=books.saver, before=worker, at_once=fresh))
-    _tell(books, at_once=fresh)
+    state.saver = min(able, key=lambda w: _failure(state, w))
+    fresh = _failure(state, state.saver) == 0
+    if state.saver != worker:
+        state.record(events.SaverEvent(worker=state.saver, before=worker, at_once=fresh))
+    _tell(state, at_once=fresh)
 
 
-def best_saver(books: CoordinatorState, savers: Sequence[str]) -> str:
+def best_saver(state: CoordinatorState, savers: Sequence[str]) -> str:
     """See 3. `savers` hold the state, the best placed first."""
-    return min(savers, key=lambda w: (not books.workers[w].reaches, _failure(books, w)))
+    return min(savers, key=lambda w: (not state.workers[w].reaches, _failure(state, w)))
 
 
-def helper(books: CoordinatorState) -> str:
+def helper(state: CoordinatorState) -> str:
     """See 3. "" where nobody needs to, or nobody can."""
-    assert books.view is not None
-    if any(books.workers[w].reaches for w in books.view.members if w in books.workers):
+    assert state.view is not None
+    if any(state.workers[w].reaches for w in state.view.members if w in state.workers):
         return ""
-    ready = [w for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
+    ready = [w for w in state.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     return next((w.id for w in ready if w.reaches), "")
 
 
-def founders(books: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
+def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
     """See 4. Those who are ready, the one that begins with the state first; nobody where nobody may begin."""
-    leader = next((worker for worker in ready if books.workers[worker].reaches), None)
+    leader = next((worker for worker in ready if state.workers[worker].reaches), None)
     if leader is None:
-        why = books.workers[ready[0]].unreached
-        reason = f"nobody who is ready reaches {_place(books)}; waiting for one that does ({why})"
-        _once(books, events.NoLeaderEvent(reason=reason))
+        why = state.workers[ready[0]].unreached
+        reason = f"nobody who is ready reaches {_place(state)}; waiting for one that does ({why})"
+        _once(state, events.NoLeaderEvent(reason=reason))
         return ()
-    books.reported_once.discard(events.NoLeaderEvent)
+    state.reported_once.discard(events.NoLeaderEvent)
     return (leader, *(worker for worker in ready if worker != leader))
 
 
-def no_way_to_save(books: CoordinatorState) -> str:
+def no_way_to_save(state: CoordinatorState) -> str:
     """See 5. Why the run can't begin; "" while it may."""
-    if any(w.reaches for w in books.workers.values()):  # also one that is still starting
+    if any(w.reaches for w in state.workers.values()):  # also one that is still starting
         return ""
-    ours = [w for w in books.workers.values() if w.pool]
+    ours = [w for w in state.workers.values() if w.pool]
     if not ours:
         return ""
     return (
-        f"{ours[0].id} can't reach {_place(books)}: {ours[0].unreached}; see that it is there and can be written to, "
+        f"{ours[0].id} can't reach {_place(state)}: {ours[0].unreached}; see that it is there and can be written to, "
         f"and start the run again on its folder, or begin again with another --folder"
     )
 
 
-def on_cannot_start(books: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
+def on_cannot_start(state: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
     """See 4. Whether that worker was to begin a first view."""
-    view = books.proposed
-    if books.view or books.stopping or view is None or view.number != message.view or worker.id not in view.synced:
+    view = state.proposed
+    if state.view or state.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False
     worker.unreached = message.reason
-    books.record(events.ShortEvent(worker=worker.id, host=worker.host, reason=message.reason))
+    state.record(events.ShortEvent(worker=worker.id, host=worker.host, reason=message.reason))
     return True
 
 
-def _able(books: CoordinatorState) -> list[str]:
+def _able(state: CoordinatorState) -> list[str]:
     """Members that could write, in rank order."""
-    members = books.view.members if books.view else ()
-    there = [w for w in members if w in books.workers and w not in books.unsynced]
-    able = [w for w in there if books.workers[w].reaches]
+    members = state.view.members if state.view else ()
+    there = [w for w in members if w in state.workers and w not in state.unsynced]
+    able = [w for w in there if state.workers[w].reaches]
     if there and not able:
-        why = books.workers[there[0]].unreached
-        _once(books, events.NoSaverEvent(reason=f"none of the workers reaches {_place(books)} ({why})"))
+        why = state.workers[there[0]].unreached
+        _once(state, events.NoSaverEvent(reason=f"none of the workers reaches {_place(state)} ({why})"))
     elif able:
-        books.reported_once.discard(events.NoSaverEvent)
+        state.reported_once.discard(events.NoSaverEvent)
     return able
 
 
-def _failure(books: CoordinatorState, worker: str) -> int:
+def _failure(state: CoordinatorState, worker: str) -> int:
     """The number of its newest failure since the newest success, 0 for none."""
-    number = books.failed.get(worker, 0)
-    return number if number > books.succeeded else 0
+    number = state.failed.get(worker, 0)
+    return number if number > state.succeeded else 0
 
 
-def _tell(books: CoordinatorState, *, at_once: bool) -> None:
-    message = m.Saver(worker=books.saver, at_once=at_once)
-    for name in books.view.members if books.view else ():
-        worker = books.workers.get(name)
+def _tell(state: CoordinatorState, *, at_once: bool) -> None:
+    message = m.Saver(worker=state.saver, at_once=at_once)
+    for name in state.view.members if state.view else ():
+        worker = state.workers.get(name)
         if worker is None or not worker.connected:
             continue
-        mine = name == books.saver
+        mine = name == state.saver
         if worker.saves is not mine or (mine and at_once):
             worker.saves = mine
-            books.send(name, message)
+            state.send(name, message)
 
 
-def _place(books: CoordinatorState) -> str:
-    where = books.settings.checkpoints.url or "the run's folder of checkpoints"
-    newest = books.newest
+def _place(state: CoordinatorState) -> str:
+    where = state.settings.checkpoints.url or "the run's folder of checkpoints"
+    newest = state.newest
     return f"{where} (the newest is {newest.path})" if newest.path else where
 
 
-def _once(books: CoordinatorState, event: events.Event) -> None:
-    if type(event) not in books.reported_once:
-        books.reported_once.add(type(event))
-        books.record(event)
+def _once(state: CoordinatorState, event: events.Event) -> None:
+    if type(event) not in state.reported_once:
+        state.reported_once.add(type(event))
+        state.record(event)
 
 
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
-def advance(books: CoordinatorState, now: float) -> bool:
+def advance(state: CoordinatorState, now: float) -> bool:
     """Do what is due of the end; False if nothing is."""
-    stops = books.ending is not None and not books.stopping
-    if books.ending is not None:
-        accounting.end_trace(books)
-    if books.everyone_finished() and not (books.savers and books.deadline is None):
-        finish(books)
-    elif books.deadline is not None:
-        if now >= books.deadline:
-            expire(books)
-    elif stops and not books.view and not books.proposed:
-        end(books)  # nobody holds a state
-    elif stops and not books.savers and not books.proposed and _some_finished(books):
-        set_deadline(books, now)
+    stops = state.ending is not None and not state.stopping
+    if state.ending is not None:
+        accounting.end_trace(state)
+    if state.everyone_finished() and not (state.savers and state.deadline is None):
+        finish(state)
+    elif state.deadline is not None:
+        if now >= state.deadline:
+            expire(state)
+    elif stops and not state.view and not state.proposed:
+        end(state)  # nobody holds a state
+    elif stops and not state.savers and not state.proposed and _some_finished(state):
+        set_deadline(state, now)
     else:
         return False
     return True
 
 
-def is_between_steps(books: CoordinatorState) -> bool:
+def is_between_steps(state: CoordinatorState) -> bool:
     """Whether the end can't wait for the step in hand: that of a failure, or of a stop in which some have finished, who
     will not switch to the empty view any more.
     """
-    if books.ending is None or books.stopping or books.savers or books.deadline is not None:
+    if state.ending is None or state.stopping or state.savers or state.deadline is not None:
         return False
-    return books.ending.failed or (books.proposed is not None and _some_finished(books))
+    return state.ending.failed or (state.proposed is not None and _some_finished(state))
 
 
-def _some_finished(books: CoordinatorState) -> bool:
-    return any(books.workers[w].state == "finished" for w in books.members())
+def _some_finished(state: CoordinatorState) -> bool:
+    return any(state.workers[w].state == "finished" for w in state.members())
 
 
-def ask_to_save(books: CoordinatorState) -> None:
+def ask_to_save(state: CoordinatorState) -> None:
     """Ask the best of `savers`, unless one has been asked; without any, the run is over."""
-    assert books.ending is not None
-    if books.ending.apart and not disputes.compare_when_complete(books):
+    assert state.ending is not None
+    if state.ending.apart and not disputes.compare_when_complete(state):
         return
-    if not books.savers and books.between:
-        books.savers = [worker for worker in books.between if worker in books.workers]
-        books.between, books.ending.saver, books.ending.between = [], "", True
-    if not books.savers:
-        if books.deadline is not None and books.view is not None:
+    if not state.savers and state.between:
+        state.savers = [worker for worker in state.between if worker in state.workers]
+        state.between, state.ending.saver, state.ending.between = [], "", True
+    if not state.savers:
+        if state.deadline is not None and state.view is not None:
             return  # somebody who has not finished yet may have more luck
-        _lose(books)
-    elif books.ending.saver not in books.savers:
-        books.ending.saver = best_saver(books, books.savers)
-        ask_next_saver(books)
+        _lose(state)
+    elif state.ending.saver not in state.savers:
+        state.ending.saver = best_saver(state, state.savers)
+        ask_next_saver(state)
 
 
-def on_return(books: CoordinatorState, worker: str) -> None:
+def on_return(state: CoordinatorState, worker: str) -> None:
     """One of `savers` is back: it may not have heard what it was asked."""
-    assert books.ending is not None
-    if books.ending.apart and not books.ending.compared:
-        disputes.ask_for_digests(books, worker)
-    elif books.ending.saver == worker:
-        ask_next_saver(books)
+    assert state.ending is not None
+    if state.ending.apart and not state.ending.compared:
+        disputes.ask_for_digests(state, worker)
+    elif state.ending.saver == worker:
+        ask_next_saver(state)
 
 
-def ask_next_saver(books: CoordinatorState) -> None:
+def ask_next_saver(state: CoordinatorState) -> None:
     """The one that is to save."""
-    assert books.ending is not None
-    if not books.ending.stored:
-        books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason, between=books.ending.between))
+    assert state.ending is not None
+    if not state.ending.stored:
+        state.send(state.ending.saver, m.End(save=True, reason=state.ending.reason, between=state.ending.between))
 
 
-def on_answer(books: CoordinatorState, worker: str, message: m.Saved | m.Digests) -> None:
+def on_answer(state: CoordinatorState, worker: str, message: m.Saved | m.Digests) -> None:
     """One of `savers` has done what it was asked."""
     if isinstance(message, m.Saved):
-        on_saved(books, worker, message)
-    elif worker in books.savers and worker in books.digests_wanted:
-        books.digests[worker] = message
-        ask_to_save(books)
+        on_saved(state, worker, message)
+    elif worker in state.savers and worker in state.digests_wanted:
+        state.digests[worker] = message
+        ask_to_save(state)
 
 
-def on_saved(books: CoordinatorState, worker: str, message: m.Saved) -> None:
-    if not books.ending or books.ending.stored or books.ending.saver != worker or worker not in books.savers:
+def on_saved(state: CoordinatorState, worker: str, message: m.Saved) -> None:
+    if not state.ending or state.ending.stored or state.ending.saver != worker or worker not in state.savers:
         return
     if message.error:
-        books.savers.remove(worker)
-        books.ending.saver = ""  # should it be one of them again, when others have finished, it is asked again
+        state.savers.remove(worker)
+        state.ending.saver = ""  # should it be one of them again, when others have finished, it is asked again
         if message.between:
-            books.between.append(worker)
+            state.between.append(worker)
         else:
-            books.record(events.NotSavedEvent(worker=worker, reason=message.error))
-        ask_to_save(books)
+            state.record(events.NotSavedEvent(worker=worker, reason=message.error))
+        ask_to_save(state)
     else:
-        path, whole, finite = message.path, not books.ending.between, message.finite
+        path, whole, finite = message.path, not state.ending.between, message.finite
         took = {"seconds": message.seconds} if message.seconds else {}
-        host = books.workers[worker].host
-        if books.workers[worker].reaches:
-            books.record(events.SavedEvent(worker=worker, path=path, whole=whole, finite=finite, **took))
+        host = state.workers[worker].host
+        if state.workers[worker].reaches:
+            state.record(events.SavedEvent(worker=worker, path=path, whole=whole, finite=finite, **took))
         else:
-            books.record(
+            state.record(
                 events.SavedElsewhereEvent(worker=worker, host=host, path=path, whole=whole, finite=finite, **took)
             )
-            books.ending.code = books.ending.code or 1
-            books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
-        books.ending.stored = True
-        if books.deadline is None:
-            end(books)
+            state.ending.code = state.ending.code or 1
+            state.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
+        state.ending.stored = True
+        if state.deadline is None:
+            end(state)
 
 
-def finish(books: CoordinatorState) -> None:
+def finish(state: CoordinatorState) -> None:
     """Every member's script has run to its end."""
-    prints = {w.id: w.fingerprint for w in books.workers.values() if w.state == "finished"}
-    after = books.workers[next(iter(books.members()))].after.written()
+    prints = {w.id: w.fingerprint for w in state.workers.values() if w.state == "finished"}
+    after = state.workers[next(iter(state.members()))].after.written()
     equal = len(set(prints.values())) == 1
-    if not (books.ending and books.ending.finished):  # by the coordinator before this one
-        books.record(events.FinishedEvent(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal, **after))
-    if not equal and books.settings.bits != "any":
-        disputes.on_replicas_differ(books, outliers(disputes.by_standing(books, prints)), "after the last step")
-    books.ending = books.ending or Ending(code=0, reason="the script has run to its end", failed=False)
-    books.ending.finished, books.deadline = True, None
-    books.stopping = books.proposed = books.previous = None
-    if books.ending.stored:
-        end(books)
+    if not (state.ending and state.ending.finished):  # by the coordinator before this one
+        state.record(events.FinishedEvent(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal, **after))
+    if not equal and state.settings.bits != "any":
+        disputes.on_replicas_differ(state, outliers(disputes.by_standing(state, prints)), "after the last step")
+    state.ending = state.ending or Ending(code=0, reason="the script has run to its end", failed=False)
+    state.ending.finished, state.deadline = True, None
+    state.stopping = state.proposed = state.previous = None
+    if state.ending.stored:
+        end(state)
     else:
-        books.savers = list(dict.fromkeys((*books.savers, *books.members())))
-        ask_to_save(books)
+        state.savers = list(dict.fromkeys((*state.savers, *state.members())))
+        ask_to_save(state)
 
 
-def set_deadline(books: CoordinatorState, now: float) -> None:
+def set_deadline(state: CoordinatorState, now: float) -> None:
     """The run is to stop, and some have finished."""
-    assert books.ending is not None
-    books.deadline = now + books.settings.end_s
-    books.proposed = books.previous = None
-    books.savers = [worker for worker in books.members() if books.workers[worker].state == "finished"]
-    ask_to_save(books)
+    assert state.ending is not None
+    state.deadline = now + state.settings.end_s
+    state.proposed = state.previous = None
+    state.savers = [worker for worker in state.members() if state.workers[worker].state == "finished"]
+    ask_to_save(state)
 
 
-def expire(books: CoordinatorState) -> None:
+def expire(state: CoordinatorState) -> None:
     """Those who have not finished are not waited for any more."""
-    hung = [worker for worker in books.members() if books.workers[worker].state != "finished"]
+    hung = [worker for worker in state.members() if state.workers[worker].state != "finished"]
     for worker in hung:
-        reason = f"its script has not ended within {books.settings.end_s:g} s of the stop, and others' had"
-        books.record(events.HungEvent(worker=worker, host=books.workers[worker].host, reason=reason))
-    give_up(books, f"{', '.join(hung)} hung after the last step")
+        reason = f"its script has not ended within {state.settings.end_s:g} s of the stop, and others' had"
+        state.record(events.HungEvent(worker=worker, host=state.workers[worker].host, reason=reason))
+    give_up(state, f"{', '.join(hung)} hung after the last step")
 
 
-def give_up(books: CoordinatorState, why: str, code: int | None = None) -> None:
+def give_up(state: CoordinatorState, why: str, code: int | None = None) -> None:
     """The run ends once the final state is saved, whatever becomes of those who have not finished."""
-    assert books.ending is not None
-    books.deadline = None
-    books.ending.reason = f"{books.ending.reason}; {why}"
-    books.ending.code = books.ending.code if code is None else code
-    if books.ending.stored:
-        end(books)
-    elif not books.savers:
-        _lose(books)
+    assert state.ending is not None
+    state.deadline = None
+    state.ending.reason = f"{state.ending.reason}; {why}"
+    state.ending.code = state.ending.code if code is None else code
+    if state.ending.stored:
+        end(state)
+    elif not state.savers:
+        _lose(state)
 
 
-def _lose(books: CoordinatorState) -> None:
-    assert books.ending is not None
-    books.record(events.NotSavedEvent(reason="no worker is left that holds the state of a whole step"))
-    if books.ending.code == 0:
-        books.ending.code, books.ending.reason = 1, f"{books.ending.reason}, but its state could not be saved"
-    end(books)
+def _lose(state: CoordinatorState) -> None:
+    assert state.ending is not None
+    state.record(events.NotSavedEvent(reason="no worker is left that holds the state of a whole step"))
+    if state.ending.code == 0:
+        state.ending.code, state.ending.reason = 1, f"{state.ending.reason}, but its state could not be saved"
+    end(state)
 
 
-def end(books: CoordinatorState) -> None:
-    assert books.ending is not None
-    books.over = books.ending
-    books.savers = []
-    books.stopping = None
-    metric_lines.close(books)
-    accounting.close(books)
-    books.record(events.OverEvent(code=books.over.code, reason=books.over.reason))
-    for worker in books.workers:
-        books.send(worker, m.Goodbye(reason=books.over.reason, code=books.over.code))
+def end(state: CoordinatorState) -> None:
+    assert state.ending is not None
+    state.over = state.ending
+    state.savers = []
+    state.stopping = None
+    metric_lines.close(state)
+    accounting.close(state)
+    state.record(events.OverEvent(code=state.over.code, reason=state.over.reason))
+    for worker in state.workers:
+        state.send(worker, m.Goodbye(reason=state.over.reason, code=state.over.code))
 
 
-def on_nothing_left(books: CoordinatorState, worker: Worker, message: m.Restored) -> None:
+def on_nothing_left(state: CoordinatorState, worker: Worker, message: m.Restored) -> None:
     """The first view has nothing to train: the script asks for no more than the checkpoint has.
 
     Raises:
         ProtocolError: there is a view, or the worker is in none that is proposed.
     """
-    if books.view is not None or worker.state != "ready":
+    if state.view is not None or worker.state != "ready":
         raise ProtocolError("Restored(done) from a worker that has no first view to begin")
     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
-    books.ending = books.ending or Ending(code=0, reason=reason, failed=False)
-    end(books)
+    state.ending = state.ending or Ending(code=0, reason=reason, failed=False)
+    end(state)

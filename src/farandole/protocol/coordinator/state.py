@@ -442,7 +442,7 @@ def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
 # names must be known here. Who knows what when:
 #
 # 1. A worker is in a view that a coordinator has told it, whole, by `Propose` or `Resume`, and alters nothing of it.
-#    Both go out after the books that have the view in `issued` are kept (`reconnection`, 6 and 7), on a full disk in
+#    Both go out after the state that have the view in `issued` are kept (`reconnection`, 6 and 7), on a full disk in
 #    their copy in memory. So whatever an honest worker names is in `issued` of this coordinator and of each that
 #    follows.
 # 2. Which ones may be named? All that are outstanding, and older ones too: a worker whose connection broke before it
@@ -474,28 +474,28 @@ class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.view.lineage(workers) for workers in (self.view.members, self.view.synced))
 
 
-def keep_issued(books: CoordinatorState, named: Iterable[View | None]) -> None:
+def keep_issued(state: CoordinatorState, named: Iterable[View | None]) -> None:
     """Of what was issued, `named` is where workers still are, or may be."""
     views = list(named)
-    books.issued = [issued for issued in books.issued if issued.view in views]
+    state.issued = [issued for issued in state.issued if issued.view in views]
 
 
-def issued_views(books: CoordinatorState) -> list[View]:
+def issued_views(state: CoordinatorState) -> list[View]:
     """All that somebody may be in, or be about to enter."""
-    return [issued.view for issued in books.issued]
+    return [issued.view for issued in state.issued]
 
 
-def issued_denial(books: CoordinatorState, worker: str, report: Stopped) -> str:
+def issued_denial(state: CoordinatorState, worker: str, report: Stopped) -> str:
     """Why no honest worker can have said this, in words; "" if one can."""
     view = report.view
     if not report.synced:
         return ""
     if view is None:
         return "it says that it holds the state, and is in no view"
-    known = next((issued for issued in books.issued if issued.view == view), None)
+    known = next((issued for issued in state.issued if issued.view == view), None)
     if known is None:
         return f"it says that it is in view {view.number} of {len(view.members)}, which was never issued"
-    beat = books.workers[worker].heartbeat
+    beat = state.workers[worker].heartbeat
     earliest = max(known.round, beat.round if beat.view == view.number else 0)
     if report.round < earliest:
         return f"it says that it is in round {report.round} of view {view.number}, and it was in round {earliest}"
@@ -504,11 +504,11 @@ def issued_denial(books: CoordinatorState, worker: str, report: Stopped) -> str:
     return ""
 
 
-# --- books ------------------------------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------------------------
 #
-# The coordinator's books: who there is, what is outstanding, and the few ways to write in them.
+# The coordinator's state: who there is, what is outstanding, and the few ways to write in them.
 #
-# `planned`, `unplanned` and `ending` are functions over the books; `coordinator` holds them and feeds them. Every
+# `planned`, `unplanned` and `ending` are functions over the state; `coordinator` holds them and feeds them. Every
 # change leaves through `actions`, in order.
 
 EXIT_EVICTED = 3  # the exit code of workers that were

@@ -111,10 +111,10 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
     return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=redone)
 
 
-def on_trial(books: CoordinatorState, message: m.Differs) -> bool:
+def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
     """Whether those who are unlike the others are joiners whose updates nobody has looked at long enough. See 4."""
-    entered = [books.workers[worker].entered if worker in books.workers else -1 for worker in message.workers]
-    others = any(worker not in message.workers for worker in books.members())
+    entered = [state.workers[worker].entered if worker in state.workers else -1 for worker in message.workers]
+    others = any(worker not in message.workers for worker in state.members())
     return others and bool(entered) and all(0 <= step <= message.step <= step + TRIAL for step in entered)
 
 
@@ -124,37 +124,37 @@ def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]
     return tuple(w for w, report in reports.items() if report.unproven and w not in compared)
 
 
-def record_verdict(books: CoordinatorState, verdict: Verdict) -> None:
-    """Who is refused, or wrong, is out of the books; where nobody can tell, the run may end."""
+def record_verdict(state: CoordinatorState, verdict: Verdict) -> None:
+    """Who is refused, or wrong, is out of the state; where nobody can tell, the run may end."""
     for worker, why in verdict.refused.items():
-        gone = books.workers.pop(worker)
-        books.record(events.RefusedEvent(worker=worker, host=gone.host, reason=why))
-        books.send(worker, m.JoinRefused(reason=why))
-        books.record_departure(gone, why, 1, started=False, refused=True)
-        failures.on_refused(books, gone, why)
+        gone = state.workers.pop(worker)
+        state.record(events.RefusedEvent(worker=worker, host=gone.host, reason=why))
+        state.send(worker, m.JoinRefused(reason=why))
+        state.record_departure(gone, why, 1, started=False, refused=True)
+        failures.on_refused(state, gone, why)
     for worker, why in verdict.wrong.items():
-        host = books.workers[worker].host
-        books.record(events.ComputesWrongEvent(worker=worker, host=host, reason=why))
-        books.wrong_hosts.add(host)
-        books.ban(worker)
-        books.evict(worker, f"it computes wrong: {why}")
+        host = state.workers[worker].host
+        state.record(events.ComputesWrongEvent(worker=worker, host=host, reason=why))
+        state.wrong_hosts.add(host)
+        state.ban(worker)
+        state.evict(worker, f"it computes wrong: {why}")
     for workers, what in verdict.undecided.items():
         reason = f"{' and '.join(workers)} do not compute the same, first in {what}, and nobody can tell who is right"
-        books.record(events.UndecidedEvent(workers=workers, reason=reason))
-        if books.settings.stop_undecided and books.ending is None:
-            books.ending = Ending(code=1, reason=reason, failed=True)
+        state.record(events.UndecidedEvent(workers=workers, reason=reason))
+        if state.settings.stop_undecided and state.ending is None:
+            state.ending = Ending(code=1, reason=reason, failed=True)
 
 
-def carried(books: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
+def carried(state: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
     """Of those who stay, who may have had no step to prove itself in. See 8."""
-    known = books.view.unproven if books.view and books.proven_view != books.view.number else ()
+    known = state.view.unproven if state.view and state.proven_view != state.view.number else ()
     return tuple(worker for worker in stay if worker in known)
 
 
-def note_proof(books: CoordinatorState, beat: m.Heartbeat) -> None:
+def note_proof(state: CoordinatorState, beat: m.Heartbeat) -> None:
     """A member is beyond the step with which its view began."""
-    if books.view and beat.view == books.view.number and beat.step > books.view_began:
-        books.proven_view = beat.view
+    if state.view and beat.view == state.view.number and beat.step > state.view_began:
+        state.proven_view = beat.view
 
 
 def _digests_by_holder(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:

@@ -19,8 +19,16 @@ import msgspec
 
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import disputes, failures, recovery, shutdown, state, verdicts
-from farandole.protocol.coordinator.state import WHOLE, CoordinatorState, Ending, IssuedView, Worker, stragglers
+from farandole.protocol.coordinator import disputes, failures, recovery, shutdown, verdicts
+from farandole.protocol.coordinator.state import (
+    WHOLE,
+    CoordinatorState,
+    Ending,
+    IssuedView,
+    Worker,
+    keep_issued,
+    stragglers,
+)
 from farandole.protocol.difference import Difference, Finish, calls_differ, ended_early
 from farandole.protocol.values import Call
 from farandole.protocol.view import View
@@ -66,111 +74,111 @@ from farandole.protocol.view import View
 KEPT = 4  # rounds; members are at most one apart
 
 
-def on_round_begun(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
+def on_round_begun(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     """A heartbeat. What is heard while a stop is outstanding will be heard again."""
-    _end(books, _began(books, worker, beat))
+    _end(state, _began(state, worker, beat))
 
 
-def call_switched(books: CoordinatorState, worker: str, message: m.Switched) -> None:
+def call_switched(state: CoordinatorState, worker: str, message: m.Switched) -> None:
     """It goes on with a step in another view than it was in."""
-    if not _is_late(books):
-        _end(books, _went_on(books, worker, message.round, f"step {message.step}"))
+    if not _is_late(state):
+        _end(state, _went_on(state, worker, message.round, f"step {message.step}"))
 
 
-def on_finished(books: CoordinatorState, worker: Worker, message: m.Finished) -> None:
+def on_finished(state: CoordinatorState, worker: Worker, message: m.Finished) -> None:
     """A worker's script has ended."""
     worker.state, worker.fingerprint, worker.after = "finished", message.fingerprint, message.after
     if message.view:  # else it has never been in one, and holds nobody up
-        _end(books, _finished(books, worker.id, message))
+        _end(state, _finished(state, worker.id, message))
 
 
-def in_a_step(books: CoordinatorState) -> bool:
+def in_a_step(state: CoordinatorState) -> bool:
     """Whether the newest round that was heard of is a training step, as far as was said."""
-    newest = max(books.first_calls, default=None)
-    return newest is None or books.first_calls[newest][1].doing.startswith("step ")
+    newest = max(state.first_calls, default=None)
+    return newest is None or state.first_calls[newest][1].doing.startswith("step ")
 
 
-def _began(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
+def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
-    if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
+    if not call.number or _is_late(state) or not _in_a_view(state, worker, beat.view):
         return None
-    before = books.previous.number if books.view and books.previous else 0
-    if beat.view == before and (difference := _behind(books, worker, beat)):
+    before = state.previous.number if state.view and state.previous else 0
+    if beat.view == before and (difference := _behind(state, worker, beat)):
         return difference
-    first, other = books.first_calls.get(round_, (worker, call))
-    if first == worker or first not in books.workers:
-        _keep(books, round_, worker, call)
+    first, other = state.first_calls.get(round_, (worker, call))
+    if first == worker or first not in state.workers:
+        _keep(state, round_, worker, call)
     elif other.number != call.number:
         return calls_differ(first, other, worker, call)
-    return _went_on(books, worker, round_, call.doing)
+    return _went_on(state, worker, round_, call.doing)
 
 
-def _behind(books: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
+def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
     """In the view before: whether it does something else there than those who have gone on. See 5."""
-    for other, round_ in books.switches.items():
-        if round_ == beat.round or round_ == books.applied_round < beat.round:
+    for other, round_ in state.switches.items():
+        if round_ == beat.round or round_ == state.applied_round < beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
         if round_ < beat.round:  # which nobody could have begun without it: two who have are right
-            books.ahead.setdefault(other, set()).add(worker)
-            if len(books.ahead[other]) > 1 and other in books.workers:
-                books.ban(other)
+            state.ahead.setdefault(other, set()).add(worker)
+            if len(state.ahead[other]) > 1 and other in state.workers:
+                state.ban(other)
                 recovery.expel(
-                    books, other, f"it says that it has gone on since round {round_}, in which it was needed"
+                    state, other, f"it says that it has gone on since round {round_}, in which it was needed"
                 )
                 return None
     return None
 
 
-def _finished(books: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
-    mine, known = Finish(worker=worker, round=message.round, step=message.step), books.first_finish
-    if known is None or known.worker not in books.workers:
-        books.first_finish = known = mine
-    if _is_late(books):
+def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
+    mine, known = Finish(worker=worker, round=message.round, step=message.step), state.first_finish
+    if known is None or known.worker not in state.workers:
+        state.first_finish = known = mine
+    if _is_late(state):
         return None
     if known.round != mine.round:
         early, late = sorted((known, mine), key=lambda finish: finish.round)
         return ended_early(early, late.worker, f"step {late.step}")
-    if books.view and worker in books.unswitched and message.view < books.view.number:
-        return ended_early(mine, _switched(books), "the next step")
-    for round_, (other, call) in books.first_calls.items():
-        if round_ >= mine.round and other in books.workers and other != worker:
+    if state.view and worker in state.unswitched and message.view < state.view.number:
+        return ended_early(mine, _switched(state), "the next step")
+    for round_, (other, call) in state.first_calls.items():
+        if round_ >= mine.round and other in state.workers and other != worker:
             return ended_early(mine, other, call.doing)
     return None
 
 
-def _end(books: CoordinatorState, difference: Difference | None) -> None:
+def _end(state: CoordinatorState, difference: Difference | None) -> None:
     if difference is not None:
-        books.differ(difference)
-        recovery.stop_view(books, difference.reason)
+        state.differ(difference)
+        recovery.stop_view(state, difference.reason)
 
 
-def _went_on(books: CoordinatorState, worker: str, round_: int, doing: str) -> Difference | None:
-    finish = books.first_finish
-    if finish is None or finish.worker not in books.workers or worker == finish.worker or round_ < finish.round:
+def _went_on(state: CoordinatorState, worker: str, round_: int, doing: str) -> Difference | None:
+    finish = state.first_finish
+    if finish is None or finish.worker not in state.workers or worker == finish.worker or round_ < finish.round:
         return None
     return ended_early(finish, worker, doing)
 
 
-def _switched(books: CoordinatorState) -> str:
+def _switched(state: CoordinatorState) -> str:
     """One of those who go on in the view in force, or have left with it."""
-    concerned = [worker for view in (books.view, books.previous) if view for worker in view.members]
-    return next((worker for worker in concerned if worker not in books.unswitched), "another")
+    concerned = [worker for view in (state.view, state.previous) if view for worker in view.members]
+    return next((worker for worker in concerned if worker not in state.unswitched), "another")
 
 
-def _is_late(books: CoordinatorState) -> bool:
+def _is_late(state: CoordinatorState) -> bool:
     """Whether nobody trains any more, or all are asked where they stand."""
-    failed = books.ending is not None and books.ending.failed
-    return books.over is not None or books.stopping is not None or bool(books.savers) or failed
+    failed = state.ending is not None and state.ending.failed
+    return state.over is not None or state.stopping is not None or bool(state.savers) or failed
 
 
-def _in_a_view(books: CoordinatorState, worker: str, number: int) -> bool:
-    return any(view.number == number and worker in view.members for view in books.views())
+def _in_a_view(state: CoordinatorState, worker: str, number: int) -> bool:
+    return any(view.number == number and worker in view.members for view in state.views())
 
 
-def _keep(books: CoordinatorState, round_: int, worker: str, call: Call) -> None:
-    books.first_calls[round_] = (worker, call)
-    for old in [each for each in books.first_calls if each <= round_ - KEPT]:
-        del books.first_calls[old]
+def _keep(state: CoordinatorState, round_: int, worker: str, call: Call) -> None:
+    state.first_calls[round_] = (worker, call)
+    for old in [each for each in state.first_calls if each <= round_ - KEPT]:
+        del state.first_calls[old]
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
@@ -178,63 +186,63 @@ def _keep(books: CoordinatorState, round_: int, worker: str, call: Call) -> None
 REGROUP_S = 600.0  # between two tries to connect the members anew
 
 
-def plan(books: CoordinatorState, now: float) -> None:
+def plan(state: CoordinatorState, now: float) -> None:
     """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
-    for gone in [w for w in books.workers.values() if w.leaving and w.state in ("starting", "ready")]:
-        if not books.has_part(gone.id):
-            books.dismiss(gone.id, gone.leaving)
-    finished = any(w.state == "finished" for w in books.workers.values())
-    if _comes_to_nothing(books, now):
-        recovery.stop_view(books, "the members could not be connected anew")
-    if books.stopping or books.proposed or books.savers or books.unsynced or finished:
+    for gone in [w for w in state.workers.values() if w.leaving and w.state in ("starting", "ready")]:
+        if not state.has_part(gone.id):
+            state.dismiss(gone.id, gone.leaving)
+    finished = any(w.state == "finished" for w in state.workers.values())
+    if _comes_to_nothing(state, now):
+        recovery.stop_view(state, "the members could not be connected anew")
+    if state.stopping or state.proposed or state.savers or state.unsynced or finished:
         return
-    if not all(books.workers[w].connected for w in books.participants()):
+    if not all(state.workers[w].connected for w in state.participants()):
         return  # its return or its loss stops the view anyway
-    due = next_view(books) or next_group(books, now) or next_shares(books)
+    due = next_view(state) or next_group(state, now) or next_shares(state)
     if due is not None:
-        propose(books, *due, now)
+        propose(state, *due, now)
 
 
-def next_view(books: CoordinatorState) -> tuple[View, str] | None:
+def next_view(state: CoordinatorState) -> tuple[View, str] | None:
     """The view that is due and why; None when there is nothing to change.
 
     Leavers leave only while somebody who holds the state stays; if everyone is leaving, joiners enter first (for that
     one view above the maximum, if need be). A run on its way out goes to the empty view; if no member could save there
     and somebody who is ready can, by way of a view with that one.
     """
-    view = books.view
-    if books.ending:
-        if view is None or not view.members or books.ending.failed:
+    view = state.view
+    if state.ending:
+        if view is None or not view.members or state.ending.failed:
             return None
-        number = books.next_number()
-        if helper := shutdown.helper(books):
+        number = state.next_number()
+        if helper := shutdown.helper(state):
             members = (*view.members, helper)
             return View(
                 number=number,
                 members=members,
                 joining=(helper,),
                 group=number,
-                hosts=books.hosts_of(members),
+                hosts=state.hosts_of(members),
                 unproven=(helper,),
             ), f"{helper} joins, to save: no member reaches the store"
-        return View(number=number, members=(), group=view.group), books.ending.reason
-    ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
-    if books.clock < books.meet_at:
+        return View(number=number, members=(), group=view.group), state.ending.reason
+    ready = [w.id for w in state.workers.values() if w.state == "ready" and w.connected and not w.leaving]
+    if state.clock < state.meet_at:
         ready = []  # a stranger was in the last connections: see `strangers`
-    maximum = books.settings.maximum
+    maximum = state.settings.maximum
     if view is None:
-        if len(ready[:maximum]) < books.settings.minimum:
+        if len(ready[:maximum]) < state.settings.minimum:
             return None
-        first = shutdown.founders(books, ready)[:maximum]
+        first = shutdown.founders(state, ready)[:maximum]
         if not first:
-            _give_up(books)
+            _give_up(state)
             return None
-        number = books.next_number()
-        hosts = books.hosts_of(first)
+        number = state.next_number()
+        hosts = state.hosts_of(first)
         return View(
             number=number, members=first, joining=first[1:], group=number, hosts=hosts, unproven=first
         ), "first view"
-    leavers = [w for w in view.members if books.workers[w].leaving]
+    leavers = [w for w in view.members if state.workers[w].leaving]
     room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
     joiners = tuple(ready[: max(room, 0)])
     if len(leavers) == len(view.members):
@@ -242,8 +250,8 @@ def next_view(books: CoordinatorState) -> tuple[View, str] | None:
     if not joiners and not leavers:
         return None
     stay = tuple(w for w in view.members if w not in leavers)
-    causes = [f"{w} joins" for w in joiners] + [f"{w} leaves ({books.workers[w].leaving})" for w in leavers]
-    number = books.next_number()
+    causes = [f"{w} joins" for w in joiners] + [f"{w} leaves ({state.workers[w].leaving})" for w in leavers]
+    number = state.next_number()
     group = number if joiners else view.group
     shares = view.shares_of(stay)
     if shares:  # a joiner counts as the median until it has been measured
@@ -255,157 +263,157 @@ def next_view(books: CoordinatorState) -> tuple[View, str] | None:
         joining=joiners,
         group=group,
         shares=shares,
-        hosts=books.hosts_of(members),
-        unproven=(*verdicts.carried(books, stay), *joiners),
+        hosts=state.hosts_of(members),
+        unproven=(*verdicts.carried(state, stay), *joiners),
     ), ", ".join(causes)
 
 
-def _give_up(books: CoordinatorState) -> None:
+def _give_up(state: CoordinatorState) -> None:
     """Nobody may begin a first view: the run ends if nobody ever will."""
-    if why := shutdown.no_way_to_save(books):
-        books.ending = Ending(code=1, reason=why, failed=True)
-        shutdown.end(books)
+    if why := shutdown.no_way_to_save(state):
+        state.ending = Ending(code=1, reason=why, failed=True)
+        shutdown.end(state)
 
 
-def next_group(books: CoordinatorState, now: float) -> tuple[View, str] | None:
+def next_group(state: CoordinatorState, now: float) -> tuple[View, str] | None:
     """The view in force over connections of its own, when those that it uses have served many views."""
-    view = books.view
-    if view is None or view.size < 2 or books.ending or now < max(books.regroup_at, books.meet_at):
+    view = state.view
+    if view is None or view.size < 2 or state.ending or now < max(state.regroup_at, state.meet_at):
         return None
-    if books.number + 1 - view.group < books.settings.views_per_group:
+    if state.number + 1 - view.group < state.settings.views_per_group:
         return None
-    books.regroup_at = now + REGROUP_S
-    number = books.next_number()
-    unproven = verdicts.carried(books, view.members)
+    state.regroup_at = now + REGROUP_S
+    number = state.next_number()
+    unproven = verdicts.carried(state, view.members)
     return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
 
 
-def _comes_to_nothing(books: CoordinatorState, now: float) -> bool:
-    view = books.proposed
-    if view is None or view.joining or view.group != view.number or books.view is view or books.stopping:
+def _comes_to_nothing(state: CoordinatorState, now: float) -> bool:
+    view = state.proposed
+    if view is None or view.joining or view.group != view.number or state.view is view or state.stopping:
         return False
-    return now - books.proposed_at > books.settings.prepare_timeout_s
+    return now - state.proposed_at > state.settings.prepare_timeout_s
 
 
-def next_shares(books: CoordinatorState) -> tuple[View, str] | None:
+def next_shares(state: CoordinatorState) -> tuple[View, str] | None:
     """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
-    view = books.view
-    if view is None or books.ending or not books.settings.by_speed:
+    view = state.view
+    if view is None or state.ending or not state.settings.by_speed:
         return None
-    shares = books.speeds.due(view)
+    shares = state.speeds.due(view)
     if shares is None:
         return None
-    slow = stragglers(books.speeds.relative())
+    slow = stragglers(state.speeds.relative())
     cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
-    unproven = verdicts.carried(books, view.members)
-    view = msgspec.structs.replace(view, number=books.next_number(), joining=(), shares=shares, unproven=unproven)
+    unproven = verdicts.carried(state, view.members)
+    view = msgspec.structs.replace(view, number=state.next_number(), joining=(), shares=shares, unproven=unproven)
     return view, cause or "the workers are about equally fast"
 
 
-def propose(books: CoordinatorState, view: View, cause: str, now: float) -> None:
-    books.proposed, books.proposed_at, books.cause = view, now, cause
-    books.issued.append(IssuedView(view=view))
-    books.record(events.ProposedEvent(view=view.number, members=view.members, cause=cause))
-    message = m.Propose(view=view, newest=m.Newest() if books.view else books.newest)
-    for worker in books.participants():
-        books.send(worker, message)
+def propose(state: CoordinatorState, view: View, cause: str, now: float) -> None:
+    state.proposed, state.proposed_at, state.cause = view, now, cause
+    state.issued.append(IssuedView(view=view))
+    state.record(events.ProposedEvent(view=view.number, members=view.members, cause=cause))
+    message = m.Propose(view=view, newest=m.Newest() if state.view else state.newest)
+    for worker in state.participants():
+        state.send(worker, message)
 
 
-def on_publish(books: CoordinatorState, worker: str, message: m.Publish) -> None:
+def on_publish(state: CoordinatorState, worker: str, message: m.Publish) -> None:
     """A member of the proposed view tells the others, or the one it names, how to connect to it."""
-    view = books.proposed
+    view = state.proposed
     if view and view.group == message.group and worker in view.members:
         for peer in view.members:
-            if peer != worker and peer in books.workers and message.to in ("", peer):
-                books.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
+            if peer != worker and peer in state.workers and message.to in ("", peer):
+                state.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
 
 
-def on_switched(books: CoordinatorState, worker: Worker, message: m.Switched) -> None:
+def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) -> None:
     """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
-    call_switched(books, worker.id, message)
-    view = books.proposed
-    if books.stopping or view is None or message.view != view.number:
+    call_switched(state, worker.id, message)
+    view = state.proposed
+    if state.stopping or view is None or message.view != view.number:
         return
-    if books.view is not view:
-        _in_force(books, view, worker, message)
-    _compare_rounds(books, view, worker, message)
-    if books.stopping or books.proposed is not view:
+    if state.view is not view:
+        _in_force(state, view, worker, message)
+    _compare_rounds(state, view, worker, message)
+    if state.stopping or state.proposed is not view:
         return  # one of them is expelled: all who were to leave are still there to answer
-    books.unswitched.discard(worker.id)
-    if books.unswitched:
+    state.unswitched.discard(worker.id)
+    if state.unswitched:
         return
-    before = books.previous.members if books.previous else ()
-    concerned = books.participants()
-    books.proposed = books.previous = None
-    state.keep_issued(books, [view])
+    before = state.previous.members if state.previous else ()
+    concerned = state.participants()
+    state.proposed = state.previous = None
+    keep_issued(state, [view])
     if not view.members:
-        books.savers = [w for w in before if w in concerned]
-        shutdown.ask_to_save(books)
+        state.savers = [w for w in before if w in concerned]
+        shutdown.ask_to_save(state)
         return
     for leaver in [w for w in before if w not in view.members]:
-        books.dismiss(leaver, "left gracefully")
+        state.dismiss(leaver, "left gracefully")
 
 
-def _compare_rounds(books: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
+def _compare_rounds(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
     """All say the same (R2): who does not is put out, if two others do."""
-    books.switches[worker.id] = message.round
-    if books.applied_round < 0:
-        books.applied_round = disputes.agreed_round(books.switches, len(books.participants()))
-    for odd in [w for w, said in books.switches.items() if said != books.applied_round >= 0 and w in books.workers]:
-        books.ban(odd)
+    state.switches[worker.id] = message.round
+    if state.applied_round < 0:
+        state.applied_round = disputes.agreed_round(state.switches, len(state.participants()))
+    for odd in [w for w, said in state.switches.items() if said != state.applied_round >= 0 and w in state.workers]:
+        state.ban(odd)
         recovery.expel(
-            books, odd, f"it says that view {view.number} took effect in round {books.switches[odd]}, "
-            f"and others in round {books.applied_round}",
+            state, odd, f"it says that view {view.number} took effect in round {state.switches[odd]}, "
+            f"and others in round {state.applied_round}",
         )  # fmt: skip
 
 
-def _in_force(books: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
-    before = books.view
-    books.previous, books.view, books.applied_round = before, view, -1
-    books.switches, books.ahead = {}, {}
-    books.unsynced = set(view.joining)
-    books.unswitched = set(books.participants())
+def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
+    before = state.view
+    state.previous, state.view, state.applied_round = before, view, -1
+    state.switches, state.ahead = {}, {}
+    state.unsynced = set(view.joining)
+    state.unswitched = set(state.participants())
     unchanged = before is not None and view.members == before.members
     dealt_anew = unchanged and before is not None and view.shares != before.shares
-    books.data_failures = 0
+    state.data_failures = 0
     if not view.joining and not unchanged:
-        failures.on_joined(books, view.members)
-    failures.note_progress(books, worker.id, message.step)
+        failures.on_joined(state, view.members)
+    failures.note_progress(state, worker.id, message.step)
     for member in view.members:
-        books.workers[member].state = "member"
+        state.workers[member].state = "member"
     if before is None:
-        books.founder = view.members[0]
+        state.founder = view.members[0]
     for joiner in view.joining if before else ():
-        books.workers[joiner].entered = message.step
+        state.workers[joiner].entered = message.step
     if view.group == view.number:
-        books.unauthenticated_tries = 0
-    books.view_began = message.step
-    books.record(events.ViewEvent(view=view.number, members=view.members, round=message.round, step=message.step,
-        cause=books.cause))  # fmt: skip
-    shutdown.appoint_saver(books)
+        state.unauthenticated_tries = 0
+    state.view_began = message.step
+    state.record(events.ViewEvent(view=view.number, members=view.members, round=message.round, step=message.step,
+        cause=state.cause))  # fmt: skip
+    shutdown.appoint_saver(state)
     if dealt_anew:
         shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
-        books.record(events.SharesEvent(view=view.number, step=message.step, shares=shares, reason=books.cause))
+        state.record(events.SharesEvent(view=view.number, step=message.step, shares=shares, reason=state.cause))
 
 
-def on_synced(books: CoordinatorState, worker: str, message: m.Synced) -> None:
-    if books.view and message.view == books.view.number:
-        books.unsynced.discard(worker)
-        if not books.unsynced:
-            failures.on_joined(books, books.view.joining)
-            shutdown.appoint_saver(books)
+def on_synced(state: CoordinatorState, worker: str, message: m.Synced) -> None:
+    if state.view and message.view == state.view.number:
+        state.unsynced.discard(worker)
+        if not state.unsynced:
+            failures.on_joined(state, state.view.joining)
+            shutdown.appoint_saver(state)
 
 
-def late_members(books: CoordinatorState, now: float) -> list[str]:
+def late_members(state: CoordinatorState, now: float) -> list[str]:
     """Joiners who hold up a proposed view beyond its limit: those not connected, or all where only members are not.
 
     Of a first view anyone may be to blame.
     """
-    view = books.proposed
-    if view is None or books.stopping or now - books.proposed_at <= books.settings.prepare_timeout_s:
+    view = state.proposed
+    if view is None or state.stopping or now - state.proposed_at <= state.settings.prepare_timeout_s:
         return []
-    slow = [w for w in view.members if w in books.workers and books.workers[w].prepared < view.number]
-    if not slow or books.view is None:
+    slow = [w for w in view.members if w in state.workers and state.workers[w].prepared < view.number]
+    if not slow or state.view is None:
         return slow
     return [w for w in slow if w in view.joining] or list(view.joining)
 
@@ -425,85 +433,85 @@ def late_members(books: CoordinatorState, now: float) -> list[str]:
 # Whoever had a part in the view leaves it by an unplanned change.
 
 
-def evict(books: CoordinatorState, worker: str, reason: str) -> None:
+def evict(state: CoordinatorState, worker: str, reason: str) -> None:
     """One eviction may bring others about: the worker may be out already."""
-    if worker not in books.workers or books.over:
+    if worker not in state.workers or state.over:
         return
-    if books.savers or not books.has_part(worker):
-        books.evict(worker, reason)
-        _without(books, worker, reason, participant=False)
+    if state.savers or not state.has_part(worker):
+        state.evict(worker, reason)
+        _without(state, worker, reason, participant=False)
         return
-    recovery.expel(books, worker, reason)  # it stays in the books until it is safe to go on without it
-    books.close_evicted(worker, reason)
-    books.workers[worker].connected = False
-    recovery.expel_if_overdue(books, worker, reason)
+    recovery.expel(state, worker, reason)  # it stays in the state until it is safe to go on without it
+    state.close_evicted(worker, reason)
+    state.workers[worker].connected = False
+    recovery.expel_if_overdue(state, worker, reason)
 
 
-def lost(books: CoordinatorState, gone: Worker, reason: str) -> None:
-    participant, member = gone.id in books.participants(), books.let_in(gone.id)
-    del books.workers[gone.id]
-    books.record(events.LostEvent(worker=gone.id, host=gone.host, reason=reason))
+def lost(state: CoordinatorState, gone: Worker, reason: str) -> None:
+    participant, member = gone.id in state.participants(), state.let_in(gone.id)
+    del state.workers[gone.id]
+    state.record(events.LostEvent(worker=gone.id, host=gone.host, reason=reason))
     if member and not gone.leaving and gone.state != "finished":
-        failures.on_worker_death(books, gone.id, reason, entered=gone.entered if gone.pool else -1)
-    _without(books, gone.id, reason, participant=participant)
+        failures.on_worker_death(state, gone.id, reason, entered=gone.entered if gone.pool else -1)
+    _without(state, gone.id, reason, participant=participant)
 
 
-def lapsed(books: CoordinatorState, worker: Worker) -> None:
+def lapsed(state: CoordinatorState, worker: Worker) -> None:
     """It makes no progress any more; its process ends by itself."""
     reason = f"its time was over before it could leave ({worker.leaving})"
-    books.mark_dead(worker.id, reason)
-    lost(books, worker, reason)
+    state.mark_dead(worker.id, reason)
+    lost(state, worker, reason)
 
 
-def excuse(books: CoordinatorState, worker: Worker, reason: str, code: int) -> None:
-    participant = worker.id in books.participants()
-    books.dismiss(worker.id, reason, code=code)
-    _without(books, worker.id, reason, participant=participant)
+def excuse(state: CoordinatorState, worker: Worker, reason: str, code: int) -> None:
+    participant = worker.id in state.participants()
+    state.dismiss(worker.id, reason, code=code)
+    _without(state, worker.id, reason, participant=participant)
 
 
-def on_script_end(books: CoordinatorState, worker: Worker, message: m.ScriptFailed | m.DataUnavailable) -> None:
+def on_script_end(state: CoordinatorState, worker: Worker, message: m.ScriptFailed | m.DataUnavailable) -> None:
     """Its script has ended before its end."""
     if isinstance(message, m.ScriptFailed):
-        on_script_failed(books, worker, message.traceback)
+        on_script_failed(state, worker, message.traceback)
     else:
-        on_data_unavailable(books, worker, message.reason)
+        on_data_unavailable(state, worker, message.reason)
 
 
-def on_script_failed(books: CoordinatorState, worker: Worker, traceback: str) -> None:
+def on_script_failed(state: CoordinatorState, worker: Worker, traceback: str) -> None:
     """In a member it ends the run; in one that was not yet let in, only its own part."""
-    books.record(events.FailedEvent(worker=worker.id, host=worker.host, traceback=traceback))
-    if books.savers or (books.ending and books.ending.failed):
-        if books.deadline is not None and worker.state != "finished":
-            shutdown.give_up(books, f"the script failed on {worker.id}", code=1)
+    state.record(events.FailedEvent(worker=worker.id, host=worker.host, traceback=traceback))
+    if state.savers or (state.ending and state.ending.failed):
+        if state.deadline is not None and worker.state != "finished":
+            shutdown.give_up(state, f"the script failed on {worker.id}", code=1)
         return  # others fail alike: the first one counts
-    if books.stands_alone(worker):
-        excuse(books, worker, "its script failed before it was let in", 1)
+    if state.stands_alone(worker):
+        excuse(state, worker, "its script failed before it was let in", 1)
         return
-    recovery.stop_for_failure(books, f"the script failed on {worker.id}")
+    recovery.stop_for_failure(state, f"the script failed on {worker.id}")
 
 
-def on_data_unavailable(books: CoordinatorState, worker: Worker, reason: str) -> None:
+def on_data_unavailable(state: CoordinatorState, worker: Worker, reason: str) -> None:
     """Who has a part in a view goes when that has been stopped, and nobody who may be needed to save goes at all."""
     if worker.data_unavailable:
         return
     worker.data_unavailable = reason or "it does not say why"
-    books.record(events.UnfedEvent(worker=worker.id, host=worker.host, reason=worker.data_unavailable))
-    if books.deadline is not None and worker.state != "finished":  # others hold the final state
-        failures.release_without_data(books, worker.id)
-        _without(books, worker.id, failures.LOST, participant=True)
-    elif not books.has_part(worker.id) and not books.ending:
-        books.data_failures += books.view is None and bool(worker.pool)
-        why = failures.no_data_anywhere(books, worker.id)
-        failures.release_without_data(books, worker.id)
+    state.record(events.UnfedEvent(worker=worker.id, host=worker.host, reason=worker.data_unavailable))
+    if state.deadline is not None and worker.state != "finished":  # others hold the final state
+        failures.release_without_data(state, worker.id)
+        _without(state, worker.id, failures.LOST, participant=True)
+    elif not state.has_part(worker.id) and not state.ending:
+        state.data_failures += state.view is None and bool(worker.pool)
+        why = failures.no_data_anywhere(state, worker.id)
+        failures.release_without_data(state, worker.id)
         if why:
-            books.ending = Ending(code=1, reason=why, failed=True)
-            shutdown.end(books)
+            state.ending = Ending(code=1, reason=why, failed=True)
+            shutdown.end(state)
 
 
-def _without(books: CoordinatorState, worker: str, reason: str, *, participant: bool) -> None:
-    books.unsynced.discard(worker)
-    if not books.over:
-        recovery.continue_without(books, worker, reason, participant=participant)
+def _without(state: CoordinatorState, worker: str, reason: str, *, participant: bool) -> None:
+    state.unsynced.discard(worker)
+    if not state.over:
+        recovery.continue_without(state, worker, reason, participant=participant)
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
@@ -525,19 +533,19 @@ LONGEST_S = 300.0
 DOUBLINGS = 9  # more than it takes to get there
 
 
-def on_unproved_peer(books: CoordinatorState, worker: str, message: m.PeerUnproved) -> None:
-    view = books.proposed
+def on_unproved_peer(state: CoordinatorState, worker: str, message: m.PeerUnproved) -> None:
+    view = state.proposed
     if (
         view is None
-        or books.stopping
+        or state.stopping
         or message.view != view.number
         or view.group != view.number
         or worker not in view.members
     ):
         return
-    again_s = min(SHORTEST_S * 2 ** min(books.unauthenticated_tries, DOUBLINGS), LONGEST_S)
-    books.unauthenticated_tries += 1
-    books.meet_at = books.clock + again_s
-    books.record(events.StrangerInGroupEvent(worker=worker, peer=message.peer, address=message.address, view=view.number,
-        again_s=again_s))  # fmt: skip
-    recovery.stop_view(books, f"strangers at {message.address}, between {worker} and the others")
+    again_s = min(SHORTEST_S * 2 ** min(state.unauthenticated_tries, DOUBLINGS), LONGEST_S)
+    state.unauthenticated_tries += 1
+    state.meet_at = state.clock + again_s
+    state.record(events.StrangerInGroupEvent(worker=worker, peer=message.peer, address=message.address,
+        view=view.number, again_s=again_s))  # fmt: skip
+    recovery.stop_view(state, f"strangers at {message.address}, between {worker} and the others")

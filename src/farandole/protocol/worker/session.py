@@ -321,8 +321,8 @@ class Session:
         view = member.view
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
-            lines=lines, epoch=activity.epoch, done=activity.shards_computed, waits=activity.idle, whole=activity.state_complete,
-            shard_us=activity.shard_us, shards=activity.shards, of=activity.shards_total,
+            lines=lines, epoch=activity.epoch, done=activity.shards_computed, waits=activity.idle,
+            whole=activity.state_complete, shard_us=activity.shard_us, shards=activity.shards, of=activity.shards_total,
             time_us=activity.time_us,
             waits_for=peer_over_soft_limit(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
