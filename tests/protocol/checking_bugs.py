@@ -30,7 +30,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
     (checking, "if self.apart or self.unlike:", "if self.apart:", ERRS),
-    (checking, "return [m.Unlike(step=self.step)]", "return []", ERRS),
+    (checking, "return [m.ShardsDiffer(step=self.step)]", "return []", ERRS),
     (
         checking,
         "self.agreed, None, True, None\n            self._proving = True",

@@ -8,18 +8,17 @@ from typing import Any
 
 import msgspec
 
-from farandole.protocol.coordinator import disputes, reconnection, shutdown, state, view_changes
-from farandole.protocol.coordinator import recovery as decision
+from farandole.protocol.coordinator import disputes, reconnection, recovery, shutdown, view_changes
 from farandole.protocol.coordinator.disputes import Conviction, Outvoted
 from farandole.protocol.coordinator.state import CoordinatorState
 from farandole.protocol.view import Lineage
 from farandole.simulate.network import Network
 
-Decide = Callable[..., decision.Outcome]
+Decide = Callable[..., recovery.Outcome]
 
 
 def commits_if_one_holds(decide: Decide) -> Decide:
-    def mutant(reports: Any, *, again: bool) -> decision.Outcome:
+    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
         outcome = decide(reports, again=again)
         at_last = [reports[w] for w in outcome.members if reports[w].round == outcome.round]
         return changed(outcome, commit=len(at_last) == len(outcome.members) and any(r.holds for r in at_last))
@@ -35,7 +34,7 @@ def always_redoes(decide: Decide) -> Decide:
 def deals_to_nobody(decide: Decide) -> Decide:
     """Some shards go to somebody who is not there."""
 
-    def mutant(reports: Any, *, again: bool) -> decision.Outcome:
+    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
         outcome = decide(reports, again=again)
         return changed(outcome, lineage=Lineage(sets=((*outcome.members, "nobody"),)))
 
@@ -45,7 +44,7 @@ def deals_to_nobody(decide: Decide) -> Decide:
 def forgets_the_shares(decide: Decide) -> Decide:
     """The survivors would have computed some shards twice, and others not at all."""
 
-    def mutant(reports: Any, *, again: bool) -> decision.Outcome:
+    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
         outcome = decide(reports, again=again)
         return changed(outcome, lineage=Lineage(sets=outcome.lineage.sets))
 
@@ -207,30 +206,30 @@ COMES_BACK: dict[str, Any] = {"focus": ("coordinator", "dumb")}
 DRIFTS: dict[str, Any] = {"drift": True}
 
 PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  # where, which, by what, options
-    (decision, "decide", commits_if_one_holds, {}),
-    (decision, "decide", always_redoes, {}),
-    (decision, "decide", deals_to_nobody, {}),
-    (decision, "decide", forgets_the_shares, {}),
+    (recovery, "decide", commits_if_one_holds, {}),
+    (recovery, "decide", always_redoes, {}),
+    (recovery, "decide", deals_to_nobody, {}),
+    (recovery, "decide", forgets_the_shares, {}),
     (disputes, "convict", convicts_nobody, WRONG_MEMBER),
-    (state, "denied", believes_any_report, WRONG_MEMBER),
+    (recovery, "issued_denial", believes_any_report, WRONG_MEMBER),
     (disputes, "outvoted", outvotes_nobody, WRONG_MEMBER),
     (disputes, "outvoted", outvotes_who_is_behind, WRONG_MEMBER),
     (disputes, "convict", convicts_the_accused, WRONG_MEMBER),
-    (disputes, "enough", one_is_enough, WRONG_MEMBER),
+    (disputes, "majority", one_is_enough, WRONG_MEMBER),
     (view_changes, "calls_differ", hears_no_difference, {"focus": ("stray", "kill")}),
     (view_changes, "_went_on", hears_no_difference, {"focus": ("resets",)}),
-    (decision, "differing", hears_no_difference, {"focus": ("stray", "reset")}),
-    (decision, "_fenced", goes_on_without_a_fence, {}),
-    (reconnection, "returned", lets_the_returned_go_on, {"focus": ("reset",)}),
-    (decision, "differs", does_not_hear_that_they_differ, DRIFTS),
-    (disputes, "compared", saves_one_that_differs, DRIFTS),
-    (reconnection, "durable", forgets(number=lambda state: state.view.number if state.view else 0), COMES_BACK),
-    (reconnection, "durable", forgets(proposed=lambda _: None), COMES_BACK),
-    (reconnection, "durable", forgets(issued=lambda state: tuple(state.issued[-1:])), COMES_BACK),
-    (reconnection, "durable", forgets(parts=lambda _: ()), COMES_BACK),
-    (reconnection, "durable", forgets(ending=lambda _: None), COMES_BACK),
-    (reconnection, "durable", forgets_who_has_finished, COMES_BACK),
-    (shutdown, "save", saves_nothing, {}),
+    (recovery, "differing", hears_no_difference, {"focus": ("stray", "reset")}),
+    (recovery, "_fenced", goes_on_without_a_fence, {}),
+    (reconnection, "on_return", lets_the_returned_go_on, {"focus": ("reset",)}),
+    (recovery, "on_differs", does_not_hear_that_they_differ, DRIFTS),
+    (disputes, "compare_when_complete", saves_one_that_differs, DRIFTS),
+    (reconnection, "to_durable", forgets(number=lambda state: state.view.number if state.view else 0), COMES_BACK),
+    (reconnection, "to_durable", forgets(proposed=lambda _: None), COMES_BACK),
+    (reconnection, "to_durable", forgets(issued=lambda state: tuple(state.issued[-1:])), COMES_BACK),
+    (reconnection, "to_durable", forgets(parts=lambda _: ()), COMES_BACK),
+    (reconnection, "to_durable", forgets(ending=lambda _: None), COMES_BACK),
+    (reconnection, "to_durable", forgets_who_has_finished, COMES_BACK),
+    (shutdown, "ask_to_save", saves_nothing, {}),
     (shutdown, "_able", by_rank_alone, {}),
     (shutdown, "_able", before_it_is_level, {"focus": ("dumb",)}),
     (Network, "flush", keeps_the_journal_late, COMES_BACK),

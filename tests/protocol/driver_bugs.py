@@ -28,10 +28,10 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "self._idle = task.trains and view.size",
         {"focus": ("stale",)},
     ),
-    (driver, "self.shards, self.done = 0, set()", "self.shards = 0", {}),
+    (driver, "self.shards, self.computed_shards = 0, set()", "self.shards = 0", {}),
     (driver, "if first is not None:", "if first is None:", {}),
     (driver, 'if member.phase == "member":\n                    break', "if True:\n                    break", {}),
-    (driver, "raise Demoted\n", "yield Change()\n                continue\n", {"focus": ("reset",)}),
+    (driver, "raise ViewWithdrawn\n", "yield Change()\n                continue\n", {"focus": ("reset",)}),
     (driver, IDLE, IDLE[IDLE.index("            yield") :], {}),
     # what becomes of it
     (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),

@@ -74,7 +74,7 @@ class SwitchesInEvaluations(Member):
 
 
 class ReportsHoldsTooEarly(Member):
-    def receive(self, message: m.Message) -> list[Action]:
+    def on_message(self, message: m.Message) -> list[Action]:
         actions = super().on_message(message)
         for action in actions:
             if isinstance(action, m.Stopped):
@@ -83,7 +83,7 @@ class ReportsHoldsTooEarly(Member):
 
 
 class IgnoresStop(Member):
-    def receive(self, message: m.Message) -> list[Action]:
+    def on_message(self, message: m.Message) -> list[Action]:
         phase = self.phase
         actions = super().on_message(message)
         if isinstance(message, m.Stop):
@@ -92,7 +92,7 @@ class IgnoresStop(Member):
 
 
 class PreparedBeforeConnected(Member):
-    def receive(self, message: m.Message) -> list[Action]:
+    def on_message(self, message: m.Message) -> list[Action]:
         actions = super().on_message(message)
         return [*actions, *self.connected(message.view)] if isinstance(message, m.Propose) else actions
 
@@ -100,7 +100,7 @@ class PreparedBeforeConnected(Member):
 class RemembersTheAgreement(Member):
     """A view agreed on before a stop is applied after it."""
 
-    def receive(self, message: m.Message) -> list[Action]:
+    def on_message(self, message: m.Message) -> list[Action]:
         agreed = self.agreed
         actions = super().on_message(message)
         if isinstance(message, m.Resume):
@@ -109,7 +109,7 @@ class RemembersTheAgreement(Member):
 
 
 class KeepsItsOwnLineage(Member):
-    def receive(self, message: m.Message) -> list[Action]:
+    def on_message(self, message: m.Message) -> list[Action]:
         lineage, round_ = self.lineage, self.round
         actions = super().on_message(message)
         if isinstance(message, m.Resume) and self.round == round_:
@@ -147,7 +147,7 @@ class TakesWordsOfOtherCalls(Member):
 
 
 class LetsLeaversGoAtOnce(Coordinator):
-    def receive(self, worker: str, message: m.Message, now: float) -> None:
+    def on_message(self, worker: str, message: m.Message, now: float) -> None:
         super().on_message(worker, message, now)
         leaves = self.proposed and worker in self.workers and worker not in self.proposed.members
         if isinstance(message, m.Switched) and leaves and not self.over:
@@ -159,7 +159,7 @@ class LeavesTheFinishedWaiting(Coordinator):
 
     losing = False
 
-    def disconnected(self, worker: str, now: float) -> None:
+    def on_disconnect(self, worker: str, now: float) -> None:
         self.losing = True
         super().on_disconnect(worker, now)
         self.losing = False
@@ -168,7 +168,7 @@ class LeavesTheFinishedWaiting(Coordinator):
         if not (self.losing and self.everyone_finished()):
             super()._settle(now)
 
-    def from_pool(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
+    def on_pool_message(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         self.losing = True
         super().on_pool_message(pool, host, message, now)
         self.losing = False
@@ -180,7 +180,7 @@ class LeavesTheFinishedWaiting(Coordinator):
 
 
 class DecidesBeforeAllHaveReported(Coordinator):
-    def receive(self, worker: str, message: m.Message, now: float) -> None:
+    def on_message(self, worker: str, message: m.Message, now: float) -> None:
         if isinstance(message, m.Stopped) and self.stopping and len(self.stopping.waiting) == 2 and message.synced:
             (other,) = self.stopping.waiting - {worker}
             if other in self.workers:
@@ -197,7 +197,7 @@ class TrustsTheFrozen(Coordinator):
 
 
 class TakesClosedForDead(Coordinator):
-    def disconnected(self, worker: str, now: float) -> None:
+    def on_disconnect(self, worker: str, now: float) -> None:
         if worker in self.workers:
             self.mark_dead(worker)
         super().on_disconnect(worker, now)

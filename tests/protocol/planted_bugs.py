@@ -9,19 +9,21 @@ from typing import Any
 from farandole.collective import schedule
 from farandole.protocol.worker import member, session
 
-WORDS = "serve += [*map(Take, gathered if routes.near else shared), Vouch(), Send(routes.to_say()), Take(words)]"
-SHARE, GATHER = "yield Send(routes.to_share(bucket))", "yield Send(routes.to_gather(bucket))"
+WORDS = (
+    "serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.to_say()), Take(words)]"
+)
+SHARE, GATHER = "yield SendMessages(routes.to_share(bucket))", "yield SendMessages(routes.to_gather(bucket))"
 SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"
 IN_THE_ORDER = (
-    ("if isinstance(act, Send):", "if False:  # settles no slice and no word"),
+    ("if isinstance(act, SendMessages):", "if False:  # settles no slice and no word"),
     ("if not scattered[bucket]:", "if False:  # settles no partial sum"),
     ("yield Take(near[bucket])", "pass  # folds what is not here"),
-    ("yield Send(routes.across(bucket))", "pass  # keeps the host's sums"),
+    ("yield SendMessages(routes.across(bucket))", "pass  # keeps the host's sums"),
     ("yield Take(arrivals[bucket])", "pass  # sums up what is not here"),
     ("yield Take(arrivals[bucket])", f"{SHARE}; yield Take(arrivals[bucket])"),
     ("yield Take(shared[bucket])", "pass  # passes on what is not here"),
-    (SHARE, "yield from [Send(routes.to_share(bucket))][:bucket]"),
-    (GATHER, "yield from [Send(routes.to_gather(bucket))][:bucket]"),
+    (SHARE, "yield from [SendMessages(routes.to_share(bucket))][:bucket]"),
+    (GATHER, "yield from [SendMessages(routes.to_gather(bucket))][:bucket]"),
     ("*near[:LANDINGS]", "*near[: LANDINGS + 1]"),
     ("*across[:LANDINGS]", "*across[: LANDINGS + 1]"),
     ("heard=routes.heard,", "heard=True,  # overwrites what those who have no shard may use"),
@@ -34,8 +36,8 @@ IN_THE_ORDER = (
 )
 IN_THE_ROUTES = (
     ("in enumerate(self.own)", "in enumerate(reversed(self.own))"),
-    ("*self.stretch(bucket), node, next(landing))", "*self.stretch(bucket), node, min(next(landing), 1))"),
-    ("*self.stretch(bucket), node, next(landing))", "*self._stretch_of(bucket, peer), node, next(landing))"),
+    ("*self.stretch(bucket), node, next(landing)\n", "*self.stretch(bucket), node, min(next(landing), 1)\n"),
+    ("*self.stretch(bucket), node, next(landing)\n", "*self._stretch_of(bucket, peer), node, next(landing))"),
     ("where = 0 if column in first else next(landing)", "where = min(next(landing), 1)"),
     ("self._of_hosts[self._levels.host(sender)]", "self.nodes_of_host"),
     ("for number, whose in enumerate(self._told(self._worker), start=1)",

@@ -18,7 +18,7 @@ UNFED_BUGS: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (failures, "if views and not heirs:", "if views:  # ends the run for any", STARVES),
     (failures, HEIRS, HEIRS.replace(".difference(unfed, failed)", ""), STARVES),
     (failures, HEIRS, "heirs = {*reports}.difference(unfed, failed)  # without the state", STARVES),
-    (failures, "    for worker in unfed:\n        let_go(state, worker)\n", "", STARVES),
+    (failures, "    for worker in unfed:\n        release_without_data(state, worker)\n", "", STARVES),
     (session, SAID_AGAIN, f"{SAID_AGAIN} and not isinstance(message, m.Unfed)", RESETS),
-    (coordinator, "elif unfed := failures.due(self):", "elif unfed := '':", STARVES),
+    (coordinator, "elif unfed := failures.stop_for_data(self):", "elif unfed := '':", STARVES),
 )
