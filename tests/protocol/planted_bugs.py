@@ -37,7 +37,7 @@ IN_THE_ORDER = (
 IN_THE_ROUTES = (
     ("in enumerate(self.own)", "in enumerate(reversed(self.own))"),
     ("*self.stretch(bucket), node, next(landing)\n", "*self.stretch(bucket), node, min(next(landing), 1)\n"),
-    ("*self.stretch(bucket), node, next(landing)\n", "*self._stretch_of(bucket, peer), node, next(landing))"),
+    ("*self.stretch(bucket), node, next(landing)\n", "*self._stretch_of(bucket, peer), node, next(landing)\n"),
     ("where = 0 if column in first else next(landing)", "where = min(next(landing), 1)"),
     ("self._of_hosts[self._levels.host(sender)]", "self.nodes_of_host"),
     ("for number, whose in enumerate(self._told(self._worker), start=1)",
