@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 JOB = f"""
 import os
 import torch
-from farandole.numerics import cuda
+from farandole.numerics import settings as cuda
 
 print("the workspace is", os.environ.get("{VARIABLE}"))
 torch.cuda.set_device = lambda device: print("on", device)
