@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import farandole
-from farandole.data import object_store
+from farandole.data import store_clock
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -40,14 +40,14 @@ class Slow(Dataset[torch.Tensor]):
         return torch.full((4,), float(index))
 
     def read(self) -> None:
-        with object_store.time_reading():
+        with store_clock.reading():
             if self.kept is None:
-                with object_store.fetching():
+                with store_clock.fetching():
                     found = self.download(f"{self.store}/shard")
                 self.kept = None if self.forgets else found
 
     def download(self, url: str) -> bytes:
-        with object_store.request(url) as request, urllib.request.urlopen(url) as answer:
+        with store_clock.request(url) as request, urllib.request.urlopen(url) as answer:
             data = answer.read()
             request.bytes = len(data)
             return data
