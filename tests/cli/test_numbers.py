@@ -14,7 +14,7 @@ from farandole.cli import app
 from farandole.cli.options import _option, check_words
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_SEED
-from farandole.pool.base import pools
+from farandole.pool.spec import pools
 from farandole.protocol.messages import RunTerms
 from farandole.settings import Settings
 

@@ -333,9 +333,9 @@ def run(
     from farandole.observe.live import open_display
     from farandole.platform import files as private
     from farandole.platform.output import tell
-    from farandole.pool.base import pools
     from farandole.pool.ec2 import run_tag
     from farandole.pool.local import OWN
+    from farandole.pool.spec import pools
     from farandole.protocol.coordinator.state import OwnPool
     from farandole.protocol.cost import Prices
     from farandole.protocol.messages import Job

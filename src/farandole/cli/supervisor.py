@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -36,7 +34,7 @@ from farandole.control.api import Api
 from farandole.control.run_folder import CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.coordinator import journal
-from farandole.coordinator.listener import bind, is_loopback, parse, port_of
+from farandole.coordinator.listener import bind, parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.observe.live import (
@@ -53,15 +51,14 @@ from farandole.observe.text import told_by_us
 from farandole.platform import cpu
 from farandole.platform.files import append, decoded, make, write_atomically
 from farandole.platform.output import say, tell
-from farandole.platform.process import aside, up_to
-from farandole.pool import ssh
-from farandole.pool.ec2 import Ec2Pool
+from farandole.platform.process import up_to
+from farandole.pool.base import PoolContext, RemotePool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.reconciler import keep
-from farandole.pool.ssh import SSH, SshPool
+from farandole.pool.spec import kind_of
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.events import FailedEvent, OverEvent, StartingEvent, ViewEvent
-from farandole.protocol.messages import Job, Roster
+from farandole.protocol.messages import Roster
 from farandole.protocol.metrics import Line, StepLine
 from farandole.protocol.settings import PoolTerms
 
@@ -290,48 +287,10 @@ def check(
     Raises:
         UsageError: a pool can't be as it was asked for.
     """
-    for kind in [spec.kind for spec in specs if spec.kind != "ssh" and spec.size is None and not sized]:
+    for kind in [spec.kind for spec in specs if not kind_of(spec.kind).sized and spec.size is None and not sized]:
         raise UsageError(f"--pool {kind} without a size, and no --workers: say how many, as --pool {kind},size=2")
     for spec in specs:
-        if spec.kind == "ssh":
-            lines = ssh.read(Path(spec.options["hosts"]))
-            if not lines:
-                raise UsageError(
-                    f"hosts file {spec.options['hosts']}: no host is in it; write HOST slots=NUMBER for each"
-                )
-            far = next((line.name for line in lines.values() if not line.local and not _is_loopback(line)), "")
-            if far and is_loopback(parse(listen)[0]):
-                raise UsageError(
-                    f"--pool {spec.name}: {far} can't reach a run that listens at {listen} alone; name an address of "
-                    f"this machine with --listen, or 0.0.0.0"
-                )
-        elif spec.kind == "ec2":
-            _check_ec2(spec, listen, show, priced=priced)
-
-
-def _check_ec2(spec: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
-    from farandole.pool.ec2 import settle
-
-    aws, asked = settle(spec.options)
-    if is_loopback(parse(listen)[0]) and not aws.here:
-        raise UsageError(
-            f"--pool {spec.name}: instances can't reach a run that listens at {listen} alone; name an address of this "
-            f"machine in their network with --listen, or 0.0.0.0"
-        )
-    if priced and (names := asked.unpriced()):
-        raise UsageError(
-            f"--max-cost: the price of {names[0]} is unknown; name a file with it, as "
-            f"--pool {spec.name},prices=FILE (docs/ec2.md)"
-        )
-    if asked.said:
-        show(f"--pool {spec.name}: {asked.said}")
-
-
-def _is_loopback(line: ssh.HostLine) -> bool:
-    try:
-        return ipaddress.ip_address(line.address.rpartition("@")[2]).is_loopback
-    except ValueError:
-        return False
+        kind_of(spec.kind).check(spec, listen, show, priced=priced)
 
 
 class Pools:
@@ -346,7 +305,7 @@ class Pools:
         self._prepare, self._show, self._left = prepare, show, left
         self._folder = Path(settings.folder)
         self._local = [self._local_pool(spec, fresh) if spec.kind == "local" else None for spec in self._specs]
-        self._far: list[SshPool | Ec2Pool] = []
+        self._far: list[RemotePool] = []
 
     async def keep(self, ticket: Ticket, seen: Callable[[Roster], None], count: int) -> Roster:
         """Until the run is over and all have ended. Returns the first pool's last roster. Raises as `service.keep`."""
@@ -375,7 +334,7 @@ class Pools:
 
     def dollars(self) -> float:
         """What has been paid for so far, as far as prices are known."""
-        return sum(far.bill.dollars() for far in self._far if isinstance(far, Ec2Pool))
+        return sum(far.dollars() for far in self._far)
 
     async def close(self) -> None:
         for local in self._local:
@@ -400,41 +359,19 @@ class Pools:
             fresh=fresh,
         )
 
-    async def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool | Ec2Pool:
-        job = self._settings.job
+    async def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> RemotePool:
+        job, spending = self._settings.job, self._settings.spending
         assert job is not None, "a run with pools of other hosts packs its code"
-        if spec.kind == "ec2":
-            pool: SshPool | Ec2Pool = self._ec2_pool(spec, ticket, job)
-        else:
-            watched = await aside(lambda: ssh.Watched(Path(spec.options["hosts"])))  # its disk may not answer
-            pool = self._ssh_pool(spec, watched, ticket, job)
+        context = PoolContext(
+            name=spec.name, run=self._settings.tag, ticket=ticket, job=job, logs=self._folder / LOGS,
+            until=math.inf if spending.until is None else spending.until, keep_failed_s=spending.keep_failed_s,
+        )  # fmt: skip
+        pool = await kind_of(spec.kind).open(spec, context)
         self._far.append(pool)
         for worker in self._left.far if self._left else ():
             if worker.pool == spec.name:
                 pool.remember(worker.id, worker.host)
         return pool
-
-    def _ec2_pool(self, spec: PoolTerms, ticket: Ticket, job: Job) -> Ec2Pool:
-        from farandole.pool.ec2 import settle
-
-        aws, asked = settle(spec.options)
-        spending = self._settings.spending
-        return Ec2Pool(
-            aws, asked, run=self._settings.tag, ticket=ticket, job=job,
-            logs=self._folder / LOGS, name=spec.name, keep_failed_s=spending.keep_failed_s,
-            until=math.inf if spending.until is None else spending.until,
-        )  # fmt: skip
-
-    def _ssh_pool(self, spec: PoolTerms, watched: ssh.Watched, ticket: Ticket, job: Job) -> SshPool:
-        return SshPool(
-            watched,
-            ticket=ticket,
-            job=job,
-            logs=self._folder / LOGS,
-            name=spec.name,
-            ssh=shlex.split(spec.options["ssh"]) if "ssh" in spec.options else SSH,
-            python=spec.options.get("python", "python3"),
-        )
 
 
 # --- supervise --------------------------------------------------------------------------------------------------------

@@ -38,15 +38,27 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farandole.control.ticket import Ticket
+from farandole.coordinator.listener import is_loopback, parse
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform.bounds import MAX_WORKERS
 from farandole.platform.extras import how_to_install
 from farandole.platform.process import up_to
 from farandole.pool import clouds
 from farandole.pool.agent import UNFIT
-from farandole.pool.base import Event, Events, Host, HostPreempted, HostState, NothingToGive, Priced, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    Events,
+    Host,
+    HostPreempted,
+    HostState,
+    NothingToGive,
+    PoolContext,
+    Priced,
+    WorkerStartFailed,
+)
 from farandole.pool.remote import AgentLink
 from farandole.protocol.messages import Job
+from farandole.protocol.settings import PoolTerms
 
 # --- market -----------------------------------------------------------------------------------------------------------
 #
@@ -1177,6 +1189,9 @@ class Ec2Pool:
         self.fleet.remember(host, self._loop.time())
         self._link.remember(worker, host)
 
+    def dollars(self) -> float:
+        return self.bill.dollars()
+
     def over(self) -> None:
         """The run is."""
         self._link.over()
@@ -1481,3 +1496,36 @@ def _join(metadata: InstanceMetadata, me: str, until: float) -> tuple[str, bool]
     said = done.stderr.decode(errors="replace").strip().splitlines()
     why = said[-1] if said else f"the agent ended with code {done.returncode}"
     return (why if done.returncode else ""), done.returncode == UNFIT
+
+
+# --- kind -------------------------------------------------------------------------------------------------------------
+
+
+class Ec2Kind:
+    """The kind of pool that `--pool ec2,template=NAME` names. See `spec.PoolKind`."""
+
+    options = OPTIONS
+    required = ("template",)
+    sized = False
+
+    def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
+        aws, account = settle(terms.options)
+        if is_loopback(parse(listen)[0]) and not aws.here:
+            raise UsageError(
+                f"--pool {terms.name}: instances can't reach a run that listens at {listen} alone; name an address of "
+                f"this machine in their network with --listen, or 0.0.0.0"
+            )
+        if priced and (names := account.unpriced()):
+            raise UsageError(
+                f"--max-cost: the price of {names[0]} is unknown; name a file with it, as "
+                f"--pool {terms.name},prices=FILE (docs/ec2.md)"
+            )
+        if account.said:
+            show(f"--pool {terms.name}: {account.said}")
+
+    async def open(self, terms: PoolTerms, context: PoolContext) -> Ec2Pool:
+        aws, account = settle(terms.options)
+        return Ec2Pool(
+            aws, account, run=context.run, ticket=context.ticket, job=context.job, logs=context.logs,
+            name=terms.name, keep_failed_s=context.keep_failed_s, until=context.until,
+        )  # fmt: skip

@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from farandole.control.ticket import Ticket
+from farandole.coordinator import listener
 from farandole.errors import UsageError
 from farandole.platform.files import open_regular
 from farandole.platform.output import LONGEST_NAME, is_name
 from farandole.platform.process import aside, within
 from farandole.pool.agent import NOTE
-from farandole.pool.base import Event, Events, Host, HostPreempted, HostState
+from farandole.pool.base import Event, Events, Host, HostPreempted, HostState, PoolContext
 from farandole.pool.remote import AgentLink
 from farandole.protocol.messages import Job
+from farandole.protocol.settings import PoolTerms
 
 # --- hosts file -------------------------------------------------------------------------------------------------------
 #
@@ -444,6 +447,9 @@ class SshPool:
         """It was there, for an earlier process of this pool."""
         self._link.remember(worker, host)
 
+    def dollars(self) -> float:
+        return 0.0
+
     def over(self) -> None:
         """The run is."""
         self._link.over()
@@ -550,3 +556,46 @@ class SshPool:
         for told in said.splitlines():
             if told.startswith(NOTE):
                 self._see(line.name, "shared", told.removeprefix(NOTE))
+
+
+# --- kind -------------------------------------------------------------------------------------------------------------
+
+
+class SshKind:
+    """The kind of pool that `--pool ssh,hosts=FILE` names. See `spec.PoolKind`."""
+
+    options = ("hosts", "python", "ssh")
+    required = ("hosts",)
+    sized = True
+
+    def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
+        del show, priced
+        file = terms.options["hosts"]
+        lines = read(Path(file))
+        if not lines:
+            raise UsageError(f"hosts file {file}: no host is in it; write HOST slots=NUMBER for each")
+        far = next((line.name for line in lines.values() if not line.local and not _is_loopback(line)), "")
+        if far and listener.is_loopback(listener.parse(listen)[0]):
+            raise UsageError(
+                f"--pool {terms.name}: {far} can't reach a run that listens at {listen} alone; name an address of "
+                f"this machine with --listen, or 0.0.0.0"
+            )
+
+    async def open(self, terms: PoolTerms, context: PoolContext) -> SshPool:
+        watched = await aside(lambda: Watched(Path(terms.options["hosts"])))  # its disk may not answer
+        return SshPool(
+            watched,
+            ticket=context.ticket,
+            job=context.job,
+            logs=context.logs,
+            name=terms.name,
+            ssh=shlex.split(terms.options["ssh"]) if "ssh" in terms.options else SSH,
+            python=terms.options.get("python", "python3"),
+        )
+
+
+def _is_loopback(line: HostLine) -> bool:
+    try:
+        return ipaddress.ip_address(line.address.rpartition("@")[2]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,153 @@
+"""What `--pool` says: one pool as KIND[,KEY=VALUE]..., or a TOML file with a table for each.
+
+    --pool local,size=2                                  this machine
+    --pool ssh,hosts=hosts.txt                           hosts of a file, see `ssh.py`
+    --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
+    --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
+
+Every pool has a `kind`. It may have a `name` (default: its kind) and a `size`, the most workers that it ever has. The
+other keys belong to the kind. The order of the pools is the order of preference.
+
+`BUILT_IN` names the kinds that farandole has. A kind's module is imported when the kind is used. Any other name is
+looked up in the entry point group `farandole.pools`, to which an installed package adds an object that is a `PoolKind`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+from farandole.errors import UsageError
+from farandole.platform.bounds import MAX_WORKERS
+from farandole.platform.output import LONGEST_NAME, is_name
+from farandole.pool.base import PoolContext, PoolKind, RemotePool
+from farandole.protocol.settings import PoolTerms
+
+COMMON = ("kind", "name", "size")
+GROUP = "farandole.pools"  # of entry points
+
+
+class LocalKind:
+    """This machine. `farandole run` makes this pool itself, before there is a ticket."""
+
+    options: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    sized = False
+
+    def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None: ...
+
+    async def open(self, terms: PoolTerms, context: PoolContext) -> RemotePool:
+        del context
+        raise UsageError(f"--pool {terms.name}: a local pool needs no other host")
+
+
+def _ssh() -> PoolKind:
+    from farandole.pool.ssh import SshKind
+
+    return SshKind()
+
+
+def _ec2() -> PoolKind:
+    from farandole.pool.ec2 import Ec2Kind
+
+    return Ec2Kind()
+
+
+BUILT_IN: Mapping[str, Callable[[], PoolKind]] = {"local": LocalKind, "ssh": _ssh, "ec2": _ec2}
+
+
+def kind_of(name: str, where: str = "--pool") -> PoolKind:
+    """The kind that is called `name`. `where` begins the error.
+
+    Raises:
+        UsageError: there is no such kind, or its package can't be imported.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
+    others = entry_points(group=GROUP)
+    if name not in others.names:
+        raise UsageError(
+            f"{where}: no such kind of pool as {name!r}; there are {', '.join([*BUILT_IN, *others.names])}"
+        )
+    try:
+        return others[name].load()
+    except ImportError as error:
+        raise UsageError(f"{where}: the package of the pool {name!r} can't be imported: {error}") from error
+
+
+def pools(asked: Sequence[str]) -> tuple[PoolTerms, ...]:
+    """All that `--pool` says, in its order.
+
+    Raises:
+        UsageError: something in it can't be meant; names it.
+    """
+    found: list[PoolTerms] = []
+    for text in asked:
+        if text.endswith(".toml"):
+            found += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
+        else:
+            found.append(_pool(_keys(text), f"--pool {text}"))
+    for number, pool in enumerate(found):
+        if pool.name in [other.name for other in found[:number]]:
+            raise UsageError(
+                f"two pools are called {pool.name!r}: give one another name, as --pool {pool.kind},name=..."
+            )
+    return tuple(found)
+
+
+def _keys(text: str) -> dict[str, Any]:
+    kind, *words = text.split(",")
+    found: dict[str, Any] = {"kind": kind}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value:
+            raise UsageError(f"--pool {text}: {word!r} is no KEY=VALUE")
+        if key in found:
+            raise UsageError(f"--pool {text}: {key} is there twice")
+        found[key] = value
+    return found
+
+
+def _tables(path: Path) -> list[dict[str, Any]]:
+    if sys.version_info < (3, 11):
+        raise UsageError(f"--pool {path}: reading TOML takes Python 3.11; give each pool as --pool KIND,KEY=VALUE")
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--pool {path}: {error.strerror if isinstance(error, OSError) else error}") from None
+    tables: Any = content.pop("pool", None)
+    if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"--pool {path}: it holds a table [[pool]] for each pool, and nothing else")
+    return tables
+
+
+def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
+    kind = str(table.get("kind", ""))
+    has = kind_of(kind, where)
+    allowed = (*COMMON, *has.options)
+    for key in table:
+        if key not in allowed:
+            raise UsageError(f"{where}: {kind} has no {key!r}; it has {', '.join(allowed[1:])}")
+    for key in has.required:
+        if key not in table:
+            raise UsageError(f"{where}: {kind} needs {key}=...")
+    name = str(table.get("name", kind))
+    if not is_name(name) or "/" in name:
+        raise UsageError(
+            f"{where}: a pool's name has at most {LONGEST_NAME} characters, all of them to be seen, and no /"
+        )
+    size = table.get("size")
+    if size is not None and (not str(size).isdecimal() or len(str(size)) > 9 or not 1 <= int(size) <= MAX_WORKERS):
+        raise UsageError(f"{where}: size={size}: a whole number from 1 to {MAX_WORKERS}")
+    options = {key: _word(value) for key, value in table.items() if key not in COMMON}
+    return PoolTerms(kind=kind, name=name, size=None if size is None else int(size), options=options)
+
+
+def _word(value: object) -> str:
+    """A list of a TOML file is a+b on the command line."""
+    return "+".join(str(each) for each in cast(list[object], value)) if isinstance(value, list) else str(value)
