@@ -78,7 +78,7 @@ def test_several_runs_side_by_side(tmp_path: Path) -> None:
     runs = [folder(tmp_path / name, written(RUN)) for name in ("a", "b")]
     found = [told(run, 300.0, Prices(date="2026-11-01", pools={"local": 1.0}), live=False) for run in runs]
     assert len(content(report(found))) == 2
-    assert {"dance-0", "workers-1", "step/loss", "accuracy"} <= set(names(found))
+    assert {"spans-0", "workers-1", "step/loss", "accuracy"} <= set(names(found))
 
 
 def test_settings_of_another_version_and_none_at_all(tmp_path: Path) -> None:

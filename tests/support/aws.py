@@ -29,7 +29,7 @@ from tests.support.forked import ENVIRON
 from tests.support.metadata_services import interruption, recommendation
 from tests.support.s3_server import AWS, S3
 
-TEMPLATE = "dancers"
+TEMPLATE = "trainers"
 IMAGE = "ami-12c6146b"
 LOOK_S = 0.1
 

@@ -52,7 +52,7 @@ def test_a_live_run_is_seen_and_steered(tmp_path: Path) -> None:
             assert "once=" not in page.url
             page.locator("#cards", has_text="2 of 2").wait_for(timeout=SOON)
             page.locator("#state", has_text="training").wait_for(timeout=SOON)
-            for picture in ("dance-0", "workers-0", "step/loss"):
+            for picture in ("spans-0", "workers-0", "step/loss"):
                 assert painted(page, picture) > 3, picture
 
             page.get_by_role("button", name="Scale ...").click()
@@ -86,7 +86,7 @@ def test_a_live_run_is_seen_and_steered(tmp_path: Path) -> None:
             page.locator("#yes").click()
             page.locator("#state", has_text="stopped").wait_for(timeout=SOON)
             page.locator("#actions").wait_for(state="hidden")
-            assert painted(page, "dance-0") > 4
+            assert painted(page, "spans-0") > 4
         run.finish()
         report_of_it(run, tmp_path)
 
@@ -97,13 +97,13 @@ def report_of_it(run: Elastic, tmp_path: Path) -> None:
     done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     pictures = sorted(path.name for path in (tmp_path / "png").iterdir())
-    assert {"dance-0.png", "workers-0.png", "step-loss.png"} <= set(pictures)
+    assert {"spans-0.png", "workers-0.png", "step-loss.png"} <= set(pictures)
     assert all((tmp_path / "png" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     with opened() as page:
         page.goto(f"file://{run.folder}/report.html")
         assert page.locator("#state").inner_text() == "stopped"
         assert page.locator("#actions").is_hidden()
-        for picture in ("dance-0", "workers-0", "step/loss"):
+        for picture in ("spans-0", "workers-0", "step/loss"):
             assert painted(page, picture) > 3, picture
 
 
@@ -136,7 +136,7 @@ def test_markup_in_names_is_text_on_any_screen(tmp_path: Path, width: int, schem
         assert MARKUP in page.locator("#cards").inner_text()
         assert page.locator("img").count() == 0
         assert page.title() == "cut off told"
-        assert painted(page, "dance-0") > 3
+        assert painted(page, "spans-0") > 3
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (dark == "rgb(20, 20, 20)") == (scheme == "dark")

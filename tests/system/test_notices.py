@@ -123,7 +123,7 @@ def on_the_host(run: Elastic) -> tuple[str, int]:
 
 
 def test_the_agent_of_a_host_tells_its_pool_and_a_replacement_comes_first(tmp_path: Path, undisturbed: str) -> None:
-    """Advice: the host dances on. Notice: its worker leaves, and is replaced by another pool's before."""
+    """Advice: the host trains on. Notice: its worker leaves, and is replaced by another pool's before."""
     job = Job(tmp_path)
     job.pace.write_text("1")
     options = ["--ledger", "--pool", "local,size=1"]
@@ -133,7 +133,7 @@ def test_the_agent_of_a_host_tells_its_pool_and_a_replacement_comes_first(tmp_pa
         service.set(rebalance='{"noticeTime": "2026-01-01T00:00:00Z"}')
         run.until(lambda: bool(run.events("advice")), "advice")
         run.until_step(run.step + 3)
-        assert run.members == (first,), "it dances on"
+        assert run.members == (first,), "it trains on"
         assert run.events("notice") == []
         say(service)
         run.until(lambda: first in [event["worker"] for event in run.events("left")], "it has left")

@@ -191,5 +191,5 @@ def draw(page: Path, folder: Path, runs: Sequence[RunContent]) -> Iterator[Path]
 def names(runs: Sequence[RunContent]) -> list[str]:
     """Of all pictures of the report, as its page has them."""
     series = dict.fromkeys(name for run in runs for name, patch in run.tick.series.items() if patch.x)
-    dances = [f"{kind}-{n}" for n, run in enumerate(runs) if run.tick.stays for kind in ("dance", "workers")]
-    return [*dances, *series]
+    workers = [f"{kind}-{n}" for n, run in enumerate(runs) if run.tick.stays for kind in ("spans", "workers")]
+    return [*workers, *series]

@@ -66,7 +66,7 @@ def test_who_is_interrupted_leaves_in_time_and_is_replaced_and_advice_brings_ano
 
         machines.recommend(second)
         run.until_members(3)
-        assert second in [each["InstanceId"] for each in moto.living()], "it dances on"
+        assert second in [each["InstanceId"] for each in moto.living()], "it trains on"
         run.command("stop")
         run.finish()
         assert not run.events("lost"), run.report()

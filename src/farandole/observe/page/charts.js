@@ -153,7 +153,7 @@ class Stairs extends Chart {
   }
 }
 
-class Dance extends Chart {
+class Timeline extends Chart {
   // Who was there, from when to when: a bar for each worker.
   constructor(parent) { super(parent, 100); this.stays = []; this.now = 0; this.from = 0; }
 

@@ -63,16 +63,16 @@ class Run {
     this.unmade = {};
     this.waiting = {};
     const title = several ? name : "";
-    const dance = chartIn($("dances"), "Who was in the dance" + (several ? ": " + title : ""),
-                          "each worker: pale while it starts, green while it trains, yellow while it leaves; a red end: lost, a grey one: left", "dance-" + number);
-    dance[0].classList.add("wide");
-    dance[0].hidden = true; // a world of one has nobody who comes or goes
-    this.dance = new Dance(dance[1]);
+    const spans = chartIn($("spans"), "Worker timeline" + (several ? ": " + title : ""),
+                          "each worker: pale while it starts, green while it trains, yellow while it leaves; a red end: lost, a grey one: left", "spans-" + number);
+    spans[0].classList.add("wide");
+    spans[0].hidden = true; // in a single process no worker comes or goes
+    this.timeline = new Timeline(spans[1]);
     this.list = make("details");
     this.list.append(make("summary", "the same in words"), this.lives = make("ol"));
-    dance[0].append(this.list);
+    spans[0].append(this.list);
     this.list.addEventListener("toggle", () => this.words());
-    const stairs = chartIn($("dances"), "Workers over time" + (several ? ": " + title : ""), "", "workers-" + number);
+    const stairs = chartIn($("spans"), "Workers over time" + (several ? ": " + title : ""), "", "workers-" + number);
     stairs[0].classList.add("wide");
     stairs[0].hidden = true;
     this.stairs = new Stairs(stairs[1]);
@@ -131,8 +131,8 @@ class Run {
     for (const [number, stay] of Object.entries(tick.stays)) this.stays[number] = stay;
     const now = this.head.live ? tick.now : (this.head.ended ?? tick.now);
     if (this.stays.length) {
-      this.dance.parent.parentElement.hidden = false;
-      this.dance.set(this.stays, this.head.began, now);
+      this.timeline.parent.parentElement.hidden = false;
+      this.timeline.set(this.stays, this.head.began, now);
     }
     if (Object.keys(tick.stays).length) this.words();
     if (tick.sizes.length || this.stairs.open) {
