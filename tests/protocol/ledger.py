@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farandole.simulate.process import Process
     from farandole.simulate.world import World
 
-DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
+DISBELIEVED = ("contradicted by", "it reports")  # see `issued_denial` and `outvoted`
 
 ABSENT = "its connection closed"
 
