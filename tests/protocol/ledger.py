@@ -276,7 +276,7 @@ class Ledger(Witness):
         bad = world.mistaken.name if world.mistaken else ""
         if worker.name == bad:
             return
-        against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
+        against_one = bool(bad) and reason.startswith(f"contradicted by {bad}:")
         if against_one:
             self._disbelieved.add(worker.name)
         if any(words in reason for words in DISBELIEVED) and not against_one:

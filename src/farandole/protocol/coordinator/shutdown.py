@@ -144,8 +144,9 @@ def no_way_to_save(state: CoordinatorState) -> str:
     pool_workers = [w for w in state.workers.values() if w.pool]
     if not pool_workers:
         return ""
+    first = pool_workers[0]
     return (
-        f"{pool_workers[0].id} cannot reach {_place(state)}: {pool_workers[0].unreached}; check that it exists and is writable, "
+        f"{first.id} cannot reach {_place(state)}: {first.unreached}; check that it exists and is writable, "
         f"and start the run again on its folder, or begin again with another --folder"
     )
 

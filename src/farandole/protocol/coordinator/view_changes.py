@@ -139,19 +139,19 @@ def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differen
 
 def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
     """Return the difference between the end of this script and the others, None if there is none."""
-    mine, first = Finish(worker=worker, round=message.round, step=message.step), state.first_finish
+    own_finish, first = Finish(worker=worker, round=message.round, step=message.step), state.first_finish
     if first is None or first.worker not in state.workers:
-        state.first_finish = first = mine
+        state.first_finish = first = own_finish
     if _is_late(state):
         return None
-    if first.round != mine.round:
-        early, late = sorted((first, mine), key=lambda finish: finish.round)
+    if first.round != own_finish.round:
+        early, late = sorted((first, own_finish), key=lambda finish: finish.round)
         return ended_early(early, late.worker, f"step {late.step}")
     if state.view and worker in state.unswitched and message.view < state.view.number:
-        return ended_early(mine, _switched(state), "the next step")
+        return ended_early(own_finish, _switched(state), "the next step")
     for round_, (other, call) in state.first_calls.items():
-        if round_ >= mine.round and other in state.workers and other != worker:
-            return ended_early(mine, other, call.doing)
+        if round_ >= own_finish.round and other in state.workers and other != worker:
+            return ended_early(own_finish, other, call.doing)
     return None
 
 
