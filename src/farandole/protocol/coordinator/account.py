@@ -93,7 +93,7 @@ def account(run: str, lines: Iterable[bytes], prices: Prices | None = None) -> A
 
 @dataclass(kw_only=True)
 class _Process:
-    """What the lines contain about one process.
+    """The times of one process, as far as the lines contain them.
 
     `redo` is the newest step that was taken before the process came, -1 for none. `came`, `began`, `newest_at` and
     `gone_at` are Unix times.
@@ -178,7 +178,7 @@ class AccountReader:
             case events.ResumedEvent(step=step):
                 self._over = False
                 self._again(max(step, 0))
-            case events.OverEvent():  # instances end with the run
+            case events.OverEvent():  # the run's instances end with the run
                 self._over = True
                 self._gone_at = {**dict.fromkeys(self._priced, event.time), **self._gone_at}
             case _:

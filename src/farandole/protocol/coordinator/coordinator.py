@@ -201,7 +201,7 @@ class Coordinator(CoordinatorState):
         departed = self.departed.get(hello.worker)
         back = departed is not None and departed.session == hello.session != ""
         worker = hello.worker if back or same else scaling.new_id(self, hello)
-        if back and departed:  # no Welcome: it would renew the lease of a worker that the others go on without
+        if back and departed:  # no Welcome, which would renew the lease of a worker that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
         if hello.synced and not self.over:  # see `reconnection`, 7
@@ -212,7 +212,7 @@ class Coordinator(CoordinatorState):
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
-        if not same:  # the event goes to the journal, so that the next coordinator notices who does not return
+        if not same:  # the event goes to the journal, so that the next coordinator notices workers that do not return
             self.record(events.StartingEvent(worker=worker, host=hello.host, pid=hello.pid))
         self.failure_detector.begin(silence := Silence(), now)
         self.workers[worker] = Worker(

@@ -67,7 +67,7 @@ from farandole.protocol.view import Lineage, View
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the survivors go on; the rounds after this one use `shares`.
+    """The decision of how the survivors go on; the rounds after this one use `shares`.
 
     `dismissed` are leaving workers whose switch was already agreed. `unsynced` are joiners without the state.
     """

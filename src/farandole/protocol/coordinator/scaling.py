@@ -250,6 +250,7 @@ def build_roster(state: CoordinatorState, pool: str = "") -> Roster:
     mark = pool_mark(state, pool)
 
     def own(workers: Iterable[str]) -> tuple[str, ...]:
+        """Return the workers that belong to the pool."""
         return tuple(w for w in workers if not pool or owns(state, pool, w))
 
     ends = state.ending or state.over or any(w.state == "finished" for w in state.workers.values())

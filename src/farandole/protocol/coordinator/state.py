@@ -121,7 +121,7 @@ class Removal(Enum):
 
     LEFT = "left"  # its part is done: it exits by itself
     EVICTED = "evicted"  # it may still be alive: its connection is closed, and its pool kills it
-    DIED = "died"  # its process has certainly ended, or makes no more progress
+    DIED = "died"  # its process has ended or makes no more progress, for certain
 
 
 @dataclass(kw_only=True)
@@ -144,11 +144,11 @@ class Worker:
     attempt: int = 0  # the number of its newest connection
     connected: bool = True
     leaving: str = ""  # the reason of its preemption notice or leave request, "" for none
-    goes_at: float = math.inf  # when its machine is expected to go, on the coordinator's clock
+    goes_at: float = math.inf  # when its machine is preempted, on the coordinator's clock
     entered: int = -1  # the step in which it entered as a joiner, -1 for a founder
     prepared: int = 0  # the newest view that it is prepared for
     computed: bool = False  # it has computed shards
-    fingerprint: str = ""  # of its final state, once it has finished
+    fingerprint: str = ""  # the digest of its final state, once it has finished
     after: m.StepTime = field(default_factory=m.StepTime)  # the time between its last step and the end of its script
     unreached: str = ""
     saves: bool | None = False
@@ -329,9 +329,9 @@ class Ending(msgspec.Struct, kw_only=True):
 WINDOW = 16  # figures: 8 s of ordinary heartbeats, more if a shard takes longer than a heartbeat interval
 KEPT_FIGURES = 4 * WINDOW
 WORTH = 0.9
-PATIENCE, LONGEST = 8, 512  # windows: at first one minute, at last an hour
+PATIENCE, LONGEST = 8, 512  # windows that a relegation counts: one minute at first, one hour at most
 WHOLE = 1000  # the share of the fastest worker
-SLOW = 0.8  # of the fastest's speed; below it a worker is a straggler
+SLOW = 0.8  # a worker below this part of the fastest speed is a straggler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,11 +348,13 @@ class Times:
 
     @staticmethod
     def of(figures: Sequence[int]) -> Times:
+        """Return the times for these measured figures, in µs."""
         ordered = sorted(figures)
         first = max(0, math.floor(len(ordered) / 2 - 1.5 * math.sqrt(len(ordered))))
         return Times(low=ordered[first], middle=median(ordered), high=ordered[-1 - first])
 
     def at_least(self, other: Times) -> Times:
+        """Return the larger value of both for each of low, middle and high."""
         return Times(
             low=max(self.low, other.low), middle=max(self.middle, other.middle), high=max(self.high, other.high)
         )
@@ -445,16 +447,22 @@ class Speeds:
         return bool(self._fresh) and all(self._fresh.get(w, 0) >= wanted or self._is_idle(w) for w in view.members)
 
     def _is_idle(self, worker: str) -> bool:
+        """Return True if the worker is known to have no shards in this view."""
         beat = self.newest(worker)
         return beat.of > 0 and beat.shards == 0 and worker not in self._fresh
 
     def _believed(self, worker: str) -> Times:
+        """Return the times of a worker: not faster than at its relegation while that counts.
+
+        A worker without figures has the median of the others.
+        """
         figures = list(self._figures.get(worker, ()))[-self._fresh.get(worker, KEPT_FIGURES) :]
         times = Times.of(figures or [round(median(map(median, self._figures.values())))])
         relegation = self._relegations.get(worker)
         return times.at_least(relegation.times) if relegation and self._windows < relegation.until else times
 
     def _relegate(self, worker: str, times: Times) -> None:
+        """Record that the worker gets fewer shards. Its patience doubles each time, up to `LONGEST`."""
         before = self._relegations.get(worker)
         patience = min(2 * before.patience, LONGEST) if before else PATIENCE
         self._relegations[worker] = Relegation(times, patience, self._windows + patience)
@@ -591,9 +599,9 @@ class CoordinatorState:
         self.targets: dict[str, int] = {}
         # The names of the pools, in the order in which they came; the run's own or preferred pool is the first.
         self.pools = [pool.name for pool in settings.pools] or ([settings.pool.pool] if settings.pool else [])
-        # Start failures in a row, by pool mark.
+        # Workers in a row that died before they were members, by pool mark.
         self.startup_failures: dict[str, int] = {}
-        # How many external workers have received an ID. Only grows.
+        # The newest number in an ID that the coordinator has given, such as guest-3. Only grows.
         self.external_workers = 0
 
         # --- workers ---

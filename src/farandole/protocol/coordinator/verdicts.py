@@ -54,7 +54,7 @@ from farandole.protocol.difference import first_unequal, outliers
 from farandole.protocol.messages import UPDATES, Computed, Stopped
 
 TRIAL = 512  # steps within which the step digests cover all elements
-Again = tuple[tuple[str, tuple[int, ...]], ...]
+Again = tuple[tuple[str, tuple[int, ...]], ...]  # workers, with the shards that each also computes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def _keep(state: CoordinatorState, round_: int, worker: str, call: Call) -> None
 
 # --- planned ----------------------------------------------------------------------------------------------------------
 
-REGROUP_S = 600.0  # between two tries to replace the connections of the members
+REGROUP_S = 600.0  # the time between two tries to replace the connections of the members
 
 
 def plan(state: CoordinatorState, now: float) -> None:
