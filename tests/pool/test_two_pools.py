@@ -13,6 +13,7 @@ from farandole.pool.fake import FakePool
 from farandole.pool.reconciler import keep
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import view_changes
+from farandole.protocol.coordinator.state import Removal
 from tests.support.scene import SIGNATURE, Scene
 from tests.support.stage import Stage, play
 
@@ -86,7 +87,7 @@ def test_each_pool_is_told_of_its_own() -> None:
     scene.coordinator.release("there-w1", scene.now)
     here, there = rosters(scene)
     assert (here.leaving, there.leaving) == ((), ("there-w1",))
-    view_changes.evict(scene.coordinator, "w1", "a test")
+    view_changes.remove(scene.coordinator, "w1", Removal.EVICTED, "a test")
     scene.look()
     for worker in ("there-w1", "there-w2", "w2"):
         scene.report(worker, 0)

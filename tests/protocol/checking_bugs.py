@@ -45,13 +45,13 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if differ or refused else None",
         {"drift": True},
     ),
-    (recovery, "unheard or verdict.again is not None or", "unheard or", ERRS),
+    (recovery, "unconfirmed or verdict.again is not None or", "unconfirmed or", ERRS),
     (recovery, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
     (recovery, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
-    (verdicts, "        for worker in _new(here, holder, found):", "        for worker in ():", ERRS),
+    (verdicts, "        for worker in _new(at_last, holder, results):", "        for worker in ():", ERRS),
     (verdicts, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
-    (verdicts, "if here[worker].unproven]", "if False]", ERRS),
+    (verdicts, "if at_last[worker].unproven]", "if False]", ERRS),
     # replicas that may drift
     (checking, "if view.number != self._view or step", "if step", DRIFTS),
     (

@@ -75,7 +75,7 @@ def outvotes_who_is_behind(outvoted: Any) -> Any:
         synced = {worker: report for worker, report in reports.items() if report.synced}
         last = max((report.round for report in synced.values()), default=0)
         behind = [w for w, r in synced.items() if r.round < last - 1 or (r.round == last - 1 and not r.holds)]
-        return tuple(Outvoted(worker=w, others=("the", "others"), reason="say otherwise") for w in behind)
+        return tuple(Outvoted(worker=w, others=("the", "others"), reason="contradiction") for w in behind)
 
     return mutant
 

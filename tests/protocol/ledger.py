@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farandole.simulate.process import Process
     from farandole.simulate.world import World
 
-DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
+DISBELIEVED = ("contradicted by", "it reports")  # see `issued_denial` and `outvoted`
 
 ABSENT = "its connection closed"
 
@@ -276,7 +276,7 @@ class Ledger(Witness):
         bad = world.mistaken.name if world.mistaken else ""
         if worker.name == bad:
             return
-        against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
+        against_one = bool(bad) and reason.startswith(f"contradicted by {bad}:")
         if against_one:
             self._disbelieved.add(worker.name)
         if any(words in reason for words in DISBELIEVED) and not against_one:

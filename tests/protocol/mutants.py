@@ -13,6 +13,7 @@ import msgspec
 from farandole.plan.shards import assign
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import Removal
 from farandole.protocol.values import NOTHING
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, Member
@@ -151,7 +152,7 @@ class LetsLeaversGoAtOnce(Coordinator):
         super().on_message(worker, message, now)
         leaves = self.proposed and worker in self.workers and worker not in self.proposed.members
         if isinstance(message, m.Switched) and leaves and not self.over:
-            self.dismiss(worker, "left at once")
+            self.remove(worker, Removal.LEFT, "left at once")
 
 
 class LeavesTheFinishedWaiting(Coordinator):

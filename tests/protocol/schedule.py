@@ -178,7 +178,7 @@ class Schedule(World):
             return  # fate has killed all who held the state so often
         if over.code == 1 and REFUSED.search(over.reason) and self.records["refused"]:
             return  # one that computes wrong stands longest; the witness looks at each refusal
-        if "can't reach" in over.reason and self.witness.nowhere:
+        if "cannot reach" in over.reason and self.witness.nowhere:
             return
         if self.drifted and self.records["replicas differ"]:
             if over.code != 1 or "differ" not in over.reason:

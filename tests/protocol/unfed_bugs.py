@@ -11,14 +11,14 @@ from farandole.protocol.worker import session
 STARVES: dict[str, Any] = {"starves": True}
 RESETS: dict[str, Any] = {**STARVES, "focus": ("resets", "coordinator")}
 SAID_AGAIN = "stands = isinstance(message, STANDING)"
-HEIRS = "heirs = {*views}.intersection(newest.members if newest else ()).difference(unfed, failed)"
+HEIRS = "heirs = {*views}.intersection(newest.members if newest else ()).difference(without_data, failed)"
 
 UNFED_BUGS: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (failures, "if views and not heirs:", "if False:  # lets the last go", STARVES),
     (failures, "if views and not heirs:", "if views:  # ends the run for any", STARVES),
-    (failures, HEIRS, HEIRS.replace(".difference(unfed, failed)", ""), STARVES),
-    (failures, HEIRS, "heirs = {*reports}.difference(unfed, failed)  # without the state", STARVES),
-    (failures, "    for worker in unfed:\n        release_without_data(state, worker)\n", "", STARVES),
+    (failures, HEIRS, HEIRS.replace(".difference(without_data, failed)", ""), STARVES),
+    (failures, HEIRS, "heirs = {*reports}.difference(without_data, failed)  # without the state", STARVES),
+    (failures, "    for worker in without_data:\n        release_without_data(state, worker)\n", "", STARVES),
     (session, SAID_AGAIN, f"{SAID_AGAIN} and not isinstance(message, m.Unfed)", RESETS),
-    (coordinator, "elif unfed := failures.stop_for_data(self):", "elif unfed := '':", STARVES),
+    (coordinator, "elif reason := failures.stop_for_data(self):", "elif reason := '':", STARVES),
 )

@@ -33,12 +33,15 @@ from farandole.protocol.metrics import StepLine, parse_line
 from farandole.protocol.values import CLASSES, TimeClass
 
 HOUR_S = 3600.0
-_EVENT = b'{"event":'  # how such a line begins
-_LATE_S = 60.0  # that a line may be late
+_EVENT = b'{"event":'  # the beginning of an event's line
+_LATE_S = 60.0  # how late a line may be
 
 
 class WorkerAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's. `seconds` by class, those that are not 0; they add up to `total_s`. `ended`: it is gone."""
+    """The account of one worker.
+
+    `seconds` by class, without those that are 0; they add up to `total_s`. `ended` means that the worker is gone.
+    """
 
     worker: str
     host: str
@@ -49,12 +52,17 @@ class WorkerAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a run. What is not known is None, never 0.
+    """The account of a run. Unknown values are None, never 0.
 
-    `seconds` of all workers by class, every class; they add up to `total_s`. `goodput`: the part of it that computed
-    what counts. `dollars` is None where the price of some host is unknown, see `cost`. `as_of`: Unix time of the newest
-    line; `over`: the run has ended. `silent`: workers of which nothing is known. `damaged` lines were passed over, and
-    `doubtful` sums.
+    Attributes:
+        over: the run has ended.
+        as_of: the Unix time of the newest line.
+        seconds: of all workers, for every class; they add up to `total_s`.
+        goodput: the part of `total_s` that computed results that count.
+        dollars: the total cost, None if the price of a host is unknown (see `cost`).
+        silent: workers of which no times are known.
+        damaged: the number of damaged lines, which were skipped.
+        doubtful: the number of impossible sums, which were skipped.
     """
 
     run: str
@@ -73,7 +81,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def account(run: str, lines: Iterable[bytes], prices: Prices | None = None) -> Account:
-    """`lines` are the whole lines of metrics.jsonl, oldest first; what `prices` says goes where no pool has said it."""
+    """Return the account of a run from the whole lines of metrics.jsonl, oldest first.
+
+    `prices` are used for hosts whose pool has not reported a price.
+    """
     reading = AccountReader()
     for line in lines:
         reading.take(line)
@@ -82,7 +93,11 @@ def account(run: str, lines: Iterable[bytes], prices: Prices | None = None) -> A
 
 @dataclass(kw_only=True)
 class _Process:
-    """What has been read of one. `redo`: steps up to this one were taken before it came, -1: none."""
+    """The times of one process, as far as the lines contain them.
+
+    `redo` is the newest step that was taken before the process came, -1 for none. `came`, `began`, `newest_at` and
+    `gone_at` are Unix times.
+    """
 
     worker: str
     host: str = ""
@@ -90,22 +105,23 @@ class _Process:
     came: float | None = None
     redo: int = -1
     step: int = -1
-    told: Mapping[TimeClass, float] = field(default_factory=dict[TimeClass, float])
-    again_s: float = 0.0  # of `compute`
-    began: float = 0.0  # Unix time
-    told_at: float = 0.0
+    spent: Mapping[TimeClass, float] = field(default_factory=dict[TimeClass, float])
+    again_s: float = 0.0  # the part of `compute` for steps that were taken before
+    began: float = 0.0
+    newest_at: float = 0.0  # the time of its newest line
     gone_at: float | None = None
     left: bool = False
     ended: bool = False
 
     def account(self) -> WorkerAccount:
-        seconds = dict(self.told)
+        """Return the account of this process; all its time is in one of the classes."""
+        seconds = dict(self.spent)
         if self.again_s:
             seconds["compute"] = seconds.get("compute", 0.0) - self.again_s
             seconds["again"] = seconds.get("again", 0.0) + self.again_s
         if self.gone_at is not None and not self.ended:
             rest: TimeClass = "end" if self.left else "lost"
-            seconds[rest] = seconds.get(rest, 0.0) + max(0.0, self.gone_at - self.told_at)
+            seconds[rest] = seconds.get(rest, 0.0) + max(0.0, self.gone_at - self.newest_at)
         spent: dict[TimeClass, float] = {name: round(seconds[name], 6) for name in CLASSES if seconds.get(name)}
         return WorkerAccount(
             worker=self.worker, host=self.host, pool=self.pool, seconds=spent, total_s=sum(spent.values()),
@@ -114,21 +130,22 @@ class _Process:
 
 
 class AccountReader:
-    """The lines so far: `take` each whole one, oldest first, and ask for the `account` at any time."""
+    """Computes an account from lines: `take` each whole line, oldest first, and call `account` at any time."""
 
     def __init__(self) -> None:
         self._all: list[_Process] = []
         self._newest: dict[str, _Process] = {}
         self._step_line = b""
-        self._redo = -1  # steps up to this one have been taken
-        self._from = 0  # the step with which the state began
+        self._redo = -1  # the newest step that has been taken
+        self._from = 0  # the step that the present state began with
         self._as_of: float | None = None
         self._over = False
         self._priced: dict[str, events.PricedEvent] = {}
-        self._gone_at: dict[str, float] = {}  # hosts, of those
+        self._gone_at: dict[str, float] = {}  # when the hosts in `_priced` went
         self._damaged = self._doubtful = 0
 
     def take(self, line: bytes) -> None:
+        """Read one line. A damaged line is counted and skipped."""
         if not line.startswith(_EVENT):
             self._step_line = line
             return
@@ -155,48 +172,50 @@ class AccountReader:
                 self._again(0)
             case events.RunStartedEvent():
                 for process in self._newest.values():
-                    process.ended = True  # after its newest line nothing says what its time went to
+                    process.ended = True  # no line says how it spent the time after its newest line
                 self._over = False
                 self._again(0)
             case events.ResumedEvent(step=step):
                 self._over = False
                 self._again(max(step, 0))
-            case events.OverEvent():  # instances end with the run
+            case events.OverEvent():  # the run's instances end with the run
                 self._over = True
                 self._gone_at = {**dict.fromkeys(self._priced, event.time), **self._gone_at}
             case _:
                 pass
 
     def _begin(self, worker: str, host: str = "", came: float | None = None) -> _Process:
+        """Start the record of a new process of that name."""
         new = _Process(worker=worker, host=host, came=came, redo=self._redo)
         self._all.append(new)
         self._newest[worker] = new
         return new
 
     def _spent(self, worker: str, spent: WorkerTime, time: float, *, ended: bool) -> None:
-        known = self._newest.get(worker)
-        if known is None or known.ended or any(spent.seconds.get(n, 0.0) < s for n, s in known.told.items()):
-            known = self._begin(worker)
+        """Record the times of a worker."""
+        process = self._newest.get(worker)
+        if process is None or process.ended or any(spent.seconds.get(n, 0.0) < s for n, s in process.spent.items()):
+            process = self._begin(worker)
         total_s = sum(spent.seconds.values())
-        if known.came is not None and total_s > time - known.came + EARLY_S + _LATE_S:
+        if process.came is not None and total_s > time - process.came + EARLY_S + _LATE_S:
             self._doubtful += 1
             return
-        if not known.told:
-            known.began = time - total_s
-        computed_s = spent.seconds.get("compute", 0.0) - known.told.get("compute", 0.0)
-        known.again_s += computed_s * self._part(known, spent.step)
-        known.host, known.pool, known.step = spent.host, spent.pool, max(known.step, spent.step)
-        known.told, known.told_at, known.ended = spent.seconds, time, ended
+        if not process.spent:
+            process.began = time - total_s
+        computed_s = spent.seconds.get("compute", 0.0) - process.spent.get("compute", 0.0)
+        process.again_s += computed_s * self._part(process, spent.step)
+        process.host, process.pool, process.step = spent.host, spent.pool, max(process.step, spent.step)
+        process.spent, process.newest_at, process.ended = spent.seconds, time, ended
 
-    def _part(self, known: _Process, step: int) -> float:
-        """Of the steps that it has taken since its line before, how many had been taken."""
-        before = known.step if known.step >= 0 else self._from
-        if step <= known.redo or before >= known.redo:
-            return float(step <= known.redo)
-        return (known.redo - before) / (step - before)
+    def _part(self, process: _Process, step: int) -> float:
+        """Return the fraction of the steps since its previous line that had been taken before."""
+        before = process.step if process.step >= 0 else self._from
+        if step <= process.redo or before >= process.redo:
+            return float(step <= process.redo)
+        return (process.redo - before) / (step - before)
 
     def _again(self, step: int) -> None:
-        """From now on the state is that of `step`."""
+        """Continue from the state of `step`: later steps may be taken again."""
         newest = parse_line(self._step_line) if self._step_line else None
         if isinstance(newest, StepLine):
             self._redo = max(self._redo, newest.step)
@@ -205,27 +224,28 @@ class AccountReader:
             if process.gone_at is None and not process.ended:
                 process.redo = self._redo
 
-    def _told(self, priced: events.PricedEvent) -> HostPrice:
-        """Of a host that is not gone yet, as far as the lines go."""
+    def _host_price(self, priced: events.PricedEvent) -> HostPrice:
+        """Return the price of a host. For a host that is still up, it ends with the newest line."""
         ends = self._gone_at.get(priced.host, self._as_of or priced.since)
         return HostPrice(
             host=priced.host, pool=priced.pool, dollars=priced.dollars, day=priced.day, began=priced.since, ends=ends
         )
 
     def account(self, run: str, prices: Prices) -> Account:
-        known = [(process, process.account()) for process in self._all if process.told]
-        stays = [HostUse(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in known]
-        paid = cost(stays, prices, map(self._told, self._priced.values()))
+        """Return the account of the run up to the newest line."""
+        accounts = [(process, process.account()) for process in self._all if process.spent]
+        uses = [HostUse(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in accounts]
+        paid = cost(uses, prices, map(self._host_price, self._priced.values()))
         seconds: dict[TimeClass, float] | None = None
         total_s = goodput = None
-        if known:
-            seconds = {n: round(sum(each.seconds.get(n, 0.0) for _, each in known), 6) for n in CLASSES}
+        if accounts:
+            seconds = {n: round(sum(each.seconds.get(n, 0.0) for _, each in accounts), 6) for n in CLASSES}
             total_s = sum(seconds.values())
             goodput = seconds["compute"] / total_s if total_s else None
         return Account(
             run=run, over=self._over, as_of=self._as_of, seconds=seconds, total_s=total_s, goodput=goodput,
             worker_hours=None if total_s is None else total_s / HOUR_S, dollars=paid.dollars, cost=paid,
-            workers=tuple(each for _, each in known),
-            silent=tuple(process.worker for process in self._all if not process.told),
+            workers=tuple(each for _, each in accounts),
+            silent=tuple(process.worker for process in self._all if not process.spent),
             damaged=self._damaged, doubtful=self._doubtful,
         )  # fmt: skip

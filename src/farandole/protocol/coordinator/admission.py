@@ -16,17 +16,17 @@ from farandole.protocol.numeric_facts import numeric_differences, numerics, nume
 
 # --- admission --------------------------------------------------------------------------------------------------------
 
-MOST_TOLD = 100  # alterations of settings, and operators: a script that alters one in each step is not told for ever
+MOST_TOLD = 100  # recorded changes of settings, and operators: a script may change a setting in each step
 
 
 def on_ready(state: CoordinatorState, worker: Worker, message: m.Ready) -> None:
-    """The worker asks in: from now on it is a candidate, or is refused and told why."""
+    """Admit the worker as a candidate, or refuse it with a reason. An external worker may have to wait."""
     if worker.state != "starting":
         return
     signature = message.signature
     code = _other_code(state, signature)
     if code and not state.settings.other_code:
-        _refuse(state, worker, f"{in_words(code)}: not what the run executes, which is in its folder's code/")
+        _refuse(state, worker, f"{in_words(code)}: this is not the code of the run, which is in code/ of its folder")
         return
     if state.signature is None and state.settings.code and not worker.pool:
         if worker.id not in state.early_external:
@@ -36,34 +36,37 @@ def on_ready(state: CoordinatorState, worker: Worker, message: m.Ready) -> None:
     if state.signature is None:
         state.signature = without_code(signature) if code else signature
         state.record(events.NumericsEvent(worker=worker.id, facts=numerics(signature.facts)))
-    found = numeric_differences(state.signature.facts, signature.facts)
+    differences = numeric_differences(state.signature.facts, signature.facts)
     expected, got = without_numerics(state.signature), without_numerics(signature)
-    if unlike := numerics_refusal(found, state.settings.bits):
-        _refuse(state, worker, unlike, of_its_host=True)
+    if refusal := numerics_refusal(differences, state.settings.bits):
+        _refuse(state, worker, refusal, of_its_host=True)
         return
     if difference := first_difference(expected, got):
         _refuse(state, worker, difference)
         return
     if code:
         state.record(events.OtherCodeEvent(worker=worker.id, what=tuple(code)))
-    if found.bits:
+    if differences.bits:
         state.unpromised = state.reached if state.unpromised is None else state.unpromised
-        state.record(events.BitsNotPromisedEvent(worker=worker.id, step=state.reached, what=found.words()))
-    elif found.versions:
-        state.record(events.OtherVersionsEvent(worker=worker.id, what=found.words()))
+        state.record(events.BitsNotPromisedEvent(worker=worker.id, step=state.reached, what=differences.words()))
+    elif differences.versions:
+        state.record(events.OtherVersionsEvent(worker=worker.id, what=differences.words()))
     worker.state, worker.unreached = "ready", message.unreached
     state.record(events.ReadyEvent(worker=worker.id, host=worker.host, pid=worker.pid, unreached=worker.unreached))
     early, state.early_external = state.early_external, {}
-    for guest in [guest for guest in early if guest in state.workers]:
-        on_ready(state, state.workers[guest], early[guest])
+    for external in [external for external in early if external in state.workers]:
+        on_ready(state, state.workers[external], early[external])
 
 
 def on_setting_changed(state: CoordinatorState, worker: Worker, message: m.SettingChanged) -> None:
-    """The script has altered a setting of torch's. Everyone says so; who does alone is found by the step's digest."""
-    told = (message.step, message.now)
-    if not state.has_part(worker.id) or state.altered.get(message.setting) == told or state.alterations >= MOST_TOLD:
+    """Record that the script has changed a torch setting.
+
+    All workers report it. A worker whose script alone does so is found by the digest of the step.
+    """
+    change = (message.step, message.now)
+    if not state.has_part(worker.id) or state.altered.get(message.setting) == change or state.alterations >= MOST_TOLD:
         return
-    state.altered[message.setting] = told
+    state.altered[message.setting] = change
     state.alterations += 1
     state.record(
         events.SettingChangedEvent(
@@ -73,13 +76,14 @@ def on_setting_changed(state: CoordinatorState, worker: Worker, message: m.Setti
 
 
 def on_unknown_operator(state: CoordinatorState, worker: Worker, message: m.UnknownOperator) -> None:
-    """It has run one that is not known to be portable: told once."""
+    """Record once that an operator was run that is not known to be portable."""
     if message.operator not in state.unknown_operators and len(state.unknown_operators) < MOST_TOLD:
         state.unknown_operators.add(message.operator)
         state.record(events.UnknownOperatorEvent(worker=worker.id, operator=message.operator))
 
 
 def _refuse(state: CoordinatorState, worker: Worker, difference: str, *, of_its_host: bool = False) -> None:
+    """Take a candidate out. `of_its_host` means that its host is the cause, so this does not count as a refusal."""
     del state.workers[worker.id]
     state.record(events.RefusedEvent(worker=worker.id, host=worker.host, reason=difference))
     state.send(worker.id, m.JoinRefused(reason=difference))
@@ -89,5 +93,6 @@ def _refuse(state: CoordinatorState, worker: Worker, difference: str, *, of_its_
 
 
 def _other_code(state: CoordinatorState, signature: m.Signature) -> list[str]:
+    """Return how the code of a worker differs from the code of the run, each difference once."""
     expected = (*state.settings.code, *(state.signature.facts if state.signature else ()))
     return list(dict.fromkeys(other_code(expected, signature.facts)))

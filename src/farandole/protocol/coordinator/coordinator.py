@@ -39,6 +39,7 @@ from farandole.protocol.coordinator.state import (
     Action,
     CoordinatorState,
     Ending,
+    Removal,
     RunSettings,
     Worker,
 )
@@ -59,7 +60,7 @@ from farandole.protocol.failure_detector import Silence
 
 
 def on_pool_message(state: CoordinatorState, pool: str, host: str, message: m.FromPool) -> None:
-    """A message of `pool`, whose own process is on `host`."""
+    """Handle a message of `pool`, whose process is on `host`."""
     match message:
         case m.WorkerProcessExited(worker=worker, reason=reason) if scaling.owns(state, pool, worker):
             on_process_exit(state, worker, pool, host, reason)
@@ -89,38 +90,42 @@ def on_pool_message(state: CoordinatorState, pool: str, host: str, message: m.Fr
 
 
 def on_process_exit(state: CoordinatorState, worker: str, pool: str, host: str, reason: str) -> None:
-    """Its connection may not have closed yet. May be told again."""
+    """Handle the certain end of a worker's process.
+
+    Its connection may not have closed yet. Pools may report the same end again.
+    """
     if worker in state.dead:
         return
     state.mark_dead(worker, reason)
-    known, departed = state.workers.get(worker), state.departed.get(worker)
-    if known is not None and state.let_in(worker):
-        if not known.connected:
-            view_changes.lost(state, known, reason)
+    record, departed = state.workers.get(worker), state.departed.get(worker)
+    if record is not None and state.let_in(worker):
+        if not record.connected:
+            view_changes.remove(state, worker, Removal.DIED, reason)
     else:
-        if known is None and departed is None:
+        if record is None and departed is None:
             state.record(events.ExitedEvent(worker=worker, host=host, reason=reason))
-        let_go = departed and (departed.started or departed.refused or departed.code in (0, EXIT_DATA_UNAVAILABLE))
-        if pool and not let_go and not (known and known.leaving) and worker not in state.preempted:
+        expected = departed and (departed.started or departed.refused or departed.code in (0, EXIT_DATA_UNAVAILABLE))
+        if pool and not expected and not (record and record.leaving) and worker not in state.preempted:
             failures.on_startup_failure(state, worker, pool)
-        if departed and departed.started and departed.code == EXIT_EVICTED:  # its peers had seen it first
+        if departed and departed.started and departed.code == EXIT_EVICTED:  # its peers had noticed its death first
             failures.on_wrong_worker(state, worker, reason, entered=departed.entered)
-        if known is not None and not known.connected:
-            view_changes.lost(state, known, reason)
+        if record is not None and not record.connected:
+            view_changes.remove(state, worker, Removal.DIED, reason)
     recovery.recover_if_ready(state)
 
 
 def on_arrival(state: CoordinatorState, worker: str) -> None:
-    """It has come. Its host may have had notice before."""
+    """Handle a new connection of a worker. Its host may have had a preemption notice before."""
     if reason := state.preempted.pop(worker, ""):
         scaling.request_leave(state, state.workers[worker], reason)
 
 
 def _on_preemption(state: CoordinatorState, worker: str, message: m.PreemptionNotice) -> None:
-    reason = f"{message.host} goes within {message.within_s} s: {message.reason}"
-    if known := state.workers.get(worker):
-        scaling.request_leave(state, known, reason)
-        scaling.set_deadline(state, known, message.within_s)
+    """Make the worker leave before its host is preempted."""
+    reason = f"{message.host} is preempted within {message.within_s} s: {message.reason}"
+    if record := state.workers.get(worker):
+        scaling.request_leave(state, record, reason)
+        scaling.set_deadline(state, record, message.within_s)
     elif worker not in state.departed and worker not in state.dead:
         state.leave_on_arrival(worker, reason)
 
@@ -129,7 +134,10 @@ def _on_preemption(state: CoordinatorState, worker: str, message: m.PreemptionNo
 
 
 class Coordinator(CoordinatorState):
-    """See the module's head. Feed it, then `drain()` the actions. `known`: what a killed one left (`reconnection`)."""
+    """The coordinator as a state machine: call its input methods, then `drain()` the actions.
+
+    `known` is the journal's content if a coordinator that was killed is replaced (see `reconnection.restore`).
+    """
 
     def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
         super().__init__(settings)
@@ -140,11 +148,12 @@ class Coordinator(CoordinatorState):
             self.record(events.CodeEditedEvent(files=settings.edited))
 
     def drain(self) -> list[Action]:
+        """Return the actions since the last call, in order, and forget them."""
         actions, self.actions = self.actions, []
         return actions
 
     def _settle(self, now: float) -> None:
-        """After every input: end the run or plan the next view, if it is time."""
+        """End the run, stop the view or plan the next one if that is due. Called after every input."""
         last_resort.release_lines(self)
         if not self.over:
             for workers, message in disputes.confirmed(self):
@@ -154,43 +163,45 @@ class Coordinator(CoordinatorState):
             return
         if self.ending and shutdown.is_between_steps(self):
             recovery.stop_view(self, self.ending.reason)
-        elif unfed := failures.stop_for_data(self):
-            recovery.stop_view(self, unfed)
+        elif reason := failures.stop_for_data(self):
+            recovery.stop_view(self, reason)
         else:
             view_changes.plan(self, now)
 
     # --- inputs from connections ---------------------------------------------------------------------------
 
     def hello(self, hello: m.Hello, now: float) -> str:
-        """A worker has connected, or connected again. Returns its id; the first action for it is Welcome or Goodbye.
+        """Handle a worker that connects or reconnects, and return its ID.
+
+        The first action for it is Welcome or Goodbye.
 
         Raises:
-            ProtocolError: a Hello that was said before.
+            ProtocolError: this Hello, or a newer one of the same process, was received before.
         """
-        known = self.workers.get(hello.worker)
-        same = known is not None and known.session == hello.session != ""
-        if known and same:
-            if hello.attempt <= known.attempt:
-                raise ProtocolError(f"a Hello of {hello.worker} that was said before, or is older than its newest one")
-            known.attempt, known.pid = hello.attempt, hello.pid
-            if not self.over and self.has_part(known.id):
-                if self.stopping and known.id in self.stopping.expelled:
-                    reason = f"evicted: {self.stopping.expelled[known.id]}"
-                    self.send(known.id, m.Goodbye(reason=reason, code=self.eviction_code(known.id)))
-                    return known.id
-                self._welcome(known.id)
-                scaling.repeat_notice(self, known)
-                accounting.repeat_trace(self, known.id)
-                reconnection.on_return(self, known, now)
-                if disputes.returns_too_often(self, known.id):
-                    view_changes.evict(self, known.id, "its connection breaks again and again")
+        record = self.workers.get(hello.worker)
+        same = record is not None and record.session == hello.session != ""
+        if record and same:
+            if hello.attempt <= record.attempt:
+                raise ProtocolError(f"this Hello of {hello.worker} is a repetition, or older than its newest one")
+            record.attempt, record.pid = hello.attempt, hello.pid
+            if not self.over and self.has_part(record.id):
+                if self.stopping and record.id in self.stopping.expelled:
+                    reason = f"evicted: {self.stopping.expelled[record.id]}"
+                    self.send(record.id, m.Goodbye(reason=reason, code=self.eviction_code(record.id)))
+                    return record.id
+                self._welcome(record.id)
+                scaling.repeat_notice(self, record)
+                accounting.repeat_trace(self, record.id)
+                reconnection.on_return(self, record, now)
+                if disputes.returns_too_often(self, record.id):
+                    view_changes.remove(self, record.id, Removal.EVICTED, "its connection breaks too often")
                 self._settle(now)
-                return known.id
-            del self.workers[known.id]  # it has no part yet: it asks in anew
+                return record.id
+            del self.workers[record.id]  # it has no part yet: it joins again from the start
         departed = self.departed.get(hello.worker)
         back = departed is not None and departed.session == hello.session != ""
         worker = hello.worker if back or same else scaling.new_id(self, hello)
-        if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
+        if back and departed:  # no Welcome, which would renew the lease of a worker that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
         if hello.synced and not self.over:  # see `reconnection`, 7
@@ -201,7 +212,7 @@ class Coordinator(CoordinatorState):
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
-        if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
+        if not same:  # the event goes to the journal, so that the next coordinator notices workers that do not return
             self.record(events.StartingEvent(worker=worker, host=hello.host, pid=hello.pid))
         self.failure_detector.begin(silence := Silence(), now)
         self.workers[worker] = Worker(
@@ -212,49 +223,55 @@ class Coordinator(CoordinatorState):
         return worker
 
     def knows(self, hello: m.Hello) -> bool:
-        """Whether this process of a worker is one of the run's, or was."""
-        known = self.workers.get(hello.worker) or self.departed.get(hello.worker)
-        return known is not None and known.session == hello.session != ""
+        """Return True if this process of a worker belongs to the run, or did before."""
+        record = self.workers.get(hello.worker) or self.departed.get(hello.worker)
+        return record is not None and record.session == hello.session != ""
 
     def _welcome(self, worker: str) -> None:
+        """Send the terms of the run to a worker that has connected."""
         s = self.settings
         self.send(worker, m.Welcome(run=s.run, worker=worker, folder=s.folder, terms=s.terms, lines=self.last_line))
 
     def on_message(self, worker: str, message: m.Message, now: float) -> None:
-        """A message from `worker`. Messages of workers that are out are ignored: their connection is being closed."""
-        known = self.workers.get(worker)
-        if known is None:
+        """Handle a message of `worker`. Messages of removed workers are ignored: their connections are being closed."""
+        record = self.workers.get(worker)
+        if record is None:
             return
-        self.failure_detector.hear(known.silence, now, learns=known.computed)
+        self.failure_detector.hear(record.silence, now, learns=record.computed)
         if isinstance(message, m.Heartbeat):
-            self._heartbeat(known, message, now)
+            self._heartbeat(record, message, now)
             return
-        if isinstance(message, m.Prepared):  # nothing follows from it, and everyone sends one
-            known.prepared = max(known.prepared, message.view)
+        if isinstance(message, m.Prepared):  # nothing else follows from it, and every member sends one
+            record.prepared = max(record.prepared, message.view)
             return
         if self.over:
             return
         if isinstance(message, m.Switched | m.Stopped | m.Finished):
-            last_resort.note_step(self, known, message.step)
+            last_resort.note_step(self, record, message.step)
         try:
-            self._dispatch(known, message)
-        except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
+            self._dispatch(record, message)
+        except ProtocolError as error:  # it contradicts the state: the worker cannot stay in the run
             self.ban_and_remove(worker, str(error), now)
         self._settle(now)
 
-    def _dispatch(self, known: Worker, message: m.Message) -> None:
-        worker = known.id
+    def _dispatch(self, record: Worker, message: m.Message) -> None:
+        """Call the handler of a message that is neither a heartbeat nor Prepared.
+
+        Raises:
+            ProtocolError: the message contradicts the state.
+        """
+        worker = record.id
         match message:
             case m.Ready():
-                admission.on_ready(self, known, message)
+                admission.on_ready(self, record, message)
             case m.LeaveRequest():
-                scaling.request_leave(self, known, message.reason)
-            case m.Lapsed() if known.leaving:
-                view_changes.lapsed(self, known)
+                scaling.request_leave(self, record, message.reason)
+            case m.Lapsed() if record.leaving:
+                view_changes.remove_late_leaver(self, record)
             case m.Publish():
                 view_changes.on_publish(self, worker, message)
             case m.Switched():
-                view_changes.on_switched(self, known, message)
+                view_changes.on_switched(self, record, message)
             case m.PeerUnproved():
                 view_changes.on_unproved_peer(self, worker, message)
             case m.Synced():
@@ -264,92 +281,99 @@ class Coordinator(CoordinatorState):
             case m.Stopped():
                 recovery.on_stopped(self, worker, message)
             case m.ScriptFailed() | m.DataUnavailable():
-                view_changes.on_script_end(self, known, message)
+                view_changes.on_script_end(self, record, message)
             case m.Saved() | m.Digests():
                 shutdown.on_answer(self, worker, message)
             case m.Checkpointed() | m.Restored():
                 if isinstance(message, m.Restored) and message.done:
-                    shutdown.on_nothing_left(self, known, message)
-                shutdown.on_checkpoint(self, known, message)
+                    shutdown.on_nothing_left(self, record, message)
+                shutdown.on_checkpoint(self, record, message)
             case m.SettingChanged():
-                admission.on_setting_changed(self, known, message)
+                admission.on_setting_changed(self, record, message)
             case m.UnknownOperator():
-                admission.on_unknown_operator(self, known, message)
+                admission.on_unknown_operator(self, record, message)
             case m.LoaderEnded() | m.Unrecorded():
                 for event in reported_events.events_of(worker, message):
                     self.record(event)
             case m.CannotStart():
-                if shutdown.on_cannot_start(self, known, message):
-                    recovery.stop_view(self, f"{worker} can't begin")
+                if shutdown.on_cannot_start(self, record, message):
+                    recovery.stop_view(self, f"{worker} cannot begin")
             case m.Spans():
-                accounting.on_spans(self, known, message)
+                accounting.on_spans(self, record, message)
             case m.Drifts():
                 disputes.on_drifts(self, message)
             case m.NotFinite() | m.Differs() | m.ShardsDiffer():
                 if self.has_part(worker):
                     disputes.corroborate(self, worker, message)
-            case m.Finished() if self.stands_alone(known):
-                view_changes.excuse(self, known, "its script ended before it was let in", 0)
+            case m.Finished() if self.stands_alone(record):
+                view_changes.remove(self, worker, Removal.LEFT, "its script ended before it became a member")
             case m.Finished():
-                view_changes.on_finished(self, known, message)
+                view_changes.on_finished(self, record, message)
             case _:
                 raise ProtocolError(f"unexpected message {type(message).__name__}")
 
     def on_disconnect(self, worker: str, now: float) -> None:
-        """The control connection has closed. That alone is no death; see `reconnection`."""
+        """Handle a closed control connection. The worker may be alive; see `reconnection.py`."""
         if worker not in self.workers or self.over:
             return
-        gone = self.workers[worker]
         if worker in self.dead:
-            view_changes.lost(self, gone, self.dead[worker] or "its process has ended")
+            view_changes.remove(self, worker, Removal.DIED, self.dead[worker] or "its process has ended")
         else:
-            reconnection.on_absence(self, gone, now)
+            reconnection.on_absence(self, self.workers[worker], now)
         self._settle(now)
 
     def on_pool_message(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
-        """What `pool`, whose process is on `host`, says of its own. See `pools`."""
+        """Handle a message of `pool`, whose process is on `host`, about its workers and hosts."""
         if not self.over:
             on_pool_message(self, pool, host, message)
             self._settle(now)
 
     def tick(self, now: float) -> None:
-        """Call a few times a second."""
+        """Check all time limits. Call it a few times a second."""
         slept = self._ticked is not None and now - self._ticked > self.settings.heartbeat_timeout_s / 2
         self._ticked = self.clock = now
         self.failure_detector.tick(now, (worker.silence for worker in self.workers.values() if worker.connected))
-        if slept:  # it is we who were away
+        if slept:  # the coordinator itself was suspended
             self.progress.moved(now)
         if slept or self.over:
             return
         accounting.tick(self, now)
         for worker, reason in reconnection.silent_workers(self, now):
-            view_changes.evict(self, worker, reason)
+            view_changes.remove(self, worker, Removal.EVICTED, reason)
         for worker in view_changes.late_members(self, now):
             recovery.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
         failures.watch_for_stalls(self, now)
         self._settle(now)
 
     def ban_and_remove(self, worker: str, reason: str, now: float) -> None:
-        """It has to go, and is told to stay out."""
+        """Evict `worker`, and tell it not to rejoin."""
         self.ban(worker)
-        view_changes.evict(self, worker, reason)
+        view_changes.remove(self, worker, Removal.EVICTED, reason)
         self._settle(now)
 
     # --- inputs from people --------------------------------------------------------------------------------
 
     def scale(self, wanted: int, now: float, pool: str = "") -> None:
-        """`farandole scale`. Raises UsageError; see `requests`."""
+        """Handle `farandole scale`.
+
+        Raises:
+            UsageError: see `scaling.scale`.
+        """
         scaling.scale(self, wanted, pool)
         self._settle(now)
 
     def release(self, name: str, now: float) -> list[str]:
-        """`farandole release`: the ids of those who were asked to leave. Raises UsageError; see `requests`."""
+        """Handle `farandole release`, and return the IDs of the workers that were asked to leave.
+
+        Raises:
+            UsageError: see `scaling.release`.
+        """
         released = scaling.release(self, name)
         self._settle(now)
         return released
 
     def stop(self, reason: str, code: int, now: float) -> None:
-        """`farandole stop`, SIGINT: everyone leaves after the same step; rank 0 writes a checkpoint."""
+        """Handle `farandole stop` or SIGINT: all members leave after the same step, and one writes a checkpoint."""
         if self.ending or self.over:
             return
         self.record(events.StoppingEvent(reason=reason))
@@ -357,12 +381,13 @@ class Coordinator(CoordinatorState):
         self._settle(now)
 
     def roster(self, pool: str = "") -> m.Roster:
-        """What that pool acts on; without a name, the run's own."""
+        """Return the roster of `pool`; without a name, that of the run's own pool."""
         return scaling.build_roster(self, pool)
 
     # --- single messages -----------------------------------------------------------------------------------
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat, now: float) -> None:
+        """Pass a heartbeat to each part of the coordinator that uses it."""
         worker.heartbeat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number and worker.state in ("member", "finished"):
             failures.note_progress(self, worker.id, beat.step)

@@ -51,30 +51,30 @@ Witnesses = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Conviction:
-    """`worker` goes. `against` are the others of its pairs, and whoever confirms it."""
+    """`worker` is evicted. `others` are the other workers of its pairs, and those that confirm it."""
 
     worker: str
     others: tuple[str, ...]
-    alone: bool  # one word against one other
+    alone: bool  # one report against one other
 
 
 def may_accuse(state: CoordinatorState, worker: str, view: int, peer: str) -> bool:
-    """Whether both are of that view, which somebody may be in. See 6."""
-    known = [*state.views(), *issued_views(state)]
-    return worker != peer and any(each.number == view and {worker, peer} <= set(each.members) for each in known)
+    """Return True if both are members of that view, and a worker may be in it. See 6."""
+    candidates = [*state.views(), *issued_views(state)]
+    return worker != peer and any(each.number == view and {worker, peer} <= set(each.members) for each in candidates)
 
 
 def denied(state: CoordinatorState, message: m.Suspect) -> bool:
-    """Whether the accused has gone on while it is said to have been waited for. See 3; heartbeats may be late."""
+    """Return True if the accused went on during the reported wait. Heartbeats may be late. See 3."""
     within = message.waited_s - state.settings.heartbeat_timeout_s
     return message.waited_s > 0 and state.progress.went_on(message.peer, state.clock, within)
 
 
 def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
-    """Whom those who wait for `worker` really wait for, as heartbeats say: the end of the waits, or itself. See 3."""
-    cause, passed = worker, set[str]()
-    while cause in state.workers and cause not in passed:
-        passed.add(cause)
+    """Return the worker at the end of the chain of waits that begins at `worker`; in a circle, `worker`. See 3."""
+    cause, seen = worker, set[str]()
+    while cause in state.workers and cause not in seen:
+        seen.add(cause)
         beat = state.workers[cause].heartbeat
         if not beat.waits_for or beat.view != view:
             return cause
@@ -83,33 +83,33 @@ def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
 
 
 def give_benefit(state: CoordinatorState, worker: str) -> None:
-    """It was right against one other, by its standing alone. See 4."""
+    """Count that `worker` won against one other by its standing alone. See 4."""
     state.benefits.draw(worker, state.clock)
 
 
 def benefits_used_up(state: CoordinatorState, workers: Iterable[str]) -> set[str]:
-    """Those of whom it can't be said any more."""
+    """Return the workers that cannot win by their standing alone any more. See 4."""
     return {worker for worker in workers if state.benefits.spent(worker, state.clock)}
 
 
 def returns_too_often(state: CoordinatorState, worker: str) -> bool:
-    """Its connection has come back once more. See 6."""
+    """Count a reconnection of `worker`. Returns True if it reconnects too often. See 6."""
     state.returns.draw(worker, state.clock)
     return state.returns.spent(worker, state.clock)
 
 
 def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
-    """Who confirms that somebody is waited for: the others' heartbeats, or its own. See 3."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """Return, for each worker that others wait for, the workers whose heartbeats confirm it. See 3."""
+    confirmed_by: dict[str, set[str]] = defaultdict(set)
     beats = {worker: state.workers[worker].heartbeat for worker in answered}
     for worker, beat in beats.items():
         cause = waited_for(state, beat.waits_for, beat.view)
         if cause in beats and may_accuse(state, worker, beat.view, cause):
-            found[cause].add(worker)
+            confirmed_by[cause].add(worker)
     for worker in [worker for worker in stalls if worker in beats and not beats[worker].waits]:
         if all(beat.waits for other, beat in beats.items() if other != worker):
-            found[worker].add(worker)
-    return found
+            confirmed_by[worker].add(worker)
+    return confirmed_by
 
 
 def convict(
@@ -119,33 +119,35 @@ def convict(
     witnesses: Witnesses | None = None,
     spent: Collection[str] = (),
 ) -> tuple[Conviction, ...]:
-    """Who goes, so that no pair is left: see 2 to 5. `accusations` are pairs of an accuser and an accused.
+    """Return the workers to evict so that no broken pair remains. See 2 to 5.
 
-    `answered` are those who have, in the order of their standing; `synced` those that hold the state; `spent` those
-    without any left.
+    `accusations` are pairs of an accuser and an accused. `answered` are the workers that have answered the stop, the
+    longest-standing first, and `synced` those that hold the state. `spent` cannot win by their standing any more.
     """
     pairs = {(a, b) for a, b in accusations if a in answered and b in answered and a != b}
     mixed = {pair for pair in pairs if (pair[0] in synced) != (pair[1] in synced)}
-    gone: list[Conviction] = []
+    convictions: list[Conviction] = []
     for worker in [w for w in answered if w not in synced and any(w in pair for pair in mixed)]:
-        gone.append(_gone(worker, pairs, witnesses or {}, alone=False))
+        convictions.append(_convict_worker(worker, pairs, witnesses or {}, alone=False))
         pairs = {pair for pair in pairs if worker not in pair}
     while pairs:
         against = {w: _against(w, pairs, witnesses or {}) for pair in pairs for w in pair}
         worst = max(against, key=lambda w: (len(against[w]), w in spent, answered.index(w)))
         most = len(against[worst])
         tied = any(len(against[w]) == most for w in against[worst] if w in against and w != worst)
-        gone.append(_gone(worst, pairs, witnesses or {}, alone=most == 1 and tied))
+        convictions.append(_convict_worker(worst, pairs, witnesses or {}, alone=most == 1 and tied))
         pairs = {pair for pair in pairs if worst not in pair}
-    return tuple(gone)
+    return tuple(convictions)
 
 
 def _against(worker: str, pairs: Pairs, witnesses: Witnesses) -> set[str]:
+    """Return the other workers of the pairs of `worker`, and the witnesses against it."""
     opponents = {w for pair in pairs if worker in pair for w in pair if w != worker}
     return opponents | set(witnesses.get(worker, ()))
 
 
-def _gone(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: bool) -> Conviction:
+def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: bool) -> Conviction:
+    """Return the conviction of `worker` with all workers against it."""
     others = tuple(sorted(_against(worker, pairs, witnesses) - {worker}))
     return Conviction(worker=worker, others=others, alone=alone)
 
@@ -172,17 +174,17 @@ def _gone(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: bool) -> Co
 # The round in which a view took effect is such a thing too (R2), with the difference that whoever says another one than
 # two others have has contradicted both.
 
-KEPT = 100
-MANY = 3  # of whom one may be outvoted
+KEPT = 100  # facts whose reports are remembered
+MANY = 3  # holders of the state, among which one may be outvoted
 
 
 def majority(workers: int) -> int:
-    """How many of so many have to say the same."""
+    """Return how many of `workers` must report the same fact before it counts."""
     return 2 if workers >= MANY else 1
 
 
 def corroborate(state: CoordinatorState, worker: str, message: Shared) -> None:
-    """One of those who could see it says so."""
+    """Record the report of one worker about a fact that all holders of the state see. Enough reports confirm it."""
     claim = state.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
     claim.message = message
     claim.workers.add(worker)
@@ -191,64 +193,68 @@ def corroborate(state: CoordinatorState, worker: str, message: Shared) -> None:
 
 
 def confirmed(state: CoordinatorState) -> list[tuple[list[str], Shared]]:
-    """What has been said by enough, each once, with those who have said it."""
+    """Return the facts that enough workers have reported, each once, with these workers."""
     holders = _holders(state)
     needed = majority(len(holders))
-    found = list[tuple[list[str], Shared]]()
-    seen = [
+    facts = list[tuple[list[str], Shared]]()
+    pending = [
         (key, claim.message)
         for key, claim in state.corroborations.items()
         if not isinstance(claim.message, m.NotFinite)
     ]
-    denied = [key for key, message in seen if message.step < state.reached]
-    for key in denied:
+    disproved = [key for key, message in pending if message.step < state.reached]
+    for key in disproved:
         del state.corroborations[key]
     for key, claim in list(state.corroborations.items()):
-        said = [worker for worker in holders if worker in claim.workers]
-        if len(said) >= needed and not _against_the_first(holders, claim.message):
-            found.append((said, claim.message))
+        reporters = [worker for worker in holders if worker in claim.workers]
+        if len(reporters) >= needed and not _contradicts_longest_standing(holders, claim.message):
+            facts.append((reporters, claim.message))
             del state.corroborations[key]
-    return found
+    return facts
 
 
-def _against_the_first(holders: list[str], message: Shared) -> bool:
-    """Whether the replica of the longest-standing is said to be unlike that of one other: then the other's is odd."""
+def _contradicts_longest_standing(holders: list[str], message: Shared) -> bool:
+    """Return True if the report takes the side of one worker against the longest-standing one, whose replica counts."""
     if not isinstance(message, m.Differs):
         return False
-    like = [worker for worker in holders if worker not in message.workers]
-    return len(like) == 1 and like != holders[:1]
+    agreeing = [worker for worker in holders if worker not in message.workers]
+    return len(agreeing) == 1 and agreeing != holders[:1]
 
 
 def drop_stale_reports(state: CoordinatorState) -> None:
-    """Those who have stood still go on, and compare their words anew."""
+    """Forget reports about differing replicas and shards: the members go on and compare again."""
     state.corroborations = {
         key: claim for key, claim in state.corroborations.items() if isinstance(claim.message, m.NotFinite)
     }
 
 
 def disputed(state: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:
-    """What some of these say of a round whose words differ, if others have not said it yet. `reports`: the answers to a
-    stop of all who hold the state. Of those who say so, whoever is behind another has been proved wrong by it.
+    """Return an unconfirmed report that the replicas differ in the newest round, with its reporters; None if none.
+
+    `reports` are the answers of all holders of the state to a stop. A reporter that is behind another worker is
+    disproved by it, since no worker can end such a round.
     """
     last = max((report.round for report in reports.values()), default=0)
     for claim in state.corroborations.values():
-        said = sorted(w for w in claim.workers if w in reports and reports[w].round == last)
-        if isinstance(claim.message, m.Differs) and said:
-            return said, claim.message
+        reporters = sorted(w for w in claim.workers if w in reports and reports[w].round == last)
+        if isinstance(claim.message, m.Differs) and reporters:
+            return reporters, claim.message
     return None
 
 
-def agreed_round(said: dict[str, int], workers: int) -> int:
-    """The round in which enough of `workers` say that a view took effect; -1 for none yet."""
-    if not said:
+def agreed_round(reported: dict[str, int], workers: int) -> int:
+    """Return the round in which a view took effect, as enough of the `workers` report; -1 for none yet."""
+    if not reported:
         return -1
-    round_, count = Counter(said.values()).most_common(1)[0]
+    round_, count = Counter(reported.values()).most_common(1)[0]
     return round_ if count >= majority(workers) else -1
 
 
 def _holders(state: CoordinatorState) -> list[str]:
-    """Leavers that the others may still wait for among them: they have seen the same rounds. A coordinator that is back
-    may not have heard that the first view is in force.
+    """Return the workers that hold the state, including leaving ones that the others may still wait for.
+
+    Leaving workers have seen the same rounds. A restarted coordinator may not know yet that the first view is in force:
+    then these are all participants.
     """
     before = state.previous.members if state.previous else ()
     inside = dict.fromkeys([*state.members(), *(worker for worker in before if worker in state.workers)])
@@ -289,7 +295,7 @@ def _holders(state: CoordinatorState) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outvoted:
-    """`worker` goes; it contradicts `others`, one of whom says `reason` of it."""
+    """`worker` is evicted: it contradicts `others`. `reason` describes one of the contradictions."""
 
     worker: str
     others: tuple[str, ...]
@@ -299,10 +305,11 @@ class Outvoted:
 def outvoted(
     reports: Mapping[str, Stopped], proposed: View | None, spent: Collection[str] = (), apart: Collection[str] = ()
 ) -> tuple[Outvoted, ...]:
-    """Without these, no two reports contradict each other. `reports` are in the order of their standing.
+    """Return the workers to evict so that no two reports contradict each other.
 
-    `proposed`: the view that was on its way when they were stopped. `spent`: whose word counts less than another's.
-    `apart`: several who have seen the words of their round differ.
+    `reports` begin with the longest-standing worker's. `proposed` is the view that was proposed at the stop. `spent`
+    cannot win by their standing any more. `apart` are several workers that have seen the commit messages of their round
+    differ.
     """
     synced = [worker for worker, report in reports.items() if report.synced]
     pairs = {
@@ -310,21 +317,21 @@ def outvoted(
         for one, other in combinations(synced, 2)
         if (why := contradiction(one, reports[one], other, reports[other], proposed, apart))
     }
-    out: list[Outvoted] = []
+    result: list[Outvoted] = []
     while pairs:
         involved = [worker for pair in pairs for worker in pair]
         worst = max(involved, key=lambda w: (involved.count(w), w in spent, synced.index(w)))
-        mine = {pair: why for pair, why in pairs.items() if worst in pair}
-        others = tuple(worker for pair in mine for worker in pair if worker != worst)
-        out.append(Outvoted(worker=worst, others=others, reason=next(iter(mine.values()))))
+        contradictions = {pair: why for pair, why in pairs.items() if worst in pair}
+        others = tuple(worker for pair in contradictions for worker in pair if worker != worst)
+        result.append(Outvoted(worker=worst, others=others, reason=next(iter(contradictions.values()))))
         pairs = {pair: why for pair, why in pairs.items() if worst not in pair}
-    return tuple(out)
+    return tuple(result)
 
 
 def contradiction(
     one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None, apart: Collection[str] = ()
 ) -> str:
-    """Why not both can be true, in words; "" if they can. Both hold the state."""
+    """Return why two reports cannot both be true, "" if they can. Both workers hold the state."""
     if ones.view is None or others.view is None:
         return ""
     if ones.view.number > others.view.number:
@@ -332,19 +339,20 @@ def contradiction(
     older, newer = ones.view, others.view
     if older != newer and newer == proposed:
         if ones.prepared != newer.number:
-            return f"{other} has gone on in view {newer.number}, for which {one} was not prepared"
-        its = (ones.call.number, 0) if other in newer.members else (ones.call.number,)
-        begun = ones.call.number != 0 and others.call.number in its
+            return f"{other} is in view {newer.number}, for which {one} was not prepared"
+        calls = (ones.call.number, 0) if other in newer.members else (ones.call.number,)
+        begun = ones.call.number != 0 and others.call.number in calls
         if ones.round > others.round or (ones.round == others.round and begun):
-            return f"{other} is in view {newer.number} in round {others.round}, {one} before it in round {ones.round}"
+            before = f"{one} in the view before it in round {ones.round}"
+            return f"{other} is in view {newer.number} in round {others.round}, {before}"
     (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
     if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds)):
-        does = "" if slow.holds else ", which it does not hold"
-        return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{does}"
+        state = "" if slow.holds else ", which it does not hold"
+        return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{state}"
     if behind in apart and fast.round > slow.round:
-        return f"{ahead} is in round {fast.round}, and {behind} has seen that round {slow.round} can't end"
+        return f"{ahead} is in round {fast.round}, but {behind} has seen that round {slow.round} cannot end"
     if older == newer and ones.round == others.round and ones.lineage != others.lineage:
-        return f"{one} and {other} say of round {ones.round} that it is dealt in different ways"
+        return f"{one} and {other} report different shard assignments of round {ones.round}"
     return ""
 
 
@@ -401,21 +409,21 @@ T = TypeVar("T")
 
 
 def on_replicas_differ(state: CoordinatorState, odd: tuple[str, ...], where: str, told: str = "") -> None:
-    """The replicas of `odd` are unlike the others', as `told` says, or all can see."""
-    reason = f"{_whose(odd)} from the others' {where}"
+    """Fail the run because the replicas of `odd` differ from the others'. `told` is the only worker that reports it."""
+    reason = f"{_replicas_differ(odd)} from the others' {where}"
     state.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
     state.record(events.ReplicasDifferEvent(workers=odd, first="", reason=reason))
 
 
 def on_drifts(state: CoordinatorState, message: m.Drifts) -> None:
-    """Under `--bits any`; all members say so, and the first counts."""
+    """Record with `--bits any` that replicas differ. All members report it, and the first report counts."""
     if state.settings.bits == "any" and message.step > state.drifted_step:
         state.drifted_step = message.step
         state.record(events.DriftingEvent(workers=message.workers, step=message.step, times=message.times))
 
 
 def compare_when_complete(state: CoordinatorState) -> bool:
-    """Whether it is known what differs; if not, those of `savers` who have not been asked are."""
+    """Request missing digests from `savers`. Returns True once all have answered and the replicas are compared."""
     assert state.ending is not None
     if state.ending.compared:
         return True
@@ -424,45 +432,48 @@ def compare_when_complete(state: CoordinatorState) -> bool:
             ask_for_digests(state, worker)
     if any(worker not in state.digests for worker in state.savers):
         return False
-    _tell(state, state.ending)
+    _compare(state, state.ending)
     return True
 
 
 def ask_for_digests(state: CoordinatorState, worker: str) -> None:
+    """Request the digests of the replica of `worker`."""
     state.digests_wanted.add(worker)
     state.send(worker, m.Compare())
 
 
-def by_standing(state: CoordinatorState, found: Mapping[str, T]) -> dict[str, T]:
-    """`found`, the longest-standing worker first."""
+def by_standing(state: CoordinatorState, values: Mapping[str, T]) -> dict[str, T]:
+    """Return `values`, that of the longest-standing worker first."""
     members = state.view.members if state.view else ()
     ranks = {worker: rank for rank, worker in enumerate(members)}
-    return {worker: found[worker] for worker in sorted(found, key=lambda w: (ranks.get(w, len(ranks)), w))}
+    return {worker: values[worker] for worker in sorted(values, key=lambda w: (ranks.get(w, len(ranks)), w))}
 
 
-def _tell(state: CoordinatorState, ending: Ending) -> None:
-    """Everyone who is left has answered."""
+def _compare(state: CoordinatorState, ending: Ending) -> None:
+    """Name the replicas that differ, and leave only the others as savers. All savers have answered."""
     answers = {w: state.digests[w] for w in state.savers}
-    found = by_standing(state, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
-    odd = outliers(found)
+    values = by_standing(state, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
+    odd = outliers(values)
     suspects = suspects_of(by_standing(state, answers))
-    like = [worker for worker in found if worker not in odd]
-    first = first_unequal(found[like[0]], found[odd[0]]) if odd else ""
+    equal_workers = [worker for worker in values if worker not in odd]
+    first = first_unequal(values[equal_workers[0]], values[odd[0]]) if odd else ""
     if odd:
-        others = f"{like[0]}'s" if len(like) == 1 else "the others'"
-        ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
+        others = f"{equal_workers[0]}'s" if len(equal_workers) == 1 else "the others'"
+        ending.odd, ending.reason = odd, f"{_replicas_differ(odd)} from {others} {ending.where}, first in {first}"
         ending.reason += _blame(odd, suspects) if len(answers) >= MANY else ""
         state.record(events.ReplicasDifferEvent(workers=odd, first=first, reason=ending.reason, suspects=suspects))
     else:
         equal = bool(ending.told) and set(ending.odd) <= set(answers)
-        ending.reason = f"{ending.told} said that {ending.reason}" if ending.told else ending.reason
-        ending.reason += ", and they are all equal" if equal else ", and it was gone before it could be asked in what"
+        ending.reason = f"{ending.told} reported that {ending.reason}" if ending.told else ending.reason
+        ending.reason += (
+            ", but all replicas are equal" if equal else ", and it was lost before the replicas were compared"
+        )
     ending.compared = ending.between = True
-    state.savers = like
+    state.savers = equal_workers
 
 
 def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
-    """Those who explain all that differs if they alone are wrong; empty if nobody does. See 7."""
+    """Return the workers that explain all differences if they alone are wrong; () if there are none. See 7."""
     values = {worker: (answer.names, answer.digests) for worker, answer in answers.items()}
     if len(set(values.values())) < 2:
         return ()
@@ -471,9 +482,9 @@ def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
 
 
 def _makers(answers: Mapping[str, m.Digests], values: Mapping[str, Hashable]) -> Iterator[str]:
-    """The members whose part is the only one that differs, of each view that the answers are about.
+    """Yield, for each view in the answers, the member whose part is the only one that differs.
 
-    Who was not in that view has the state of somebody who was.
+    A worker that was not in that view has the state of one that was.
     """
     rests = {answer.rest for answer in answers.values()}
     if len(rests) > 1 or 0 in rests:
@@ -491,16 +502,17 @@ def _makers(answers: Mapping[str, m.Digests], values: Mapping[str, Hashable]) ->
 
 
 def _blame(odd: tuple[str, ...], suspects: tuple[str, ...]) -> str:
-    """Who is wrong, where it need not be `odd`; "" where nothing else is known."""
+    """Return a clause that names the suspects if they are not just `odd`; "" otherwise."""
     if not suspects or set(suspects) == set(odd):
         return ""
     if len(suspects) == 1:
-        return f", only in what {suspects[0]} sums up: {suspects[0]} sends wrong sums"
+        return f", only in the elements that {suspects[0]} sums: {suspects[0]} sends wrong sums"
     makers = " or ".join(suspect for suspect in suspects if suspect not in odd)
-    return f", only in what {makers} sums up: one of {', '.join(suspects)} is wrong, and nobody can tell which"
+    return f", only in the elements that {makers} sums: one of {', '.join(suspects)} is wrong, and it is unknown which"
 
 
-def _whose(odd: tuple[str, ...]) -> str:
+def _replicas_differ(odd: tuple[str, ...]) -> str:
+    """Return the beginning of a sentence: whose replicas differ."""
     if len(odd) == 1:
         return f"{odd[0]}'s replica differs"
     return f"the replicas of {', '.join(odd[:-1])} and {odd[-1]} differ" if odd else "a replica differs"

@@ -63,10 +63,10 @@ from farandole.protocol.messages import MICRO_BATCH, UPDATES, Stopped
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
-FATAL = 5  # losses without progress, or joiners, in a row
-TOGETHER_S = 2.0
-TRIAL = 10  # steps
-# by what was found to differ; each names what a script does to be unlike the run
+FATAL = 5  # losses without progress in a row, or joiners lost in a row
+TOGETHER_S = 2.0  # losses within this time may have one cause
+TRIAL = 10  # steps after its entry in which the death of a joiner counts in the row of joiners
+# the likely causes in a script, by what differs
 LIKELY = {
     MICRO_BATCH: "a generator of the data set's own, or data that was drawn before farandole.join()",
     UPDATES: "a scheduler, or another object that changes the optimizer, that was not replicated",
@@ -82,20 +82,21 @@ NOT_ITS_OWN = (
 
 
 def note_progress(state: CoordinatorState, worker: str, step: int) -> None:
-    """A member is in `step`, as it says. Where there are three or more, another has to be about as far."""
+    """Record that a member reports `step`. With three or more members, another must be about as far."""
     state.steps[worker] = max(step, state.steps.get(worker, -1))
     members = state.members()
-    said = sorted(state.steps.get(member, -1) for member in members)
+    steps = sorted(state.steps.get(member, -1) for member in members)
     if len(members) >= disputes.MANY:
-        step = min(step, said[-2] + 1)
+        step = min(step, steps[-2] + 1)
     state.reached = max(state.reached, step)
     if state.crash_loop.count and step > state.crash_loop.step:
         state.crash_loop = msgspec.structs.replace(state.crash_loop, count=0)
 
 
 def on_worker_death(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
-    """The process of `worker`, who had been let in, and was not asked to go, has ended. `entered`: the step in which it
-    did, as a joiner of a pool; -1 for one of the first, and for guests.
+    """Count the death of `worker`, which was a member and was not asked to leave.
+
+    `entered` is the step in which it entered as a joiner of a pool; -1 for founders and external workers.
     """
     if state.ending or state.over:
         return
@@ -107,14 +108,14 @@ def on_worker_death(state: CoordinatorState, worker: str, reason: str, *, entere
 
 
 def on_wrong_worker(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
-    """... and the others had gone on without it before anybody knew of what it died."""
+    """Count the death of `worker` when its cause becomes known after the others have gone on without it."""
     if reason not in NOT_ITS_OWN:
         state.record(events.DiedEvent(worker=worker, reason=reason))
     on_worker_death(state, worker, reason, entered=entered)
 
 
 def on_all_lost(state: CoordinatorState, cause: str) -> None:
-    """Nobody is left of the view who holds the state: the next ones begin behind the step in hand."""
+    """Count the loss of all workers that held the state: the next ones begin with an earlier step."""
     assert state.view is not None
     if not state.ending:
         _count(state, state.view.members, state.crash_loop.reason or cause)
@@ -122,7 +123,7 @@ def on_all_lost(state: CoordinatorState, cause: str) -> None:
 
 
 def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
-    """`worker` has died before it was let in, as the next one may: its pool must not try for ever. See 8."""
+    """Count a death of `worker` before it was a member. Its pool must not try for ever. See 8."""
     if state.ending or state.over:
         return
     mark = scaling.pool_mark(state, pool)
@@ -140,20 +141,20 @@ def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
 
 
 def on_joined(state: CoordinatorState, workers: Collection[str]) -> None:
-    """`workers` are in the view, with its state: their pools' next start that fails is the first of a row."""
+    """Reset the start failures of the pools of `workers`, which are in the view and hold its state."""
     for worker in workers:
-        if (known := state.workers.get(worker)) and known.pool:
-            state.startup_failures.pop(scaling.pool_mark(state, known.pool), None)
+        if (record := state.workers.get(worker)) and record.pool:
+            state.startup_failures.pop(scaling.pool_mark(state, record.pool), None)
 
 
 def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
+    """Count the refusal of `worker` as a candidate, or as a joiner that differs from the run. See 6."""
     if not worker.pool or state.ending or state.over:
         return
     _in_a_row(state, worker.entered if worker.entered >= 0 else state.reached, 1, refused=1)
     if state.crash_loop.joiners < FATAL:
         return
-    likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
+    likely = next((cause for part, cause in LIKELY.items() if part in reason), ANY)
     sentence = f"{_row(state.crash_loop)} ({reason}); the likely cause is {likely}"
     if state.view is None:
         state.ending = Ending(code=1, reason=sentence, failed=True)
@@ -163,28 +164,30 @@ def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
 
 
 def _strike(state: CoordinatorState, workers: Collection[str]) -> Strike:
-    """That of now, which took `workers`."""
+    """Return a strike at the present time that took `workers`."""
     return Strike(at=state.clock, present=frozenset([*workers, *state.workers, *state.departed]))
 
 
 def _together(state: CoordinatorState, strike: Strike, workers: Collection[str]) -> bool:
-    """Whether `workers`, who are lost now, may be lost to what has struck then."""
+    """Return True if the present loss of `workers` may have the same cause as `strike`."""
     return state.clock - strike.at < TOGETHER_S and not strike.present.isdisjoint(workers)
 
 
 def _count(state: CoordinatorState, workers: Collection[str], reason: str) -> None:
-    known, step = state.crash_loop, max(state.crash_loop.step, state.reached)
-    count = known.count if known.count and _together(state, state.strike, workers) else known.count + 1
-    if count != known.count:
+    """Count a loss, and end the run after `FATAL` losses without progress."""
+    losses, step = state.crash_loop, max(state.crash_loop.step, state.reached)
+    count = losses.count if losses.count and _together(state, state.strike, workers) else losses.count + 1
+    if count != losses.count:
         state.strike = _strike(state, workers)
-    state.crash_loop = msgspec.structs.replace(known, count=count, step=step)
+    state.crash_loop = msgspec.structs.replace(losses, count=count, step=step)
     if count >= FATAL:
         why = reason.removeprefix("killed by ")
-        sentence = f"died {count} times at step {step} ({why}), and never got further; see the workers' log files"
+        sentence = f"died {count} times at step {step} ({why}) and never got further; see the workers' log files"
         state.ending = Ending(code=1, reason=sentence, failed=True)
 
 
 def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: int) -> None:
+    """Count the death of a joiner if it happens within `TRIAL` steps of its entry."""
     if state.reached - entered > TRIAL:
         state.crash_loop = msgspec.structs.replace(state.crash_loop, joiners=0)
         return
@@ -198,7 +201,7 @@ def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: in
 
 
 def _row(losses: CrashLoop) -> str:
-    """The row of joiners as a sentence."""
+    """Return a description of the joiners in a row."""
     died = f"died within {TRIAL} steps of entering"
     if not losses.refusals:
         return f"{losses.joiners} joiners in a row {died}"
@@ -208,32 +211,32 @@ def _row(losses: CrashLoop) -> str:
 
 
 def _in_a_row(state: CoordinatorState, entered: int, more: int, *, refused: int = 0) -> None:
-    """Count `more` joiners into the row; a pool's worker that has survived since it began ends the row before."""
-    known = state.crash_loop
+    """Add `more` joiners to the row. The row restarts if a pool's worker has survived since it began."""
+    losses = state.crash_loop
     joined = [state.workers[w].entered for w in state.participants() if state.workers[w].pool]
-    survived = any(known.since <= step < state.reached - TRIAL for step in joined if step >= 0)
-    joiners = 1 if survived or not known.joiners else known.joiners + more
-    anew = survived or not known.joiners
+    survived = any(losses.since <= step < state.reached - TRIAL for step in joined if step >= 0)
+    joiners = 1 if survived or not losses.joiners else losses.joiners + more
+    anew = survived or not losses.joiners
     state.crash_loop = msgspec.structs.replace(
-        known,
+        losses,
         joiners=joiners,
-        refusals=refused if anew else known.refusals + refused,
-        since=entered if joiners == 1 else known.since,
+        refusals=refused if anew else losses.refusals + refused,
+        since=entered if joiners == 1 else losses.since,
     )
 
 
 def _no_more_of(state: CoordinatorState, worker: str, pool: str, reason: str) -> None:
-    """`pool`, whose `worker` has just died, keeps those who are there. The run goes on if enough are wanted."""
+    """Stop replacements in `pool`, whose `worker` has just died. The run goes on if enough workers are still wanted."""
     mark, before = scaling.pool_mark(state, pool), state.wanted
     wanted = scaling.targets(state).get(mark, 0)
-    there = sum(1 for w in state.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
-    left = min(there, wanted)
-    scaling.fix_target(state, mark, left, left)  # of what pools share, the others are asked for the rest
-    reason = f"{reason}; pool {pool} starts no more"
+    present = sum(1 for w in state.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
+    target = min(present, wanted)
+    scaling.fix_target(state, mark, target, target)  # the other pools get the rest of the shared target
+    reason = f"{reason}; pool {pool} starts no more workers"
     begun = any(map(state.let_in, state.workers))
     if before >= state.settings.minimum > state.wanted and not begun:
-        few = f"{state.wanted} of at least {state.settings.minimum} workers can come"
-        state.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        shortage = f"only {state.wanted} of at least {state.settings.minimum} workers can start"
+        state.ending = Ending(code=1, reason=f"{reason}, and {shortage}", failed=True)
         if state.view is None:
             shutdown.end(state)
     else:
@@ -241,12 +244,12 @@ def _no_more_of(state: CoordinatorState, worker: str, pool: str, reason: str) ->
 
 
 def _no_replacements(state: CoordinatorState, reason: str) -> None:
-    """The run goes on with those who are there, if they are enough."""
+    """Stop replacements in all pools. The run goes on with the present members if they are enough."""
     assert state.view is not None
     members = [state.workers[w] for w in state.view.members if w in state.workers]
     if len(members) < state.settings.minimum:
-        few = f"{len(members)} of at least {state.settings.minimum} workers are left"
-        state.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        shortage = f"only {len(members)} of at least {state.settings.minimum} workers remain"
+        state.ending = Ending(code=1, reason=f"{reason}, and {shortage}", failed=True)
         return
     state.fixed_targets = dict.fromkeys((scaling.pool_mark(state, pool.name) for pool in state.settings.pools), 0)
     state.fixed_targets |= Counter(scaling.pool_mark(state, worker.pool) for worker in members if worker.pool)
@@ -289,50 +292,51 @@ def _no_replacements(state: CoordinatorState, reason: str) -> None:
 #     let_go   one who is not needed for anything goes
 #     hopeless nobody is there who could begin the run
 
-LOST = "its host can't get it the data"
+LOST = "its host cannot get the data"
 REMEDY = (
-    "this host can't get the run's data, and the others go on without this worker; see to what the error above names "
-    "(room for the cache, the way to the store) before another one joins from here"
+    "this host cannot get the run's data, and the others go on without this worker; fix what the error above names "
+    "(space for the cache, the network path to the store) before another worker joins from here"
 )
 
 
 def stop_for_data(state: CoordinatorState) -> str:
-    """Why the view is to be stopped now, "" if it is not."""
+    """Return the reason to stop the view now because a participant cannot get the data, "" if there is none."""
     if state.stopping or state.savers:
         return ""
-    unfed = [worker for worker in state.participants() if state.workers[worker].data_unavailable]
-    if not unfed:
+    without_data = [worker for worker in state.participants() if state.workers[worker].data_unavailable]
+    if not without_data:
         return ""
-    fed = [worker for worker in state.members() if not state.workers[worker].data_unavailable]
-    handed_on = state.unsynced.intersection(fed)
-    if handed_on and handed_on.issuperset(fed) and state.unswitched.isdisjoint(unfed):  # see 4
+    with_data = [worker for worker in state.members() if not state.workers[worker].data_unavailable]
+    handed_on = state.unsynced.intersection(with_data)
+    if handed_on and handed_on.issuperset(with_data) and state.unswitched.isdisjoint(without_data):  # see 4
         return ""
-    return f"{unfed[0]}: {LOST}"
+    return f"{without_data[0]}: {LOST}"
 
 
 def leavers_for_data(state: CoordinatorState, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
-    """Of those who have answered a stop, whoever can't be fed goes: they are out of the state, and are returned.
+    """Remove the workers that have answered a stop and cannot get the data, and return them.
 
-    Nobody is where the run ends anyway, or does so now for want of an heir. `failed`: joiners that are refused.
+    No worker is removed if the run ends, which it also does if no other worker can take the state over. `failed` are
+    joiners that are refused.
     """
-    unfed = [worker for worker in reports if state.workers[worker].data_unavailable]
+    without_data = [worker for worker in reports if state.workers[worker].data_unavailable]
     views = {worker: report.view for worker, report in reports.items() if report.synced and report.view}
     emptied = any(not view.members for view in views.values())
-    if not unfed or (state.ending and (state.ending.failed or emptied)):
+    if not without_data or (state.ending and (state.ending.failed or emptied)):
         return []
     newest = max(views.values(), key=lambda view: view.number, default=None)
-    heirs = {*views}.intersection(newest.members if newest else ()).difference(unfed, failed)
+    heirs = {*views}.intersection(newest.members if newest else ()).difference(without_data, failed)
     if views and not heirs:
-        _end(state, [worker for worker in unfed if worker in views])
+        _end(state, [worker for worker in without_data if worker in views])
         return []
-    for worker in unfed:
+    for worker in without_data:
         release_without_data(state, worker)
-    return unfed
+    return without_data
 
 
-def _end(state: CoordinatorState, unfed: list[str]) -> None:
-    """A stop that was asked for keeps its exit code."""
-    reason = f"no worker is left that can get the run's data: {_said(state, unfed)}"
+def _end(state: CoordinatorState, without_data: list[str]) -> None:
+    """Fail the run because no worker can get the data. A requested stop keeps its exit code."""
+    reason = f"no worker remains that can get the run's data: {_reasons(state, without_data)}"
     if state.ending is None:
         state.ending = Ending(code=1, reason=reason, failed=True)
     else:
@@ -340,26 +344,27 @@ def _end(state: CoordinatorState, unfed: list[str]) -> None:
 
 
 def release_without_data(state: CoordinatorState, worker: str) -> None:
-    """It is told to exit, with a code of its own."""
+    """Take out a worker that cannot get the data. It exits with its own code."""
     started = state.let_in(worker)
-    gone = state.workers.pop(worker)
+    removed = state.workers.pop(worker)
     state.unsynced.discard(worker)
     event = events.LostEvent if started else events.LeftEvent
-    state.record(event(worker=worker, host=gone.host, reason=LOST))
-    state.record_departure(gone, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
+    state.record(event(worker=worker, host=removed.host, reason=LOST))
+    state.record_departure(removed, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
 
 
 def no_data_anywhere(state: CoordinatorState, newest: str) -> str:
-    """Why the run can't begin, "" if it may. `newest` has just said that it can't be fed, and is in the state."""
+    """Return why the run cannot begin, "" if it can. `newest` has just reported that it cannot get the data."""
     others = any(not worker.data_unavailable for worker in state.workers.values())
     enough = min(max(state.wanted, 1), state.settings.startup_failures)
     if state.view or state.proposed or others or state.data_failures < enough:
         return ""
     before = f" ({state.data_failures} workers in a row)" if state.data_failures > 1 else ""
-    return f"no worker can get the run's data{before}: {_said(state, [newest])}"
+    return f"no worker can get the run's data{before}: {_reasons(state, [newest])}"
 
 
-def _said(state: CoordinatorState, workers: list[str]) -> str:
+def _reasons(state: CoordinatorState, workers: list[str]) -> str:
+    """Return each worker with its host and the reason that it reports."""
     return "; ".join(f"{w} on {state.workers[w].host}: {state.workers[w].data_unavailable}" for w in workers)
 
 
@@ -384,12 +389,12 @@ def _said(state: CoordinatorState, workers: list[str]) -> str:
 # 6. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing
 #    could go on from it. It may be a validation that ends: so that takes `PATIENCE` times as long.
 
-PATIENCE = 10
+PATIENCE = 10  # times as long before a stop between two steps is cut short
 
 
 def watch_for_stalls(state: CoordinatorState, now: float) -> None:
-    """The clock's part."""
-    still, settings = state.progress, state.settings
+    """Check whether the training, a stop or the last checkpoint stands still. Called at every tick."""
+    progress, settings = state.progress, state.settings
     busy = state.stopping or state.savers or state.over
     if state.ending and not state.ending.failed and not busy and (state.view or state.proposed):
         _cut_short(state, state.ending, now)
@@ -397,67 +402,70 @@ def watch_for_stalls(state: CoordinatorState, now: float) -> None:
         _watch_saver(state, state.ending.saver, now)
         return
     if busy or state.view is None or not state.view.members:
-        still.moved(None)
+        progress.moved(None)
         return
-    if still.since is None:
-        still.moved(now)
-        still.forget(state.view.members)
-    if still.due(now, settings.standstill_s):
-        told = f"step {state.reached} has stood for {still.stands(now):.0f} s"
-        _stalled(state, hung_workers(state), told, now)
-        ask_for_stacks(state, told)
+    if progress.since is None:
+        progress.moved(now)
+        progress.forget(state.view.members)
+    if progress.due(now, settings.standstill_s):
+        reason = f"step {state.reached} has made no progress for {progress.stands(now):.0f} s"
+        _stalled(state, hung_workers(state), reason, now)
+        ask_for_stacks(state, reason)
 
 
 def _watch_saver(state: CoordinatorState, saver: str, now: float) -> None:
-    """The run's end waits for the last checkpoint, which a store that hangs may never take."""
-    still = state.progress
-    if still.saver != saver:
-        still.saver = saver
-        still.moved(now)
-    if still.due(now, state.settings.standstill_s):
-        told = f"{saver} has been at the last checkpoint for {still.stands(now):.0f} s"
-        _stalled(state, (saver,), told, now)
-        state.send(saver, m.Stacks(reason=told))
+    """Check the last checkpoint, which the end of the run waits for: a store may hang and never take it."""
+    progress = state.progress
+    if progress.saver != saver:
+        progress.saver = saver
+        progress.moved(now)
+    if progress.due(now, state.settings.standstill_s):
+        reason = f"{saver} has been writing the last checkpoint for {progress.stands(now):.0f} s"
+        _stalled(state, (saver,), reason, now)
+        state.send(saver, m.Stacks(reason=reason))
 
 
 def _stalled(state: CoordinatorState, workers: tuple[str, ...], reason: str, now: float) -> None:
+    """Record that `workers` make no progress."""
     seconds = round(state.progress.stands(now), 1)
     state.record(events.StalledEvent(step=state.reached, seconds=seconds, workers=workers, reason=reason))
 
 
 def hung_workers(state: CoordinatorState) -> tuple[str, ...]:
-    """The members that do not say of themselves that they wait for others."""
-    known = [state.workers[w] for w in (state.view.members if state.view else ()) if w in state.workers]
-    return tuple(w.id for w in known if not w.heartbeat.waits and w.state != "finished")
+    """Return the members that do not report that they wait for others."""
+    members = [state.workers[w] for w in (state.view.members if state.view else ()) if w in state.workers]
+    return tuple(w.id for w in members if not w.heartbeat.waits and w.state != "finished")
 
 
 def stalled_s(state: CoordinatorState, now: float) -> float | None:
-    """For how long the training has stood still, if that is longer than it should."""
-    still = state.progress
-    stands = still.stands(now)
-    return stands if stands > still.limit(state.settings.standstill_s, SLOW) else None
+    """Return for how many seconds the training has made no progress; None if that is within the limit."""
+    progress = state.progress
+    stalled = progress.stands(now)
+    return stalled if stalled > progress.limit(state.settings.standstill_s, SLOW) else None
 
 
 def ask_for_stacks(state: CoordinatorState, reason: str) -> None:
+    """Ask the members that do not wait for others for the stacks of their threads."""
     for worker in hung_workers(state):
         state.send(worker, m.Stacks(reason=reason))
 
 
-def _cut_short(state: CoordinatorState, asked: Ending, now: float) -> None:
-    still = state.progress
+def _cut_short(state: CoordinatorState, ending: Ending, now: float) -> None:
+    """Turn a planned stop into a failure if the current step does not end within the limit."""
+    progress = state.progress
     stands = now - state.ending_at
-    limit = still.limit(state.settings.stop_s, SHORT)
+    limit = progress.limit(state.settings.stop_s, SHORT)
     if state.view is not None:
-        stands = min(stands, still.stands(now))
+        stands = min(stands, progress.stands(now))
         whole = any(state.workers[w].heartbeat.whole for w in state.view.members if w in state.workers)
         limit *= 1 if whole else PATIENCE
     if stands <= limit:
         return
     names = hung_workers(state)
-    told = f"step {state.reached} has not ended for {math.floor(stands)} s"
-    state.record(events.CutShortEvent(step=state.reached, workers=names, reason=told))
-    ask_for_stacks(state, told)
-    who = f"{', '.join(names)} hung in step {state.reached}" if names else told
+    overdue = f"step {state.reached} has not ended for {math.floor(stands)} s"
+    state.record(events.CutShortEvent(step=state.reached, workers=names, reason=overdue))
+    ask_for_stacks(state, overdue)
+    cause = f"{', '.join(names)} hung in step {state.reached}" if names else overdue
     where = ", ".join(f"logs/{name}.log" for name in names)
     stacks = f" (its stacks: {where})" if names else ""
-    state.ending = Ending(code=asked.code, reason=f"{asked.reason}; {who}{stacks}", failed=True)
+    state.ending = Ending(code=ending.code, reason=f"{ending.reason}; {cause}{stacks}", failed=True)

@@ -43,12 +43,12 @@ from farandole.protocol.reported_events import ALL
 
 # --- metric lines -----------------------------------------------------------------------------------------------------
 
-WAITING = 20 * m.MAX_LINES  # of one sender: twenty heartbeats full of lines
+WAITING = 20 * m.MAX_LINES  # pending lines of one sender: twenty full heartbeats
 
 
 def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> None:
-    """A heartbeat: where its sender is, and its lines."""
-    if beat.view:  # before it is in one it is nowhere
+    """Record the step and the lines of a heartbeat."""
+    if beat.view:  # without a view it is in no step
         note_step(state, worker, beat.step)
     saves = state.ending is not None and state.ending.saver == worker.id
     if not saves and not any(view.members[:1] == (worker.id,) for view in state.views()):
@@ -63,36 +63,36 @@ def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> 
 
 
 def _drop_after(waiting: deque[m.Line], step: int) -> None:
-    """It has never got as far as it said before."""
+    """Drop the lines of steps after `step`: the sender has not reached these steps."""
     while waiting and waiting[-1].step > step:
         waiting.pop()
 
 
 def note_step(state: CoordinatorState, worker: Worker, step: int) -> None:
-    """`worker` is in `step`: it stands for others' lines up to that one."""
+    """Record that `worker` is in `step`, which confirms the others' lines up to that step."""
     worker.step = step
     if not _counts(state, worker):
         return
     for sender in [sender for sender in state.waiting if sender != worker.id]:
         _release(state, sender, step)
         if sender not in state.workers:
-            _give_up(state, sender, "are of steps that nobody else had reached, when it was lost")
+            _give_up(state, sender, "are of steps that no other worker had reached when it was lost")
 
 
 def release_lines(state: CoordinatorState) -> None:
-    """Somebody may be gone, who was waited for."""
+    """Write the lines that are confirmed now that a worker may be gone."""
     for sender in [sender for sender in state.waiting if sender in state.workers]:
         _release(state, sender, _reach(state, sender))
 
 
 def close(state: CoordinatorState) -> None:
-    """The run is over: what still waits is none of anybody's, and that is said."""
+    """Record all pending lines as lost at the end of the run."""
     for sender in [*state.waiting]:
-        _give_up(state, sender, "are of steps that nobody else has reached, when the run ended")
+        _give_up(state, sender, "are of steps that no other worker had reached when the run ended")
 
 
 def _give_up(state: CoordinatorState, sender: str, reason: str) -> None:
-    """What waits of `sender` is not written."""
+    """Record the pending lines of `sender` as lost."""
     if waiting := state.waiting.pop(sender, None):
         state.record(
             events.LinesLostEvent(
@@ -102,44 +102,44 @@ def _give_up(state: CoordinatorState, sender: str, reason: str) -> None:
 
 
 def on_restored(state: CoordinatorState, step: int) -> None:
-    """The run goes on from a checkpoint of `step`: what was taken before and is not written will not be any more."""
+    """Continue from a checkpoint of `step`: lines of earlier steps that are not written are lost."""
     if 0 <= state.last_step_line < step - 1:
         first = state.last_step_line + 1
-        of = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
-        reason = f"those of {of}, and what was logged after them, had not come when their workers were lost"
+        steps = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
+        reason = f"the lines of {steps}, and those logged after them, had not arrived when their workers were lost"
         state.record(events.LinesLostEvent(worker="", lines=_bounded(step - first), reason=reason))
     state.last_line = (step - 1, ALL)  # the steps from there on are new
     state.last_step_line = step - 1
 
 
 def _reach(state: CoordinatorState, sender: str) -> int:
-    """The furthest step that another one has said to be in; alone, its own."""
+    """Return the furthest step that another worker has reported; without others, that of `sender`."""
     others = [w.step for w in state.workers.values() if w.id != sender and _counts(state, w)]
     return max(others, default=state.workers[sender].step)
 
 
 def _counts(state: CoordinatorState, worker: Worker) -> bool:
-    """Whether it is, or was, in a view with others."""
+    """Return True if the worker is or was in a view with others."""
     return (state.view is not None and worker.id in state.view.members) or state.let_in(worker.id)
 
 
 def _release(state: CoordinatorState, sender: str, step: int) -> None:
-    """What waits of steps up to this one goes to the file."""
+    """Write the pending lines of `sender` up to `step`."""
     waiting = state.waiting[sender]
     while waiting and waiting[0].step <= step:
         line = waiting.popleft()
         before, state.last_line = state.last_line, (line.step, line.index)
         if line.missing:
-            reason = "more came in a short time than are kept"
+            reason = "more lines came in a short time than are buffered"
             state.record(
                 events.LinesLostEvent(
                     worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index
                 )
             )
             continue
-        if absent := _between(before, state.last_line):
-            reason = f"nobody who is left has those between line {before[1]} of step {before[0]} and step {line.step}"
-            state.record(events.LinesLostEvent(worker="", lines=absent, reason=reason))
+        if missing := _between(before, state.last_line):
+            reason = f"no remaining worker has those between line {before[1]} of step {before[0]} and step {line.step}"
+            state.record(events.LinesLostEvent(worker="", lines=missing, reason=reason))
         state.actions.append(Log(line))
         if isinstance(line.fields, m.Metrics):
             state.last_step_line = line.step
@@ -149,13 +149,14 @@ def _release(state: CoordinatorState, sender: str, step: int) -> None:
 
 
 def _between(one: tuple[int, int], other: tuple[int, int]) -> int:
-    """How many lines are missing between two that are written one after the other, at least: what was logged after the
-    steps in between is not known.
+    """Return at least how many lines are missing between two that are written one after the other.
+
+    It is unknown how many lines were logged after the steps in between.
     """
     (step, index), (next_step, next_index) = one, other
     return _bounded(next_index - index - 1 if next_step == step else next_step - step - 1 + next_index)
 
 
 def _bounded(lines: int) -> int:
-    """A count that can be written: what workers say may sum up to more."""
+    """Return a count that can be written: the counts that workers report may sum to more."""
     return min(lines, MAX_COUNT)

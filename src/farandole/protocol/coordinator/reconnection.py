@@ -57,15 +57,15 @@ from farandole.protocol.coordinator.state import (
 from farandole.protocol.failure_detector import Silence
 from farandole.protocol.view import View
 
-STEPS, NEWS = 2, 1.5  # median steps, and heartbeats, for which nothing moves where a member is waited for
+STEPS, NEWS = 2, 1.5  # no progress for so many median steps and heartbeats: a member is waited for
 
 
 def on_return(state: CoordinatorState, worker: Worker, now: float) -> None:
-    """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
+    """Handle the reconnection of a participant or saver. Its Welcome is already sent."""
     stopping = state.stopping
     worker.connected, worker.saves = True, None
     state.failure_detector.begin(worker.silence, now)
-    state.dead.pop(worker.id, None)  # its Hello was sent before its lease was over
+    state.dead.pop(worker.id, None)  # it sent its Hello before its lease was over
     if state.savers:
         shutdown.on_return(state, worker.id)
     elif stopping is None:
@@ -78,7 +78,7 @@ def on_return(state: CoordinatorState, worker: Worker, now: float) -> None:
 
 
 def _be_patient(state: CoordinatorState, stopping: Stopping, now: float) -> None:
-    """One is back, perhaps the first after a cut: the others get the heartbeat timeout to follow, once a stop."""
+    """Give the overdue workers one more heartbeat timeout, once a stop: the first of them has reconnected."""
     if stopping.patient:
         return
     stopping.patient = True
@@ -88,7 +88,7 @@ def _be_patient(state: CoordinatorState, stopping: Stopping, now: float) -> None
 
 
 def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
-    """Its connection has closed; it may be alive."""
+    """Handle the closed connection of a worker that may be alive."""
     worker.connected = False
     state.failure_detector.begin(worker.silence, now)
     stopping = state.stopping
@@ -101,10 +101,10 @@ def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
 
 
 def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
-    """Call at every tick. Returns those without a part in a view, or with a checkpoint to save, who are to be evicted,
-    and why.
+    """Return the silent workers that must be evicted, and why. Call it at every tick.
 
-    The others become overdue: the view is stopped, and goes on without them if that is safe.
+    These are workers without a part in a view, and all workers while the last checkpoint is saved. The other silent
+    workers become overdue: the view is stopped, and goes on without them if that is safe.
     """
     evicted = list[tuple[str, str]]()
     for worker in list(state.workers.values()):
@@ -128,25 +128,27 @@ def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]
 
 
 def _is_steady(state: CoordinatorState, worker: Worker, now: float) -> bool:
-    """Whether what is usual counts for its silence (see `silence`, 5): it has computed before, and others wait for it.
+    """Return True if the usual silence of the worker is its limit (see `failure_detector.py`, 5).
 
-    They do in a stop, and where nothing has moved for longer than a step and the news of one take: a round needs each
-    of its members, so while rounds go on none of them is dead. In rounds of another kind than a step a script may do
-    for the first time what it likes.
+    It must have computed before, and others must wait for it. They do in a stop, and if there is no progress for longer
+    than a step and its report take: a round needs each of its members, so while rounds go on none of them is dead. In
+    rounds that are no steps a script may do something slow for the first time.
     """
     if not worker.computed or worker.state != "member" or state.savers:
         return False
     if state.stopping is not None:
         return worker.id in state.stopping.waiting
-    still = state.progress
-    return view_changes.in_a_step(state) and still.stands(now) > still.limit(NEWS * state.settings.heartbeat_s, STEPS)
+    progress = state.progress
+    return view_changes.in_a_step(state) and progress.stands(now) > progress.limit(
+        NEWS * state.settings.heartbeat_s, STEPS
+    )
 
 
 # --- what a coordinator's restart needs ------------------------------------------------------------------------
 
 
 class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker."""
+    """The record of a worker in the journal."""
 
     id: str
     host: str
@@ -160,7 +162,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
-    """The state' part that must outlive the coordinator's process. Everything else the workers say when they return."""
+    """The part of the state that must outlive the coordinator. The workers report everything else when they return."""
 
     number: int = 0
     stops: int = 0
@@ -178,7 +180,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     view: View | None = None
     proposed: View | None = None
     issued: tuple[IssuedView, ...] = ()
-    parts: tuple[str, ...] = ()  # ids of those who may have to be waited for
+    parts: tuple[str, ...] = ()  # IDs of workers that the others may have to wait for
     workers: tuple[KnownWorker, ...] = ()
     expelled: dict[str, str] = {}
     departed: dict[str, Departed] = {}
@@ -192,7 +194,10 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_durable(state: CoordinatorState) -> Durable:
-    """To be written before any message goes out that was sent together with a change of it."""
+    """Return the durable part of the state.
+
+    It must be written before any message is sent that belongs to the same change.
+    """
     return Durable(
         number=state.number,
         stops=state.stops,
@@ -237,35 +242,35 @@ def to_durable(state: CoordinatorState) -> Durable:
     )
 
 
-def restore(state: CoordinatorState, known: Durable, now: float) -> None:
-    """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
-    state.number, state.stops, state.external_workers = known.number, known.stops, known.guests
-    state.pools = list(known.pools)
-    state.fixed_targets, state.startup_failures = dict(known.wants), dict(known.startup_failures)
-    state.signature = known.signature
-    state.previous, state.view, state.proposed = known.previous, known.view, known.proposed
-    state.issued, state.shared_target, state.pool_capacity = list(known.issued), known.shared, dict(known.can)
-    state.departed, state.dead = dict(known.departed), dict.fromkeys(known.gone, "")
-    state.crash_loop, state.clock, state.ending_at = known.losses, now, now
-    state.banned = dict.fromkeys(known.barred)
-    state.unrecorded, state.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
-    state.ending, state.over = known.ending, known.over
-    state.newest, state.not_finite, state.unpromised = known.newest, known.not_finite, known.unpromised
+def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
+    """Restore the state of a coordinator that was killed: all workers are unreachable, and a stop is in progress."""
+    state.number, state.stops, state.external_workers = durable.number, durable.stops, durable.guests
+    state.pools = list(durable.pools)
+    state.fixed_targets, state.startup_failures = dict(durable.wants), dict(durable.startup_failures)
+    state.signature = durable.signature
+    state.previous, state.view, state.proposed = durable.previous, durable.view, durable.proposed
+    state.issued, state.shared_target, state.pool_capacity = list(durable.issued), durable.shared, dict(durable.can)
+    state.departed, state.dead = dict(durable.departed), dict.fromkeys(durable.gone, "")
+    state.crash_loop, state.clock, state.ending_at = durable.losses, now, now
+    state.banned = dict.fromkeys(durable.barred)
+    state.unrecorded, state.wrong_hosts = durable.unrecorded, set(durable.wrong_hosts)
+    state.ending, state.over = durable.ending, durable.over
+    state.newest, state.not_finite, state.unpromised = durable.newest, durable.not_finite, durable.unpromised
     if state.ending:
         state.ending.saver, state.ending.compared = "", False
     grace_s = state.settings.heartbeat_timeout_s if state.settings.taken_over else 0.0  # see 8
-    for w in known.workers:
+    for w in durable.workers:
         state.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
-            state="member" if w.state == "finished" else w.state,  # it says so again
+            state="member" if w.state == "finished" else w.state,  # it reports its end again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip
         state.failure_detector.begin(state.workers[w.id].silence, now, grace_s)
-    state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in known.workers)))
+    state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in durable.workers)))
     if not state.over and state.views():
         state.stops += 1
-        waiting = set(known.parts).intersection(state.workers)
+        waiting = set(durable.parts).intersection(state.workers)
         state.stopping = Stopping(
-            number=state.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
+            number=state.stops, waiting=waiting, expelled=dict(durable.expelled), cause="the coordinator is back"
         )
         recovery.recover_if_ready(state)

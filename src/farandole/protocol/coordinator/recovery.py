@@ -28,6 +28,7 @@ from farandole.protocol.coordinator.state import (
     CoordinatorState,
     Ending,
     IssuedView,
+    Removal,
     Shared,
     Stopping,
     issued_denial,
@@ -66,9 +67,9 @@ from farandole.protocol.view import Lineage, View
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the survivors go on, the rounds after this one by `shares`.
+    """The decision of how the survivors go on; the rounds after this one use `shares`.
 
-    `dismissed` are leavers whose switch had been agreed; `unsynced` had no state yet.
+    `dismissed` are leaving workers whose switch was already agreed. `unsynced` are joiners without the state.
     """
 
     members: tuple[str, ...]
@@ -82,16 +83,17 @@ class Outcome:
 
 
 def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
-    """The survivors' way on, where at least one of them holds the state.
+    """Return how the survivors go on, if at least one of them holds the state.
 
-    `reports`: their answers, of views that were issued, no two of which contradict each other (`issued`, `plausible`).
-    `again`: what all hold is not to be committed, since somebody has seen that the replicas differ in it.
+    `reports` are their answers. They name issued views only, and no two contradict each other (see
+    `state.issued_denial` and `disputes.outvoted`). With `again` the round is not committed even if all hold it, since a
+    worker has seen that the replicas differ in it.
     """
     synced = {worker: report for worker, report in reports.items() if report.synced}
     newest = max((report.view for report in synced.values() if report.view), key=lambda view: view.number)
     survivors = tuple(w for w in newest.members if w in synced)
     dismissed = tuple(w for w in synced if w not in newest.members)
-    if not survivors:  # only leavers are left who had done their part: one of them takes the run up again
+    if not survivors:  # only leaving workers remain, whose part was done: one of them continues the run
         dismissed = tuple(sorted(dismissed, key=lambda w: -synced[w].round))
         survivors, dismissed = dismissed[:1], dismissed[1:]
     last = max(synced[w].round for w in survivors)
@@ -99,7 +101,7 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
     commit = not again and len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
-    lineage = newest.lineage(survivors)  # dealt anew
+    lineage = newest.lineage(survivors)  # assigned anew
     if longest and not commit:
         lineage = Lineage(sets=(*longest.sets, survivors), shares=longest.shares)
     return Outcome(
@@ -126,60 +128,65 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
 
 
 def recover_if_ready(state: CoordinatorState) -> None:
-    """Decide once everyone within reach has answered and the others can be done without."""
+    """Decide the stop once all reachable workers have answered, if it is safe to go on without the others."""
     stop = state.stopping
     if stop is None or any(worker not in stop.overdue for worker in stop.waiting):
         return
     reports = _in_order(state, stop)
-    heard = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
-    out = disputes.outvoted(
-        heard, state.proposed, disputes.benefits_used_up(state, heard), stop.apart if len(stop.apart) > 1 else ()
+    believed = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
+    outvoted = disputes.outvoted(
+        believed, state.proposed, disputes.benefits_used_up(state, believed), stop.apart if len(stop.apart) > 1 else ()
     )
-    for each in out:
+    for each in outvoted:
         del reports[each.worker]
     if not _fenced(state, stop, reports):
-        if not stop.told:
-            stop.told = True
+        if not stop.blocked_reported:
+            stop.blocked_reported = True
             missing = sorted(stop.waiting)
-            state.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may train on: waiting for them"))
+            state.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may still train: waiting"))
         return
     for worker, why in {**stop.overdue, **stop.expelled}.items():
         if worker in state.workers and (worker in stop.expelled or worker not in stop.reports):
-            state.evict(worker, why)
+            state.remove(worker, Removal.EVICTED, why)
             reports.pop(worker, None)
-    for each in out:
+    for each in outvoted:
         if each.worker in state.workers:
             _outvote(state, each)
     _decide(state, stop, reports)
 
 
 def _in_order(state: CoordinatorState, stop: Stopping) -> dict[str, m.Stopped]:
-    """The answers, the longest-standing worker's first."""
+    """Return the answers, that of the longest-standing worker first."""
     ranks = {worker: rank for rank, worker in enumerate(state.participants())}
     answered = sorted((w for w in stop.reports if w in state.workers), key=lambda w: ranks.get(w, len(ranks)))
     return {worker: stop.reports[worker] for worker in answered}
 
 
-def _outvote(state: CoordinatorState, out: disputes.Outvoted) -> None:
-    """Its report can't be true with the others'. Against one it may be an honest one that goes."""
-    other, *more = out.others
+def _outvote(state: CoordinatorState, outvoted: disputes.Outvoted) -> None:
+    """Evict a worker whose report contradicts others.
+
+    If it contradicts several, it is banned too. If it contradicts one only, it may be the honest one of the two.
+    """
+    other, *more = outvoted.others
     if more:
-        state.ban(out.worker)
+        state.ban(outvoted.worker)
     else:
         disputes.give_benefit(state, other)
-    state.evict(out.worker, f"{' and '.join(out.others)} say otherwise: {out.reason}")
+    state.remove(
+        outvoted.worker, Removal.EVICTED, f"contradicted by {' and '.join(outvoted.others)}: {outvoted.reason}"
+    )
 
 
 def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
-    """Whether nobody can go on in the newest view that those who have answered know of, or in a newer one.
+    """Return True if no worker can go on in the newest view that the answers name, or in a newer one.
 
-    See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
+    See `reconnection.py`, 3. A leaving worker that has answered names a view in which no other worker waits for it.
     """
-    known = [report.view for report in reports.values() if report.synced and report.view]
-    newest = max((view.number for view in known), default=0)
+    reported = [report.view for report in reports.values() if report.synced and report.view]
+    newest = max((view.number for view in reported), default=0)
     synced = {worker for worker, report in reports.items() if report.synced}
     settled = {*stop.reports, *state.dead}
-    open_ = [view for view in (*known, *state.views()) if view.number >= newest and view.members]
+    open_ = [view for view in (*reported, *state.views()) if view.number >= newest and view.members]
     return all(
         synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in state.workers)
         for view in open_
@@ -187,9 +194,10 @@ def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
 
 
 def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
+    """Remove who must go, then resume, save the last checkpoint or start over."""
     synced = {worker for worker, report in reports.items() if report.synced}
-    unheard = bool(stop.failed) and len(stop.apart) < disputes.majority(len(synced))
-    if unheard:  # more hold the state than was known: who sees it in the round that is done again says so again
+    unconfirmed = bool(stop.failed) and len(stop.apart) < disputes.majority(len(synced))
+    if unconfirmed:  # more workers hold the state than was known: they see it again in the redone round, and report it
         stop.failed.clear()
     difference = differing(reports)
     if difference is not None:
@@ -209,39 +217,39 @@ def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
             state.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in synced))
     holders = {worker: reports[worker] for worker in reports if worker in synced}
-    if state.ending and (state.ending.failed or emptied):  # whoever is furthest has the state of a whole step
+    if state.ending and (state.ending.failed or emptied):  # the furthest worker has the state of a whole step
         if not state.ending.apart and (dispute := disputes.disputed(state, holders)):
-            told, message = dispute
+            reporters, message = dispute
             disputes.on_replicas_differ(
-                state, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else ""
+                state, message.workers, f"at step {message.step}", reporters[0] if len(reporters) == 1 else ""
             )
         hung = failures.hung_workers(state)
         state.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         shutdown.ask_to_save(state)
     elif synced:
-        disputed = unheard or verdict.again is not None or disputes.disputed(state, holders) is not None
+        disputed = unconfirmed or verdict.again is not None or disputes.disputed(state, holders) is not None
         _resume(state, stop, reports, decide(reports, again=disputed), verdict)
     else:
         _start_over(state, stop, reports)
 
 
 def _convicted(state: CoordinatorState, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
-    """Those who can't share a view with others: they are out."""
+    """Evict the workers that cannot share a view with others, and return them."""
     confirmed = disputes.witnesses(state, stop.stalls, answered)
     spent = disputes.benefits_used_up(state, answered)
-    out = disputes.convict(tuple(stop.accusations), answered, synced, confirmed, spent)
-    for each in out:
+    convictions = disputes.convict(tuple(stop.accusations), answered, synced, confirmed, spent)
+    for each in convictions:
         if each.alone and (each.others[0], each.worker) in stop.accusations:
             disputes.give_benefit(state, each.others[0])
         (accuser, accused), why = next((pair, why) for pair, why in stop.accusations.items() if each.worker in pair)
         if each.alone and accused not in stop.stalls:
-            why += f" ({accuser} says so of {accused}, and nobody else can tell which of the two is at fault)"
-        state.evict(each.worker, why)
-    return [each.worker for each in out]
+            why += f" (reported by {accuser} of {accused}; no third worker can confirm which of the two is at fault)"
+        state.remove(each.worker, Removal.EVICTED, why)
+    return [each.worker for each in convictions]
 
 
 def _judge(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
-    """What they have found of one shard, where it differs, and joiners whose replica does: who is wrong is out."""
+    """Remove the workers with wrong results of a shard, and the joiners whose replica differs."""
     verdict = verdicts.judge({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
     verdicts.record_verdict(state, verdict)
     for worker in (*verdict.refused, *verdict.wrong):
@@ -253,6 +261,7 @@ def _judge(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped
 def _resume(
     state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], outcome: Outcome, verdict: Verdict
 ) -> None:
+    """Issue the next view, and send it to its members."""
     view = state.view = View(
         number=state.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=state.hosts_of(outcome.members),
@@ -261,7 +270,7 @@ def _resume(
     )  # fmt: skip
     lineage = msgspec.structs.replace(outcome.lineage, again=None if outcome.commit else verdict.again)
     for worker in outcome.dismissed:
-        state.dismiss(worker, "left gracefully")
+        state.remove(worker, Removal.LEFT, "left gracefully")
     for worker in outcome.unsynced:
         _demote(state, worker)
     entered = outcome.round + 1 if outcome.commit else outcome.round
@@ -277,8 +286,8 @@ def _resume(
 
 
 def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
-    """Nobody who held the state is left: the next first view begins again."""
-    if state.view is not None and state.view.members:  # the empty one's workers have done their part
+    """Begin again from a checkpoint with the next first view: no worker that held the state is left."""
+    if state.view is not None and state.view.members:  # the workers of the empty view have done their part
         state.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
         state.last_line, state.not_finite, state.corroborations = (-1, 0), -1, {}
         state.waiting.clear()
@@ -291,6 +300,7 @@ def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.St
 
 
 def _demote(state: CoordinatorState, worker: str) -> None:
+    """Make a participant a candidate again."""
     demoted = state.workers[worker]
     demoted.state, demoted.saves, demoted.step = "ready", False, -1
     state.send(worker, m.Demoted())
@@ -298,11 +308,11 @@ def _demote(state: CoordinatorState, worker: str) -> None:
 
 # --- unplanned --------------------------------------------------------------------------------------------------------
 
-FIRST_STEP = 10  # stall limits that a worker may take for the first step in which it computes
+FIRST_STEP = 10  # a worker may take this many stall limits for the first step in which it computes
 
 
 def continue_without(state: CoordinatorState, worker: str, cause: str, *, participant: bool) -> None:
-    """What follows from `worker` not being there any more: a participant's end stops the view."""
+    """Go on after `worker` was removed: save by the next one, decide the stop, or stop the view of a participant."""
     if state.savers:
         if worker in state.savers:
             state.savers.remove(worker)
@@ -316,6 +326,7 @@ def continue_without(state: CoordinatorState, worker: str, cause: str, *, partic
 
 
 def stop_view(state: CoordinatorState, cause: str) -> None:
+    """Ask all participants to stop and to report where they are."""
     state.stops += 1
     participants = state.participants()
     state.stopping = Stopping(number=state.stops, waiting=set(participants), cause=cause)
@@ -326,7 +337,7 @@ def stop_view(state: CoordinatorState, cause: str) -> None:
 
 
 def stop_for_failure(state: CoordinatorState, reason: str) -> None:
-    """Nobody trains on: the run ends with what the newest whole step has left."""
+    """End the run with the state of the newest whole step."""
     state.ending = Ending(code=1, reason=reason, failed=True)
     if state.view is None:
         shutdown.end(state)
@@ -335,7 +346,7 @@ def stop_for_failure(state: CoordinatorState, reason: str) -> None:
 
 
 def on_shared_report(state: CoordinatorState, workers: list[str], message: Shared) -> None:
-    """What everyone has seen, as enough of them say (`testimony`)."""
+    """Handle a fact that all holders of the state see, once enough of them report it (see `disputes.corroborate`)."""
     if isinstance(message, m.Differs):
         on_differs(state, workers, message)
     elif isinstance(message, m.ShardsDiffer):
@@ -345,9 +356,9 @@ def on_shared_report(state: CoordinatorState, workers: list[str], message: Share
 
 
 def on_not_finite(state: CoordinatorState, worker: str, message: m.NotFinite) -> None:
-    """A step's loss is not finite: an event, for the first of all who say so.
+    """Record that the loss of a step is not finite, for the first worker that reports it.
 
-    With `stop_on_nan` none of them goes on: each holds the state as of that step's beginning, and waits.
+    With `stop_on_nan` the run ends. No worker goes on: each holds the state of the beginning of that step, and waits.
     """
     if not state.has_part(worker):
         return
@@ -355,11 +366,14 @@ def on_not_finite(state: CoordinatorState, worker: str, message: m.NotFinite) ->
         state.not_finite = message.step
         state.record(events.NotFiniteEvent(worker=worker, step=message.step, loss=message.loss))
     if state.settings.stop_on_nan and not state.savers and not (state.ending and state.ending.failed):
-        stop_for_failure(state, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
+        stop_for_failure(state, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan is set")
 
 
 def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None:
-    """`worker` has lost its connection to a peer, in any of the views that workers may still be in."""
+    """Handle an accusation: `worker` lost its connection to a peer, or waited too long for it.
+
+    It may concern any view that workers may still be in.
+    """
     if state.savers or message.peer not in state.workers or _is_warming_up(state, message):
         return
     if not disputes.may_accuse(state, worker, message.view, message.peer) or disputes.denied(state, message):
@@ -370,7 +384,7 @@ def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None
     if state.stopping is None:
         if message.view not in [view.number for view in state.views()]:
             return
-        if message.waited_s:  # its heartbeats may well come
+        if message.waited_s:  # the peer may still send heartbeats
             state.send(message.peer, m.Stacks(reason=f"{worker} reports this worker: {reason}"))
         stop_view(state, f"{worker} reports {message.peer}: {reason}")
     if state.stopping is not None:
@@ -382,18 +396,18 @@ def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None
 
 
 def _is_warming_up(state: CoordinatorState, message: m.Suspect) -> bool:
-    """Whether the peer is waited for in the first step that it computes, and may still be compiling.
+    """Return True if the peer may still be compiling, since it has not computed a step yet.
 
-    Who waits says so again with each heartbeat: once it has waited for too long even for that, it is believed.
+    The accuser repeats the accusation with each heartbeat. It is believed after `FIRST_STEP` stall limits.
     """
     limit = FIRST_STEP * state.settings.stall_s
     return 0 < message.waited_s <= limit and not state.workers[message.peer].computed
 
 
 def on_held_up(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
-    """`worker` has waited for a peer for too long, and may be waited for by it: they can't reach each other then.
+    """Accuse both if `worker` and a peer have waited too long for each other: they cannot reach each other.
 
-    Either of them alone may be what a third one, or its own work, holds up: that is for the stall limit.
+    If only one of them waits, a third worker or its own work may be the cause: the stall limit handles that.
     """
     peer = state.workers.get(beat.waits_for)
     if (
@@ -404,12 +418,12 @@ def on_held_up(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     ):
         return
     for one, other in ((worker, peer.id), (peer.id, worker)):
-        reason = f"{one} and {other} wait for each other: nothing gets through between them"
+        reason = f"{one} and {other} wait for each other: no data gets through between them"
         on_suspect(state, one, m.Suspect(view=beat.view, peer=other, reason=reason))
 
 
 def expel_if_overdue(state: CoordinatorState, worker: str, why: str) -> None:
-    """A participant is out of reach, dead or not: it is not waited for if it is safe to go on without it."""
+    """Go on without an unreachable participant as soon as that is safe; it may be alive or dead."""
     if state.stopping is None:
         stop_view(state, f"{worker}: {why}")
     if state.stopping is not None and worker in state.workers:
@@ -418,7 +432,7 @@ def expel_if_overdue(state: CoordinatorState, worker: str, why: str) -> None:
 
 
 def expel(state: CoordinatorState, worker: str, why: str) -> None:
-    """A participant has to go, whatever it answers; it is kept in the state until the decision, which asks for it."""
+    """Mark a participant for removal, whatever it answers. It stays in the state until the decision."""
     if state.stopping is None:
         stop_view(state, f"{worker}: {why}")
     if state.stopping is not None:
@@ -427,11 +441,14 @@ def expel(state: CoordinatorState, worker: str, why: str) -> None:
 
 
 def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) -> None:
-    """The words of a round say that the replicas differ, and nobody can end it; not even a run that ends anyway."""
-    known = state.ending is not None and state.ending.apart
+    """Handle replicas that differ: the commit messages of a round show it, and no worker can end that round.
+
+    A joiner on trial is removed. Otherwise the run ends; this also applies to a run that is ending for another reason.
+    """
+    handled = state.ending is not None and state.ending.apart
     if state.settings.bits == "any":
-        return  # where they may, only who is mistaken says so
-    if state.savers or known or not any(state.has_part(worker) for worker in workers):
+        return  # replicas may differ: only a faulty worker reports it
+    if state.savers or handled or not any(state.has_part(worker) for worker in workers):
         return
     if verdicts.on_trial(state, message):
         if state.stopping is None:
@@ -449,24 +466,24 @@ def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) 
 
 
 def on_shards_differ(state: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:
-    """The words of a round say that two have found different things of one shard, and nobody can end it."""
+    """Stop the view because two workers have different results of one shard, and no worker can end that round."""
     if state.stopping is None and not state.savers and any(state.has_part(worker) for worker in workers):
-        stop_view(state, f"two workers have found different things of one shard in step {message.step}")
+        stop_view(state, f"two workers have different results of one shard in step {message.step}")
 
 
 def on_stopped(state: CoordinatorState, worker: str, report: m.Stopped) -> None:
-    """An answer to the stop.
+    """Handle an answer to the stop.
 
     Raises:
-        ProtocolError: it names what was never issued.
+        ProtocolError: no honest worker can have sent it (see `state.issued_denial`).
     """
-    now = state.stopping
-    if now and report.stop == now.number and worker in now.waiting:
+    stop = state.stopping
+    if stop and report.stop == stop.number and worker in stop.waiting:
         if why := issued_denial(state, worker, report):
             raise ProtocolError(why)
-        now.waiting.discard(worker)
-        now.overdue.pop(worker, None)
-        now.reports[worker] = report
+        stop.waiting.discard(worker)
+        stop.overdue.pop(worker, None)
+        stop.reports[worker] = report
         if report.synced:
             failures.note_progress(state, worker, report.step)
         recover_if_ready(state)

@@ -40,44 +40,44 @@ from farandole.protocol.messages import Hello, Roster
 # none of those that a pool gives, nor of those that the run gives to guests. A worker's own word is all that there is
 # on which pool has started it.
 
-_POOLS = re.compile(r"(?:.*-)?w(\d+)")  # how `worker_id` names them
+_POOLS = re.compile(r"(?:.*-)?w(\d+)")  # the names that `worker_id` gives
 
 
 def worker_id(prefix: str, number: int) -> str:
-    """What a pool calls the worker that it starts as its `number`th, from 1."""
+    """Return the ID of the `number`th worker of a pool, from 1. `prefix` is the mark of the pool."""
     return f"{prefix}w{number}"
 
 
 def number_of(worker: str) -> int:
-    """The other way round; 0 for a name that no pool gives."""
+    """Return the number in a worker ID that a pool has given; 0 for any other name."""
     match = _POOLS.fullmatch(worker)
     return int(match[1]) if match else 0
 
 
 def pool_mark(state: CoordinatorState, pool: str) -> str:
-    """What the ids of that pool's workers begin with."""
+    """Return the prefix of the IDs of the workers of `pool`. A new pool is recorded."""
     if pool and pool not in state.pools:
         state.pools.append(pool)
     return f"{pool}-" if pool and pool != state.pools[0] else ""
 
 
 def offered_id(state: CoordinatorState, hello: Hello) -> str:
-    """The id that a worker which is not known brings; "" if it brings none that it may have.
+    """Return the ID that an unknown worker requests; "" if it requests none that it may have.
 
-    Who comes back, with an `attempt` beyond the first, says what it was called.
+    A worker that reconnects (its `attempt` is larger than 1) sends its earlier ID.
     """
     worker, again = hello.worker, hello.attempt > 1
     if not hello.pool:
         given = _POOLS.fullmatch(worker) or (not again and worker.startswith("guest-"))
         return "" if given and state.settings.pool else worker
-    its = owns(state, hello.pool, worker) if again else _begins(state, hello.pool, worker)
-    return worker if its else ""
+    valid = owns(state, hello.pool, worker) if again else _has_mark(state, hello.pool, worker)
+    return worker if valid else ""
 
 
 def new_id(state: CoordinatorState, hello: Hello) -> str:
-    """An id that nobody has, or has had."""
+    """Return an ID that no worker has or has had."""
     given = worker = offered_id(state, hello)
-    used = not worker or (hello.attempt <= 1 and state.has_part(worker))  # a name that the views still hold
+    used = not worker or (hello.attempt <= 1 and state.has_part(worker))  # the views still contain that name
     while used or worker in state.workers or worker in state.departed:
         state.external_workers, used = state.external_workers + 1, False
         worker = f"{given or 'guest'}-{state.external_workers}"
@@ -85,26 +85,26 @@ def new_id(state: CoordinatorState, hello: Hello) -> str:
 
 
 def owns(state: CoordinatorState, pool: str, worker: str) -> bool:
-    """Whether `worker` is of `pool`, or would be."""
-    known = state.workers.get(worker) or state.departed.get(worker)
-    if known is not None or not pool:
-        return known is not None and known.pool == pool != ""
-    return _begins(state, pool, worker)
+    """Return True if `worker` belongs to `pool`, or would belong to it by its ID."""
+    record = state.workers.get(worker) or state.departed.get(worker)
+    if record is not None or not pool:
+        return record is not None and record.pool == pool != ""
+    return _has_mark(state, pool, worker)
 
 
 def pool_refusal(state: CoordinatorState, hello: Hello, connected: Iterable[Hello]) -> str:
-    """Why that pool is not to be heard, in words; "" if it is. `connected` are those that are there."""
+    """Return why the connection of a pool is refused, "" if it is accepted. `connected` are the connected pools."""
     own = state.settings.pool
     if not hello.pool:
-        return "a pool has to have a name: give this one one of its own"
+        return "the pool has no name: give it one"
     others = [own, *connected] if own else connected
     if any(o.pool == hello.pool and (o.host, o.pid) != (hello.host, hello.pid) for o in others):
-        return f"another pool of this run is called {hello.pool!r}: give this one a name of its own"
+        return f"another pool of this run has the name {hello.pool!r}: give this pool a different name"
     return ""
 
 
-def _begins(state: CoordinatorState, pool: str, worker: str) -> bool:
-    """Whether an id begins with the pool's mark, and with no longer one of another's."""
+def _has_mark(state: CoordinatorState, pool: str, worker: str) -> bool:
+    """Return True if the ID begins with the mark of `pool`, and not with a longer mark of another pool."""
     own = pool_mark(state, pool)
     others = (pool_mark(state, other) for other in state.pools)
     taken = ("guest-", *(other for other in others if len(other) > len(own)))
@@ -115,7 +115,7 @@ def _begins(state: CoordinatorState, pool: str, worker: str) -> bool:
 
 
 def targets(state: CoordinatorState) -> dict[str, int]:
-    """Workers wanted of each pool, by its mark."""
+    """Return the target number of workers of each pool, by pool mark."""
     if not state.settings.pools:
         return dict(state.fixed_targets)
     sizes = [(pool_mark(state, pool.name), pool.size) for pool in state.settings.pools]
@@ -125,25 +125,27 @@ def targets(state: CoordinatorState) -> dict[str, int]:
 
 
 def _present(state: CoordinatorState) -> Counter[str]:
-    """Workers that do not leave, of each pool."""
+    """Return the number of workers of each pool that do not leave, by pool mark."""
     return Counter(pool_mark(state, w.pool) for w in state.workers.values() if w.pool and not w.leaving)
 
 
 def scale(state: CoordinatorState, wanted: int, pool: str = "") -> None:
-    """How many workers the run wants of a pool; without a name, of its own, or of those of which no number is fixed.
+    """Set the target number of workers of a pool.
+
+    Without a name this is the run's own pool or, if the run has several, all pools without a fixed target together.
 
     Raises:
-        UsageError: the run is ending, there is no such pool, or in all below the minimum or above the maximum.
+        UsageError: the run is ending, there is no such pool, or the total is below the minimum or above the maximum.
     """
-    _see_that_it_goes_on(state, f"scale {wanted}")
+    _check_not_ending(state, f"scale {wanted}")
     if pool and pool not in state.pools:
-        raise UsageError(f"scale --pool {pool}: no such pool; there are: {', '.join(state.pools) or 'none'}")
+        raise UsageError(f"scale --pool {pool}: no such pool; the pools are: {', '.join(state.pools) or 'none'}")
     s, of_all = state.settings, bool(state.settings.pools) and not pool
-    ours = {pool_mark(state, each.name) for each in s.pools} if of_all else {pool_mark(state, pool)}
-    its = targets(state)
-    before = sum(its.get(mark, 0) for mark in ours)
-    total = sum(its.values()) - before + wanted
-    with_others = "" if total == wanted else f"with other pools' {total - wanted} that is "
+    marks = {pool_mark(state, each.name) for each in s.pools} if of_all else {pool_mark(state, pool)}
+    current = targets(state)
+    before = sum(current.get(mark, 0) for mark in marks)
+    total = sum(current.values()) - before + wanted
+    with_others = "" if total == wanted else f"with the {total - wanted} of other pools that is "
     if total < s.minimum:
         raise UsageError(
             f"scale {wanted}: {with_others}below the run's --min {s.minimum}; use `farandole stop` to end the run"
@@ -151,83 +153,86 @@ def scale(state: CoordinatorState, wanted: int, pool: str = "") -> None:
     if s.maximum is not None and total > s.maximum:
         raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
     state.crash_loop = msgspec.structs.replace(state.crash_loop, joiners=0)
-    state.startup_failures = {m: n for m, n in state.startup_failures.items() if m not in ours}
+    state.startup_failures = {m: n for m, n in state.startup_failures.items() if m not in marks}
     if of_all:
-        state.fixed_targets = {mark: n for mark, n in state.fixed_targets.items() if mark not in ours}
+        state.fixed_targets = {mark: n for mark, n in state.fixed_targets.items() if mark not in marks}
         state.shared_target = wanted
     else:
         fix_target(state, pool_mark(state, pool), wanted, before)
     state.record(events.ScaleEvent(wanted=wanted, before=before))
     after = targets(state)
-    for mark in ours:
-        _let_go(state, mark, after.get(mark, 0), f"scaled to {wanted}")
+    for mark in marks:
+        _drain(state, mark, after.get(mark, 0), f"scaled to {wanted}")
 
 
 def shrink(state: CoordinatorState) -> None:
-    """Where a pool is to have fewer since another one can have more, its newest workers go."""
+    """Let the newest workers of a pool leave if its target falls because a preferred pool can have more."""
     if not state.settings.pools or state.ending or state.over:
         return
     before, state.targets = state.targets, targets(state)
     for mark, wanted in state.targets.items():
         if wanted < before.get(mark, 0):
-            _let_go(state, mark, wanted, "a pool that is preferred has its place")
+            _drain(state, mark, wanted, "a preferred pool provides a worker instead")
 
 
 def release(state: CoordinatorState, name: str) -> list[str]:
-    """Let a worker (its id) or a host (its name) go; what is wanted falls by what its pools had of it.
+    """Let the worker of that ID, or all workers of the host of that name, leave. Return their IDs.
 
-    Never below the minimum: the last to leave hands the state over to its replacement.
+    The targets of their pools fall by their number, but never below the minimum: then the last one to leave hands the
+    state over to its replacement.
 
     Raises:
         UsageError: the run is ending, or there is no such worker or host.
     """
-    _see_that_it_goes_on(state, f"release {name}")
-    found = [w for w in state.workers.values() if name in (w.id, w.host) and not w.leaving]
-    if not found:
-        known = ", ".join(f"{w.id} on {w.host}" for w in state.workers.values()) or "none"
-        raise UsageError(f"release {name}: no such worker or host; there are: {known}")
-    for worker in found:
-        mark, its = pool_mark(state, worker.pool), targets(state)
-        if worker.pool and its.get(mark) and sum(its.values()) > state.settings.minimum:
-            has = min(its[mark], _present(state)[mark]) if state.settings.pools else its[mark]
-            fix_target(state, mark, has - 1, has)  # but who leaves last hands over to a replacement
+    _check_not_ending(state, f"release {name}")
+    matches = [w for w in state.workers.values() if name in (w.id, w.host) and not w.leaving]
+    if not matches:
+        present = ", ".join(f"{w.id} on {w.host}" for w in state.workers.values()) or "none"
+        raise UsageError(f"release {name}: no such worker or host; the workers are: {present}")
+    for worker in matches:
+        mark, current = pool_mark(state, worker.pool), targets(state)
+        if worker.pool and current.get(mark) and sum(current.values()) > state.settings.minimum:
+            size = min(current[mark], _present(state)[mark]) if state.settings.pools else current[mark]
+            fix_target(state, mark, size - 1, size)
         request_leave(state, worker, "released")
-    return [w.id for w in found]
+    return [w.id for w in matches]
 
 
-def _see_that_it_goes_on(state: CoordinatorState, request: str) -> None:
+def _check_not_ending(state: CoordinatorState, request: str) -> None:
+    """Raise UsageError if the run is ending."""
     if ending := state.over or state.ending:
-        raise UsageError(f"{request}: the run is ending ({ending.reason}); nobody joins or is replaced any more")
+        raise UsageError(f"{request}: the run is ending ({ending.reason}); no worker joins or is replaced any more")
 
 
 def fix_target(state: CoordinatorState, mark: str, wanted: int, before: int) -> None:
-    """So many are wanted of that pool from now on, whatever others have; of what they share it had `before`."""
+    """Fix the target of that pool, independent of other pools. It had `before` of the shared target."""
     if mark not in state.fixed_targets and state.shared_target is not None:
         state.shared_target = max(state.shared_target - before, 0)
     state.fixed_targets[mark] = wanted
 
 
-def _let_go(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None:
-    ours = [w for w in state.workers.values() if w.pool and pool_mark(state, w.pool) == mark and not w.leaving]
-    for worker in ours[wanted:]:  # the newest go first
+def _drain(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None:
+    """Ask the newest workers of the pool to leave, so that `wanted` remain."""
+    workers = [w for w in state.workers.values() if w.pool and pool_mark(state, w.pool) == mark and not w.leaving]
+    for worker in workers[wanted:]:  # the newest go first
         request_leave(state, worker, reason)
 
 
 def request_leave(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """The worker is to leave gracefully: the next view is without it. It hears of that when it has left."""
+    """Make the worker leave gracefully: the next view is without it. It is told when it has left."""
     if not worker.leaving:
         worker.leaving = reason
         state.record(events.NoticeEvent(worker=worker.id, reason=reason))
 
 
 def set_deadline(state: CoordinatorState, worker: Worker, within_s: float) -> None:
-    """Its machine goes then: it ends itself before, should it be there still. See `deadline`."""
+    """Set when the worker's machine is preempted: it exits before if it has not left (see `m.PreemptionDeadline`)."""
     worker.goes_at = min(worker.goes_at, state.clock + within_s)
     repeat_notice(state, worker)
 
 
 def repeat_notice(state: CoordinatorState, worker: Worker) -> None:
-    """It may not have heard of its deadline."""
+    """Send the worker its preemption deadline, which it may not have received."""
     if worker.goes_at < math.inf:
         state.send(worker.id, m.PreemptionDeadline(within_s=max(worker.goes_at - state.clock, 0.0)))
 
@@ -236,15 +241,16 @@ def repeat_notice(state: CoordinatorState, worker: Worker) -> None:
 #
 # What a pool acts on: how many workers the run wants of it, and what has become of those that it has started.
 
-OUT = (EXIT_EVICTED, EXIT_BANNED)
+OUT = (EXIT_EVICTED, EXIT_BANNED)  # exit codes of evictions
 
 
 def build_roster(state: CoordinatorState, pool: str = "") -> Roster:
-    """That pool's; without a name, that of the run's own."""
+    """Return the roster of `pool`; without a name, that of the run's own pool."""
     pool = pool or (state.pools[0] if state.pools else "")
     mark = pool_mark(state, pool)
 
     def own(workers: Iterable[str]) -> tuple[str, ...]:
+        """Return the workers that belong to the pool."""
         return tuple(w for w in workers if not pool or owns(state, pool, w))
 
     ends = state.ending or state.over or any(w.state == "finished" for w in state.workers.values())

@@ -69,7 +69,7 @@ from farandole.protocol.difference import outliers
 
 
 def appoint_saver(state: CoordinatorState) -> None:
-    """See 1. Call it when the view has changed, or somebody in it has got the state."""
+    """Choose the member that writes checkpoints. Call it when the view changes or a joiner gets the state. See 1."""
     able = _able(state)
     if state.saver not in able:
         state.saver = able[0] if able else ""
@@ -77,11 +77,11 @@ def appoint_saver(state: CoordinatorState) -> None:
 
 
 def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
-    """What has become of a checkpoint, and what follows: see 2 and 4."""
+    """Handle the report that a checkpoint was written, failed or was restored. See 2 and 4."""
     for event in reported_events.events_of(worker.id, message):
         state.record(event)
     if not state.let_in(worker.id):
-        return  # nothing that it says counts yet
+        return  # its reports do not count yet
     if isinstance(message, m.Restored):
         if worker.id != state.founder:
             return
@@ -99,7 +99,7 @@ def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpoint
 
 
 def _failed(state: CoordinatorState, worker: str) -> None:
-    """Another one tries, if there is one."""
+    """Let another member try after `worker` failed to write a checkpoint."""
     state.failed[worker] = state.tries
     able = _able(state)
     if worker != state.saver or not able:
@@ -112,12 +112,12 @@ def _failed(state: CoordinatorState, worker: str) -> None:
 
 
 def best_saver(state: CoordinatorState, savers: Sequence[str]) -> str:
-    """See 3. `savers` hold the state, the best placed first."""
+    """Return the worker that writes the last checkpoint. `savers` hold the state, the best first. See 3."""
     return min(savers, key=lambda w: (not state.workers[w].reaches, _failure(state, w)))
 
 
 def helper(state: CoordinatorState) -> str:
-    """See 3. "" where nobody needs to, or nobody can."""
+    """Return a ready worker that must join so that the run can save; "" if none is needed or none can. See 3."""
     assert state.view is not None
     if any(state.workers[w].reaches for w in state.view.members if w in state.workers):
         return ""
@@ -126,11 +126,11 @@ def helper(state: CoordinatorState) -> str:
 
 
 def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
-    """See 4. Those who are ready, the one that begins with the state first; nobody where nobody may begin."""
+    """Return the members of a first view, the one whose state it begins with first; () if none may begin. See 4."""
     leader = next((worker for worker in ready if state.workers[worker].reaches), None)
     if leader is None:
         why = state.workers[ready[0]].unreached
-        reason = f"nobody who is ready reaches {_place(state)}; waiting for one that does ({why})"
+        reason = f"no ready worker reaches {_place(state)}; waiting for one that does ({why})"
         _once(state, events.NoLeaderEvent(reason=reason))
         return ()
     state.reported_once.discard(events.NoLeaderEvent)
@@ -138,20 +138,21 @@ def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
 
 
 def no_way_to_save(state: CoordinatorState) -> str:
-    """See 5. Why the run can't begin; "" while it may."""
-    if any(w.reaches for w in state.workers.values()):  # also one that is still starting
+    """Return why the run can never begin, "" while it can. See 5."""
+    if any(w.reaches for w in state.workers.values()):  # this includes workers that are still starting
         return ""
-    ours = [w for w in state.workers.values() if w.pool]
-    if not ours:
+    pool_workers = [w for w in state.workers.values() if w.pool]
+    if not pool_workers:
         return ""
+    first = pool_workers[0]
     return (
-        f"{ours[0].id} can't reach {_place(state)}: {ours[0].unreached}; see that it is there and can be written to, "
+        f"{first.id} cannot reach {_place(state)}: {first.unreached}; check that it exists and is writable, "
         f"and start the run again on its folder, or begin again with another --folder"
     )
 
 
 def on_cannot_start(state: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
-    """See 4. Whether that worker was to begin a first view."""
+    """Handle a worker that lacks the newest checkpoint. Returns True if it was to begin the first view. See 4."""
     view = state.proposed
     if state.view or state.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False
@@ -161,12 +162,12 @@ def on_cannot_start(state: CoordinatorState, worker: Worker, message: m.CannotSt
 
 
 def _able(state: CoordinatorState) -> list[str]:
-    """Members that could write, in rank order."""
+    """Return the members that can write checkpoints, in rank order."""
     members = state.view.members if state.view else ()
-    there = [w for w in members if w in state.workers and w not in state.unsynced]
-    able = [w for w in there if state.workers[w].reaches]
-    if there and not able:
-        why = state.workers[there[0]].unreached
+    holders = [w for w in members if w in state.workers and w not in state.unsynced]
+    able = [w for w in holders if state.workers[w].reaches]
+    if holders and not able:
+        why = state.workers[holders[0]].unreached
         _once(state, events.NoSaverEvent(reason=f"none of the workers reaches {_place(state)} ({why})"))
     elif able:
         state.reported_once.discard(events.NoSaverEvent)
@@ -174,30 +175,33 @@ def _able(state: CoordinatorState) -> list[str]:
 
 
 def _failure(state: CoordinatorState, worker: str) -> int:
-    """The number of its newest failure since the newest success, 0 for none."""
+    """Return the number of the newest failed try of `worker` since the newest success, 0 for none."""
     number = state.failed.get(worker, 0)
     return number if number > state.succeeded else 0
 
 
 def _tell(state: CoordinatorState, *, at_once: bool) -> None:
+    """Send the saver to the members whose role has changed."""
     message = m.Saver(worker=state.saver, at_once=at_once)
     for name in state.view.members if state.view else ():
         worker = state.workers.get(name)
         if worker is None or not worker.connected:
             continue
-        mine = name == state.saver
-        if worker.saves is not mine or (mine and at_once):
-            worker.saves = mine
+        saves = name == state.saver
+        if worker.saves is not saves or (saves and at_once):
+            worker.saves = saves
             state.send(name, message)
 
 
 def _place(state: CoordinatorState) -> str:
-    where = state.settings.checkpoints.url or "the run's folder of checkpoints"
+    """Return the store of checkpoints in words, with the newest checkpoint."""
+    where = state.settings.checkpoints.url or "the run's checkpoint folder"
     newest = state.newest
     return f"{where} (the newest is {newest.path})" if newest.path else where
 
 
 def _once(state: CoordinatorState, event: events.Event) -> None:
+    """Record `event` unless one of its type is already recorded."""
     if type(event) not in state.reported_once:
         state.reported_once.add(type(event))
         state.record(event)
@@ -207,7 +211,7 @@ def _once(state: CoordinatorState, event: events.Event) -> None:
 
 
 def advance(state: CoordinatorState, now: float) -> bool:
-    """Do what is due of the end; False if nothing is."""
+    """Take the next step towards the end of the run if one is due. Returns False if none is."""
     stops = state.ending is not None and not state.stopping
     if state.ending is not None:
         accounting.end_trace(state)
@@ -217,7 +221,7 @@ def advance(state: CoordinatorState, now: float) -> bool:
         if now >= state.deadline:
             expire(state)
     elif stops and not state.view and not state.proposed:
-        end(state)  # nobody holds a state
+        end(state)  # no worker holds a state
     elif stops and not state.savers and not state.proposed and _some_finished(state):
         set_deadline(state, now)
     else:
@@ -226,8 +230,9 @@ def advance(state: CoordinatorState, now: float) -> bool:
 
 
 def is_between_steps(state: CoordinatorState) -> bool:
-    """Whether the end can't wait for the step in hand: that of a failure, or of a stop in which some have finished, who
-    will not switch to the empty view any more.
+    """Return True if the run must end without waiting for the current step.
+
+    That is so after a failure, and in a stop if some members have finished: they do not switch to the empty view.
     """
     if state.ending is None or state.stopping or state.savers or state.deadline is not None:
         return False
@@ -235,11 +240,12 @@ def is_between_steps(state: CoordinatorState) -> bool:
 
 
 def _some_finished(state: CoordinatorState) -> bool:
+    """Return True if the script of a member has ended."""
     return any(state.workers[w].state == "finished" for w in state.members())
 
 
 def ask_to_save(state: CoordinatorState) -> None:
-    """Ask the best of `savers`, unless one has been asked; without any, the run is over."""
+    """Ask the best of `savers` to save, unless one is already asked. Without any saver, the run is over."""
     assert state.ending is not None
     if state.ending.apart and not disputes.compare_when_complete(state):
         return
@@ -248,7 +254,7 @@ def ask_to_save(state: CoordinatorState) -> None:
         state.between, state.ending.saver, state.ending.between = [], "", True
     if not state.savers:
         if state.deadline is not None and state.view is not None:
-            return  # somebody who has not finished yet may have more luck
+            return  # a worker that has not finished yet may still save
         _lose(state)
     elif state.ending.saver not in state.savers:
         state.ending.saver = best_saver(state, state.savers)
@@ -256,7 +262,7 @@ def ask_to_save(state: CoordinatorState) -> None:
 
 
 def on_return(state: CoordinatorState, worker: str) -> None:
-    """One of `savers` is back: it may not have heard what it was asked."""
+    """Repeat the request to a saver that has reconnected: it may not have received it."""
     assert state.ending is not None
     if state.ending.apart and not state.ending.compared:
         disputes.ask_for_digests(state, worker)
@@ -265,14 +271,14 @@ def on_return(state: CoordinatorState, worker: str) -> None:
 
 
 def ask_next_saver(state: CoordinatorState) -> None:
-    """The one that is to save."""
+    """Ask the chosen saver to save, unless the state is already saved."""
     assert state.ending is not None
     if not state.ending.stored:
         state.send(state.ending.saver, m.End(save=True, reason=state.ending.reason, between=state.ending.between))
 
 
 def on_answer(state: CoordinatorState, worker: str, message: m.Saved | m.Digests) -> None:
-    """One of `savers` has done what it was asked."""
+    """Handle the answer of a saver: the checkpoint, or the digests of its replica."""
     if isinstance(message, m.Saved):
         on_saved(state, worker, message)
     elif worker in state.savers and worker in state.digests_wanted:
@@ -281,11 +287,12 @@ def on_answer(state: CoordinatorState, worker: str, message: m.Saved | m.Digests
 
 
 def on_saved(state: CoordinatorState, worker: str, message: m.Saved) -> None:
+    """Handle the result of the last checkpoint. After a failure the next saver tries."""
     if not state.ending or state.ending.stored or state.ending.saver != worker or worker not in state.savers:
         return
     if message.error:
         state.savers.remove(worker)
-        state.ending.saver = ""  # should it be one of them again, when others have finished, it is asked again
+        state.ending.saver = ""  # it is asked again if it becomes a saver again when others have finished
         if message.between:
             state.between.append(worker)
         else:
@@ -293,13 +300,13 @@ def on_saved(state: CoordinatorState, worker: str, message: m.Saved) -> None:
         ask_to_save(state)
     else:
         path, whole, finite = message.path, not state.ending.between, message.finite
-        took = {"seconds": message.seconds} if message.seconds else {}
+        duration = {"seconds": message.seconds} if message.seconds else {}
         host = state.workers[worker].host
         if state.workers[worker].reaches:
-            state.record(events.SavedEvent(worker=worker, path=path, whole=whole, finite=finite, **took))
+            state.record(events.SavedEvent(worker=worker, path=path, whole=whole, finite=finite, **duration))
         else:
             state.record(
-                events.SavedElsewhereEvent(worker=worker, host=host, path=path, whole=whole, finite=finite, **took)
+                events.SavedElsewhereEvent(worker=worker, host=host, path=path, whole=whole, finite=finite, **duration)
             )
             state.ending.code = state.ending.code or 1
             state.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
@@ -309,11 +316,11 @@ def on_saved(state: CoordinatorState, worker: str, message: m.Saved) -> None:
 
 
 def finish(state: CoordinatorState) -> None:
-    """Every member's script has run to its end."""
+    """Compare the final states and ask for the last checkpoint: the scripts of all members have ended."""
     prints = {w.id: w.fingerprint for w in state.workers.values() if w.state == "finished"}
     after = state.workers[next(iter(state.members()))].after.written()
     equal = len(set(prints.values())) == 1
-    if not (state.ending and state.ending.finished):  # by the coordinator before this one
+    if not (state.ending and state.ending.finished):  # not if the previous coordinator did this
         state.record(events.FinishedEvent(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal, **after))
     if not equal and state.settings.bits != "any":
         disputes.on_replicas_differ(state, outliers(disputes.by_standing(state, prints)), "after the last step")
@@ -328,7 +335,7 @@ def finish(state: CoordinatorState) -> None:
 
 
 def set_deadline(state: CoordinatorState, now: float) -> None:
-    """The run is to stop, and some have finished."""
+    """Start the time limit for members that have not finished: the run is to stop, and others have finished."""
     assert state.ending is not None
     state.deadline = now + state.settings.end_s
     state.proposed = state.previous = None
@@ -337,16 +344,16 @@ def set_deadline(state: CoordinatorState, now: float) -> None:
 
 
 def expire(state: CoordinatorState) -> None:
-    """Those who have not finished are not waited for any more."""
+    """End the run without the members that have not finished in time."""
     hung = [worker for worker in state.members() if state.workers[worker].state != "finished"]
     for worker in hung:
-        reason = f"its script has not ended within {state.settings.end_s:g} s of the stop, and others' had"
+        reason = f"its script did not end within {state.settings.end_s:g} s of the stop, but others' scripts did"
         state.record(events.HungEvent(worker=worker, host=state.workers[worker].host, reason=reason))
     give_up(state, f"{', '.join(hung)} hung after the last step")
 
 
 def give_up(state: CoordinatorState, why: str, code: int | None = None) -> None:
-    """The run ends once the final state is saved, whatever becomes of those who have not finished."""
+    """End the run once the final state is saved, without the members that have not finished."""
     assert state.ending is not None
     state.deadline = None
     state.ending.reason = f"{state.ending.reason}; {why}"
@@ -358,14 +365,16 @@ def give_up(state: CoordinatorState, why: str, code: int | None = None) -> None:
 
 
 def _lose(state: CoordinatorState) -> None:
+    """End the run without a last checkpoint. Its exit code is not 0."""
     assert state.ending is not None
-    state.record(events.NotSavedEvent(reason="no worker is left that holds the state of a whole step"))
+    state.record(events.NotSavedEvent(reason="no worker remains that holds the state of a whole step"))
     if state.ending.code == 0:
         state.ending.code, state.ending.reason = 1, f"{state.ending.reason}, but its state could not be saved"
     end(state)
 
 
 def end(state: CoordinatorState) -> None:
+    """Make the run over: write what is pending, and tell all workers to exit."""
     assert state.ending is not None
     state.over = state.ending
     state.savers = []
@@ -378,13 +387,13 @@ def end(state: CoordinatorState) -> None:
 
 
 def on_nothing_left(state: CoordinatorState, worker: Worker, message: m.Restored) -> None:
-    """The first view has nothing to train: the script asks for no more than the checkpoint has.
+    """End the run because its checkpoint already contains all the steps that the script asks for.
 
     Raises:
-        ProtocolError: there is a view, or the worker is in none that is proposed.
+        ProtocolError: there is a view already, or the worker is not ready.
     """
     if state.view is not None or worker.state != "ready":
-        raise ProtocolError("Restored(done) from a worker that has no first view to begin")
-    reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
+        raise ProtocolError("Restored(done) from a worker that cannot begin a first view")
+    reason = f"nothing remains to train: {message.path} already has all the steps that the script asks for"
     state.ending = state.ending or Ending(code=0, reason=reason, failed=False)
     end(state)

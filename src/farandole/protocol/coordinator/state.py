@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from statistics import median
 from typing import Any
 
@@ -27,7 +28,7 @@ from farandole.protocol.view import Lineage, View
 
 
 class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of `farandole run`, as it says in its Hello."""
+    """The pool of `farandole run`: the name, host and process ID that its Hello carries."""
 
     pool: str
     host: str
@@ -35,17 +36,24 @@ class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSettings(RunTerms, frozen=True, kw_only=True):
-    """The terms of a run, and what is its coordinator's own. `listen` is HOST[:PORT] (see `coordinator/listener.py`).
+    """The terms of a run and the settings of its coordinator alone.
 
-    `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
-    one that was killed, or is cut off. `command`: the script and its
-    arguments, as given in `directory`.
-    `commit`: of the script, as git says it, "" for none.
-    `spending`: how long it may last, and what it may cost; `prices`: of its hosts, `tag`: of what it pays for.
-    `exports`: where else it is seen.
-    `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
-    `difference`); with `other_code` who differs in some is let in. `job`: what workers of other hosts do, with the
-    run's packed code; None where it is not packed. `edited`: files that are others than when the run was on before.
+    Attributes:
+        pool: the pool of `farandole run` itself.
+        pools: all pools of the run, the preferred one first.
+        taken_over: the run is taken over from a coordinator that was killed or is cut off.
+        command: the script and its arguments, as given in `directory`.
+        commit: the git commit of the script, "" if there is none.
+        listen: HOST[:PORT], see `coordinator/listener.py`.
+        code: the code facts that are known from the start (see `protocol/difference.py`).
+        job: what workers of external hosts run, with the packed code of the run; None if the code is not packed.
+        other_code: admit workers that differ in some of `code`.
+        edited: files that have changed since the run was last active.
+        newest: a resumed run begins with this checkpoint or a newer one.
+        spending: the limits of time and cost.
+        prices: the prices of the run's hosts.
+        tag: the tag of the resources that the run pays for.
+        exports: the other places where the run's metrics are shown.
     """
 
     run: str
@@ -69,7 +77,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> RunTerms:
-        """What every worker gets."""
+        """The part of the settings that every worker receives."""
         return RunTerms(**{name: getattr(self, name) for name in RunTerms.__struct_fields__})
 
 
@@ -78,27 +86,29 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Send:
+    """Send `message` to `worker`."""
+
     worker: str
     message: m.Message
 
 
 @dataclass(frozen=True)
 class Close:
-    """Close the worker's connection: it is out."""
+    """Close the connection of a worker that has been removed."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Record:
-    """For the journal, metrics.jsonl and the observers."""
+    """Write an event to the journal and metrics.jsonl, and pass it to the observers."""
 
     event: Event
 
 
 @dataclass(frozen=True)
 class Log:
-    """A line of training metrics for metrics.jsonl and the observers."""
+    """Write a line of training metrics to metrics.jsonl, and pass it to the observers."""
 
     line: m.Line
 
@@ -106,12 +116,22 @@ class Log:
 Action = Send | Close | Record | Log
 
 
+class Removal(Enum):
+    """Why a worker is taken out of the state."""
+
+    LEFT = "left"  # its part is done: it exits by itself
+    EVICTED = "evicted"  # it may still be alive: its connection is closed, and its pool kills it
+    DIED = "died"  # its process has ended or makes no more progress, for certain
+
+
 @dataclass(kw_only=True)
 class Worker:
-    """What the coordinator knows of a worker. `state`: starting, ready, member, finished.
+    """The coordinator's record of one worker. `state` is starting, ready, member or finished.
 
-    `unreached`: why it can't write the run's checkpoints, "" if it can. `saves`: what it was last told of that; None
-    where it is unknown what it has heard. `step`: that it last said to be in, -1 for none.
+    Attributes:
+        unreached: why it cannot write the run's checkpoints, "" if it can.
+        saves: the newest value sent to it of whether it writes checkpoints; None if it is unknown what it received.
+        step: the newest step that it reported, -1 for none.
     """
 
     id: str
@@ -120,33 +140,34 @@ class Worker:
     pool: str
     silence: Silence
     state: str = "starting"
-    session: str = ""  # of its process
-    attempt: int = 0  # of its newest connection
+    session: str = ""  # identifies its process
+    attempt: int = 0  # the number of its newest connection
     connected: bool = True
-    leaving: str = ""  # the reason of its notice
-    goes_at: float = math.inf  # its machine, as is known
-    entered: int = -1  # the step in which it did, as a joiner
-    prepared: int = 0
-    computed: bool = False  # a step has ended in which it had shards
-    fingerprint: str = ""
-    after: m.StepTime = field(default_factory=m.StepTime)  # between its last step and its script's end
+    leaving: str = ""  # the reason of its preemption notice or leave request, "" for none
+    goes_at: float = math.inf  # when its machine is preempted, on the coordinator's clock
+    entered: int = -1  # the step in which it entered as a joiner, -1 for a founder
+    prepared: int = 0  # the newest view that it is prepared for
+    computed: bool = False  # it has computed shards
+    fingerprint: str = ""  # the digest of its final state, once it has finished
+    after: m.StepTime = field(default_factory=m.StepTime)  # the time between its last step and the end of its script
     unreached: str = ""
     saves: bool | None = False
     step: int = -1
-    data_unavailable: str = ""  # why its host can't get it the data
+    data_unavailable: str = ""  # why its host cannot get the data, "" if it can
     heartbeat: m.Heartbeat = field(default_factory=m.Heartbeat)
 
     @property
     def reaches(self) -> bool:
-        """Whether what it saves is in the run's store, as far as is known."""
+        """True if its checkpoints go to the run's store, as far as is known."""
         return not self.unreached
 
 
 @dataclass(kw_only=True)
 class Tracing:
-    """The newest trace (`tracing`): the workers that were `asked`, by rank, and the `answers`, as they came.
+    """The newest trace (see `accounting.start_trace`).
 
-    `looked_at`: when somebody last asked for them. `most`: spans that each may tell of, and waits.
+    `workers` were asked, by rank, and `answers` are in the order of arrival. `looked_at` is when somebody last asked
+    for the answers. `most` is the limit of spans, and of waits, for each worker.
     """
 
     number: int
@@ -159,8 +180,10 @@ class Tracing:
 
 @dataclass(kw_only=True)
 class ReportedTime:
-    """What one process has told of its time (`accounting`): `first_us` at `first_at`, `said` at `heard_at`, on the
-    coordinator's clock. `written`: how much of it is in a line.
+    """The times that one process has reported (see `accounting.py`), in microseconds.
+
+    Its first report, of `first_us` in total, arrived at `first_at` and its newest, `reported`, at `heard_at`, both on
+    the coordinator's clock in seconds. `written` is the total that has been written to a line.
     """
 
     session: str
@@ -176,11 +199,14 @@ class ReportedTime:
 
 @dataclass(kw_only=True)
 class Stopping:
-    """A stop in progress: who still owes an answer, and what the others said.
+    """A stop in progress: the workers that still owe an answer, and the reports of the others.
 
-    `overdue` are those out of reach and why: they are not waited for if it is safe to go on without them. `expelled`
-    go in any case. `failed` are joiners whose replica came apart from the others' in that step, and `apart` those who
-    say that words differ. `stalls` are the accused that were waited for, their connections standing.
+    Attributes:
+        overdue: unreachable workers and why; the decision does not wait for them if it is safe to go on without them.
+        expelled: workers that are removed in any case, and why.
+        failed: joiners whose replica differs from the others', with the step in which it was seen.
+        apart: workers that report that the commit messages of the round differ.
+        stalls: accused workers that were waited for although their connections were open.
     """
 
     number: int
@@ -193,8 +219,8 @@ class Stopping:
     failed: dict[str, int] = field(default_factory=dict)
     apart: set[str] = field(default_factory=set[str])
     cause: str
-    told: bool = False  # that it can't be decided yet
-    patient: bool = False  # the overdue have been waited for once more
+    blocked_reported: bool = False  # an event says that the stop cannot be decided yet
+    patient: bool = False  # the overdue workers have been given one more timeout
 
 
 Shared = m.Differs | m.ShardsDiffer | m.NotFinite
@@ -202,15 +228,19 @@ Shared = m.Differs | m.ShardsDiffer | m.NotFinite
 
 @dataclass
 class Corroboration:
-    """What was said of one step, last, and by whom. See `testimony`."""
+    """The newest report about one step and the workers that sent it. See `disputes.corroborate`."""
 
     message: Shared
     workers: set[str] = field(default_factory=set[str])
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that was let go by a decision, should its process come back. `started`: it has trained. `refused`: that
-    was counted (`losses`, 6). `entered` as a worker's, for one whose connection had closed before; else -1.
+    """A worker that was removed by a decision, in case its process comes back.
+
+    Attributes:
+        started: it has trained.
+        refused: its refusal was counted in the crash loop (see `failures.on_refused`).
+        entered: as in `Worker`, for one whose connection had closed before its removal; else -1.
     """
 
     session: str
@@ -224,42 +254,49 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """A loss that counted: when, and who was `there`, or had been. See `losses`, 3."""
+    """A counted loss: when it happened, and the workers that were present then or earlier. See `failures.py`, 3."""
 
     at: float = -math.inf
     present: frozenset[str] = frozenset()
 
 
 class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Those without a new furthest `step` between them, and the joiners in a row, the first of which entered in step
-    `since`; `refusals` of them were refused, the others died. See `losses`.
+    """The losses in a row without progress, and the joiners in a row that died or were refused. See `failures.py`.
+
+    Attributes:
+        count: losses without a new furthest `step` between them.
+        reason: the end of the newest process that has ended.
+        joiners: joiners in a row that were lost; the first of them entered in step `since`.
+        refusals: how many of `joiners` were refused; the others died.
     """
 
     count: int = 0
     step: int = -1
-    reason: str = ""  # of the newest process that has ended
+    reason: str = ""
     joiners: int = 0
     refusals: int = 0
     since: int = -1
 
 
 class Ending(msgspec.Struct, kw_only=True):
-    """The run is on its way out. `failed`: in the middle of a step; else a planned stop, by an empty view, or
-    `finished`: every member's script has run to its end. `stored`: the last state is saved.
+    """The end of the run, from the decision to end until the process exits.
+
+    `failed` means that the run ends in the middle of a step. Otherwise it ends by a planned stop (an empty view), or as
+    `finished`: the script of every member has run to its end. `stored` means that the last state is saved.
     """
 
     code: int
     reason: str
     failed: bool
     saver: str = ""
-    between: bool = False  # nobody has the state of a whole step
+    between: bool = False  # no worker has the state of a whole step
     finished: bool = False
     stored: bool = False
-    apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `replicas`
+    apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `disputes.py`
     odd: tuple[str, ...] = ()
-    where: str = ""  # they were found to: "at step 5"
-    told: str = ""  # ... by whom, where it was one alone
-    compared: bool = False
+    where: str = ""  # where the difference was seen: "at step 5"
+    told: str = ""  # the worker that reported it, if it was only one
+    compared: bool = False  # the replicas have been compared
 
 
 # --- speeds -----------------------------------------------------------------------------------------------------------
@@ -289,20 +326,20 @@ class Ending(msgspec.Struct, kw_only=True):
 # 6. Who has no shards, as there are fewer than workers, can't be measured: its last figures count, and before it has
 #    had any, the others' median, which is also a joiner's share until it has been measured.
 
-WINDOW = 16  # figures: 8 s of ordinary heartbeats, longer where a shard takes longer than they are apart
+WINDOW = 16  # figures: 8 s of ordinary heartbeats, more if a shard takes longer than a heartbeat interval
 KEPT_FIGURES = 4 * WINDOW
 WORTH = 0.9
-PATIENCE, LONGEST = 8, 512  # windows: at first one minute, at last an hour
-WHOLE = 1000  # the fastest's share
-SLOW = 0.8  # of the fastest's speed; below it a worker is a straggler
+PATIENCE, LONGEST = 8, 512  # windows that a relegation counts: one minute at first, one hour at most
+WHOLE = 1000  # the share of the fastest worker
+SLOW = 0.8  # a worker below this part of the fastest speed is a straggler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """What a shard takes a worker, in µs: the median, and three standard errors to either side of it.
+    """The time that a worker takes for a shard, in µs: the median and three standard errors to either side of it.
 
-    Whatever the distribution, of n figures n/2 are below its median, give or take sqrt(n)/2: so those that stand 1.5
-    sqrt(n) before and behind the middle one enclose it.
+    For any distribution, n/2 of n figures are below the median, plus or minus sqrt(n)/2. So the figures that are 1.5
+    sqrt(n) places before and after the middle one enclose the median.
     """
 
     low: float
@@ -311,11 +348,13 @@ class Times:
 
     @staticmethod
     def of(figures: Sequence[int]) -> Times:
+        """Return the times for these measured figures, in µs."""
         ordered = sorted(figures)
         first = max(0, math.floor(len(ordered) / 2 - 1.5 * math.sqrt(len(ordered))))
         return Times(low=ordered[first], middle=median(ordered), high=ordered[-1 - first])
 
     def at_least(self, other: Times) -> Times:
+        """Return the larger value of both for each of low, middle and high."""
         return Times(
             low=max(self.low, other.low), middle=max(self.middle, other.middle), high=max(self.high, other.high)
         )
@@ -323,7 +362,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Relegation:
-    """A worker got fewer shards, because of `times`, which hold at least until window `until`."""
+    """A worker got fewer shards because of `times`, which count at least until window `until`."""
 
     times: Times
     patience: int
@@ -331,21 +370,24 @@ class Relegation:
 
 
 class Speeds:
-    """What the heartbeats tell, and the next shares to propose. Lives as long as the coordinator, holds no clock."""
+    """The measured speeds of the workers, and the next shares to propose.
+
+    It lives as long as the coordinator and reads no clock.
+    """
 
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
         self._view = 0
         self._windows = 0
-        self._judged = 0  # windows of this view
-        self._shards = 0  # in a step, the most in this view
+        self._judged = 0  # windows of this view that have ended
+        self._shards = 0  # the most shards in a step of this view
         self._figures: dict[str, deque[int]] = {}
-        self._fresh: dict[str, int] = {}  # how many were heard in this view
+        self._fresh: dict[str, int] = {}  # the number of figures received in this view
         self._newest: dict[str, Heartbeat] = {}
         self._relegations: dict[str, Relegation] = {}
 
     def heard(self, worker: str, beat: Heartbeat, view: View | None) -> None:
-        """A heartbeat, if it is of somebody in `view`, the one in force."""
+        """Record a heartbeat if its sender is a member of `view`, the view in force."""
         if view is None or beat.view != view.number or worker not in view.members:
             return
         if view.number != self._view:
@@ -357,7 +399,10 @@ class Speeds:
             self._fresh[worker] = self._fresh.get(worker, 0) + 1
 
     def due(self, view: View) -> tuple[int, ...] | None:
-        """At the end of a window: the shares to propose for `view`, if that is worth it. Asked again, None."""
+        """Return the shares to propose for `view` at the end of a window, None if a change is not worthwhile.
+
+        A second call in the same window returns None.
+        """
         if view.number != self._view or view.size < 2 or not self._settled(view):
             return None
         times = [self._believed(worker) for worker in view.members]
@@ -373,64 +418,70 @@ class Speeds:
         return proposed
 
     def _dealt(self, view: View) -> list[int]:
-        """How many of a step's shards each member of the view has, in rank order."""
+        """Return the number of shards of a step that each member of the view has, in rank order."""
         held = view.lineage(view.members).assign(self._shards)
         return [len(held[worker]) for worker in view.members]
 
     def relative(self) -> dict[str, float]:
-        """Speeds as measured last, of the fastest's: 1 for that one."""
+        """Return the newest measured speeds relative to the fastest worker, which has 1."""
         times = {worker: median(figures) for worker, figures in self._figures.items()}
         fastest = min(times.values(), default=0.0)
         return {worker: fastest / each for worker, each in times.items()}
 
     def newest(self, worker: str) -> Heartbeat:
-        """A worker's newest heartbeat in the view in force."""
+        """Return the newest heartbeat of a worker in the view in force."""
         return self._newest.get(worker, Heartbeat())
 
     def _begin(self, view: View) -> None:
-        """Whoever is not in the view any more does not come back."""
+        """Start a new view, and drop the figures of workers that are not in it: they do not come back."""
         self._view, self._shards, self._judged = view.number, 0, 0
         self._fresh.clear()
         self._newest.clear()
-        for kept in (self._figures, self._relegations):
-            for worker in [worker for worker in kept if worker not in view.members]:
-                del kept[worker]
+        for records in (self._figures, self._relegations):
+            for worker in [worker for worker in records if worker not in view.members]:
+                del records[worker]
 
     def _settled(self, view: View) -> bool:
-        """Everyone has another window's figures, or is known to have no shards to measure."""
+        """Return True if every member has the figures of another window, or is known to have no shards to measure."""
         wanted = (self._judged + 1) * self._window
         return bool(self._fresh) and all(self._fresh.get(w, 0) >= wanted or self._is_idle(w) for w in view.members)
 
     def _is_idle(self, worker: str) -> bool:
+        """Return True if the worker is known to have no shards in this view."""
         beat = self.newest(worker)
         return beat.of > 0 and beat.shards == 0 and worker not in self._fresh
 
     def _believed(self, worker: str) -> Times:
+        """Return the times of a worker: not faster than at its relegation while that counts.
+
+        A worker without figures has the median of the others.
+        """
         figures = list(self._figures.get(worker, ()))[-self._fresh.get(worker, KEPT_FIGURES) :]
         times = Times.of(figures or [round(median(map(median, self._figures.values())))])
         relegation = self._relegations.get(worker)
         return times.at_least(relegation.times) if relegation and self._windows < relegation.until else times
 
     def _relegate(self, worker: str, times: Times) -> None:
+        """Record that the worker gets fewer shards. Its patience doubles each time, up to `LONGEST`."""
         before = self._relegations.get(worker)
         patience = min(2 * before.patience, LONGEST) if before else PATIENCE
         self._relegations[worker] = Relegation(times, patience, self._windows + patience)
 
 
 def shares_for(shard_us: Sequence[float]) -> tuple[int, ...]:
-    """Shares in proportion to speed, none where they are equal."""
+    """Return shares in proportion to speed, () if all speeds are equal. `shard_us` is the time for a shard, in µs."""
     fastest = min(shard_us)
     shares = tuple(max(1, round(WHOLE * fastest / each)) for each in shard_us)
     return shares if len(set(shares)) > 1 else ()
 
 
 def step_us(counts: Sequence[int], shard_us: Sequence[float]) -> float:
-    """How long a step takes: as long as whoever has most to do."""
+    """Return the duration of a step in µs: that of the member with the most work."""
     return max(count * each for count, each in zip(counts, shard_us, strict=True))
 
 
 def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
-    """Those of `Speeds.relative` that are slow, the slowest first."""
+    """Return the slow workers of `Speeds.relative` with their speeds, the slowest first."""
     return dict(sorted((item for item in speeds.items() if item[1] < SLOW), key=lambda item: item[1]))
 
 
@@ -461,46 +512,53 @@ def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
 
 
 class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
-    """A view; and of one that came by Resume the round in which it is entered, with how that one's shards are dealt."""
+    """A view that was sent to workers.
+
+    For a view that was sent by Resume, `round` is the round in which it is entered and `lineage` the assignment of the
+    shards of that round.
+    """
 
     view: View
     round: int = 0
     lineage: Lineage | None = None
 
     def deals(self, round_: int) -> tuple[Lineage, ...]:
-        """How the shards of `round_` may be dealt under this view; its first round's go to those who hold the state."""
+        """Return the assignments of the shards of `round_` that are possible in this view.
+
+        In its first round only the workers that hold the state get shards.
+        """
         if self.lineage is not None and round_ == self.round:
             return (self.lineage,)
         return tuple(self.view.lineage(workers) for workers in (self.view.members, self.view.synced))
 
 
 def keep_issued(state: CoordinatorState, named: Iterable[View | None]) -> None:
-    """Of what was issued, `named` is where workers still are, or may be."""
+    """Drop the issued views that are not in `named`: no worker can be in them any more."""
     views = list(named)
     state.issued = [issued for issued in state.issued if issued.view in views]
 
 
 def issued_views(state: CoordinatorState) -> list[View]:
-    """All that somebody may be in, or be about to enter."""
+    """Return the views that a worker may be in, or may be about to enter."""
     return [issued.view for issued in state.issued]
 
 
 def issued_denial(state: CoordinatorState, worker: str, report: Stopped) -> str:
-    """Why no honest worker can have said this, in words; "" if one can."""
+    """Return the reason why no honest worker can have sent this report, "" if one can have."""
     view = report.view
     if not report.synced:
         return ""
     if view is None:
-        return "it says that it holds the state, and is in no view"
-    known = next((issued for issued in state.issued if issued.view == view), None)
-    if known is None:
-        return f"it says that it is in view {view.number} of {len(view.members)}, which was never issued"
+        return "it reports that it holds the state and is in no view"
+    issued_view = next((issued for issued in state.issued if issued.view == view), None)
+    if issued_view is None:
+        return f"it reports view {view.number} with {len(view.members)} members, which was never issued"
     beat = state.workers[worker].heartbeat
-    earliest = max(known.round, beat.round if beat.view == view.number else 0)
+    earliest = max(issued_view.round, beat.round if beat.view == view.number else 0)
     if report.round < earliest:
-        return f"it says that it is in round {report.round} of view {view.number}, and it was in round {earliest}"
-    if report.lineage not in known.deals(report.round):
-        return f"it says that the shards of round {report.round} in view {view.number} are dealt as nobody dealt them"
+        return f"it reports round {report.round} of view {view.number}, but it was already in round {earliest}"
+    if report.lineage not in issued_view.deals(report.round):
+        return f"it reports a shard assignment of round {report.round} in view {view.number} that was never issued"
     return ""
 
 
@@ -511,267 +569,327 @@ def issued_denial(state: CoordinatorState, worker: str, report: Stopped) -> str:
 # `planned`, `unplanned` and `ending` are functions over the state; `coordinator` holds them and feeds them. Every
 # change leaves through `actions`, in order.
 
-EXIT_EVICTED = 3  # the exit code of workers that were
-EXIT_DATA_UNAVAILABLE = 6  # ... of those whose host could not get them the data
-EXIT_BANNED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
-KEPT_WORKERS = 1000
-BENEFITS, BENEFIT_S = 3, 600.0
-RETURNS, RETURN_S = 60, 1.0
+EXIT_EVICTED = 3  # the exit code of an evicted worker
+EXIT_DATA_UNAVAILABLE = 6  # the exit code of a worker whose host could not get the data
+EXIT_BANNED = 5  # the exit code of an evicted worker that must not rejoin; external workers rejoin after code 3
+KEPT_WORKERS = 1000  # removed workers that are remembered
+BENEFITS, BENEFIT_S = 3, 600.0  # how many may be used at once, and seconds until one more may be
+RETURNS, RETURN_S = 60, 1.0  # how many may be used at once, and seconds until one more may be
 
 
 class CoordinatorState:
-    """At most one of {a proposed view, a stop, a checkpoint being saved} is outstanding at any time.
+    """All state of the coordinator, and the methods that change it.
 
-    Attributes:
-        early: guests that asked in before the run's first own worker, which they are to be compared with.
-        view: the newest view in force for anyone.
-        began: the step with which it began; `proved`: the newest view in which a step is known to have ended.
-        wrong_hosts: whose workers were found to compute wrong.
-        drifted: the newest step that was told to have begun with replicas that differ, where that is allowed.
-        applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that;
-            `beyond`: who was heard to be further before it.
-        claims: what one says that others should have seen too. See `testimony`.
-        previous: the view before it, while some of its members may not have switched yet.
-        proposed: a view on its way, until it is in force for everyone concerned.
-        issued: the views that a worker may be in, or enter, with what was said of them. See `issued`.
-        unswitched: who has not reported yet that it goes on in `proposed`, once anybody has.
-        unsynced: joiners of `view` that do not hold the state yet.
-        savers: who may still write the last checkpoint, the best first; nobody trains any more.
-        between: those of them whose state is only that between two steps.
-        deadline: when those who have not finished are no longer waited for, while others hold the final state.
-        not_finite: the newest step that was told to have a loss that is not finite.
-        unpromised: the step after which no bits are promised, -1 for the beginning; None: they are.
-        altered: the step and value of the newest change of each setting that was told; `alterations`: how many were.
-        asked, digests: of whom the replica's digests are wanted, and those that have come.
-        departed: who was let go by a decision, the newest `KEPT`.
-        begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
-        finish: the first who was heard to have ended its script.
-        barred: who broke the protocol, or is to stay out for another reason, the newest `KEPT`.
-        noticed: of workers that have not come yet, why they are to leave at once: their host goes; the newest `KEPT`.
-        gone: who makes no progress any more, for certain: its process has ended, or its lease.
-        newest: the newest checkpoint that is known to be in the run's store.
-        founder: with whose state the first view has begun.
-        saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
-        failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
-        ending_at: when its stop was asked for.
-        over: set once, at the very end.
-        unfed: how many in a row could not be fed before there was a view.
-        unrecorded: how many events the journal could not take.
-        wants: how many workers the run wants of a pool, by its mark (see `names`), where that is fixed.
-        shared: how many of the other pools together, None: all that they can have. `can`: what they have said of that;
-            `gather`: whose hosts are on their way; `targets`: what they were last asked for. See `preference`.
-        benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
-        reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
-        clock: when the coordinator last ticked.
-        told_times: what workers have told of theirs, by id; at `times_due` it is written down. See `accounting`.
-        tracing: the newest trace that was asked for, and what has come of it.
-        last_line: the newest line of metrics that went to the file, as (step, index).
-        recorded: the newest step whose line went there, -1: none.
-        waiting: those that are still to go there, by who sent them. See `metric_lines`.
+    Invariant: at most one of {a proposed view, a stop, a checkpoint being saved} is outstanding at any time.
     """
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
+
+        # --- pools and targets ---
+        # The target number of workers of each pool with a fixed target, by pool mark (see `scaling.pool_mark`).
         self.fixed_targets = {} if settings.pools else {"": settings.wanted or 0}
+        # The target of all other pools together. None: as many as they can have.
         self.shared_target = settings.wanted
+        # The number of workers that a pool reports that it can have, by pool mark.
         self.pool_capacity: dict[str, int] = {}
+        # The marks of the pools whose hosts are starting.
         self.gathering_pools: frozenset[str] = frozenset()
+        # The targets that were last computed for each pool, by pool mark. See `scaling.shrink`.
         self.targets: dict[str, int] = {}
-        self.workers: dict[str, Worker] = {}
-        self.departed: dict[str, Departed] = {}
-        self.banned: dict[str, None] = {}
-        self.dead: dict[str, str] = {}  # in order; what its pool has said of its end
-        self.preempted: dict[str, str] = {}
+        # The names of the pools, in the order in which they came; the run's own or preferred pool is the first.
+        self.pools = [pool.name for pool in settings.pools] or ([settings.pool.pool] if settings.pool else [])
+        # Workers in a row that died before they were members, by pool mark.
+        self.startup_failures: dict[str, int] = {}
+        # The newest number in an ID that the coordinator has given, such as guest-3. Only grows.
         self.external_workers = 0
-        self.pools = [pool.name for pool in settings.pools] or (
-            [settings.pool.pool] if settings.pool else []
-        )  # in the order in which they came
-        self.signature: m.Signature | None = None
-        self.early_external: dict[str, m.Ready] = {}
-        self.altered: dict[str, tuple[int, str]] = {}
-        self.alterations = 0
-        self.view: View | None = None
-        self.view_began = 0
-        self.proven_view = 0
+
+        # --- workers ---
+        # The present workers by ID, in the order in which they came.
+        self.workers: dict[str, Worker] = {}
+        # Workers that a decision removed, the newest `KEPT_WORKERS`. Disjoint from `workers`.
+        self.departed: dict[str, Departed] = {}
+        # Workers that broke the protocol or must stay out for another reason, the newest `KEPT_WORKERS`.
+        self.banned: dict[str, None] = {}
+        # Workers that certainly make no more progress, with the end that their pool reported, the newest
+        # `KEPT_WORKERS` in order: their process has ended, or their lease is over.
+        self.dead: dict[str, str] = {}
+        # Workers that have not connected yet and must leave at once, since their host is preempted, with the reason;
+        # the newest `KEPT_WORKERS`.
+        self.preempted: dict[str, str] = {}
+        # Hosts whose workers were found to compute wrong results.
         self.wrong_hosts: set[str] = set()
-        self.drifted_step = -1
-        self.applied_round = -1
-        self.switches: dict[str, int] = {}
-        self.ahead: dict[str, set[str]] = {}
-        self.previous: View | None = None
-        self.proposed: View | None = None
-        self.issued: list[IssuedView] = []
-        self.proposed_at = 0.0
-        self.cause = ""
-        self.regroup_at = 0.0  # not earlier
-        self.unauthenticated_tries = 0  # of the newest proposals in a row, those that were given up for one
-        self.meet_at = 0.0  # no new connections earlier
-        self.unswitched: set[str] = set()
-        self.unsynced: set[str] = set()
-        self.stopping: Stopping | None = None
-        self.stops = 0
-        self.ending: Ending | None = None
-        self.ending_at = 0.0
-        self.savers: list[str] = []
-        self.between: list[str] = []
-        self.deadline: float | None = None
-        self.not_finite = -1
+        # How often each worker may still win a dispute by its standing alone, and reconnect. See `disputes.py`.
+        self.benefits, self.returns = RateLimit(BENEFITS, BENEFIT_S), RateLimit(RETURNS, RETURN_S)
+        # Decides from heartbeats when a silence is too long.
+        self.failure_detector = FailureDetector(settings.heartbeat_s, settings.heartbeat_timeout_s)
+
+        # --- admission ---
+        # What the first admitted worker brought, and joiners are compared with; None until there is one.
+        self.signature: m.Signature | None = None
+        # External workers that were ready before the first worker of the run's own pool, which they are compared with.
+        self.early_external: dict[str, m.Ready] = {}
+        # The step and value of the newest recorded change of each torch setting.
+        self.altered: dict[str, tuple[int, str]] = {}
+        # The number of recorded changes of settings. At most `admission.MOST_TOLD`.
+        self.alterations = 0
+        # Operators that are not known to be portable, and that an event has named.
+        self.unknown_operators: set[str] = set()
+        # The step after which results are not reproducible, -1 for the beginning; None: all results are.
         self.unpromised: int | None = None
+
+        # --- views ---
+        # The number of the newest view that was created. Only grows, also across coordinators.
+        self.number = 0
+        # The newest view that is in force for any worker. None: no worker holds the state.
+        self.view: View | None = None
+        # The view before `view`, while some of its members may not have switched yet.
+        self.previous: View | None = None
+        # A view that was proposed, until it is in force for all participants.
+        self.proposed: View | None = None
+        # When `proposed` was sent.
+        self.proposed_at = 0.0
+        # The reason for the newest proposed view.
+        self.cause = ""
+        # The views that a worker may be in or may enter, as they were sent. See `IssuedView`.
+        self.issued: list[IssuedView] = []
+        # The step with which `view` began.
+        self.view_began = 0
+        # The number of the newest view in which a step is known to have ended.
+        self.proven_view = 0
+        # The round in which `view` took effect, -1 until enough workers report the same one.
+        self.applied_round = -1
+        # The round that each worker reports for `applied_round`.
+        self.switches: dict[str, int] = {}
+        # For a worker that reported its switch: the workers that reported a later round of the view before it.
+        self.ahead: dict[str, set[str]] = {}
+        # Once `proposed` is in force for a worker: the participants that have not reported yet that they switched.
+        self.unswitched: set[str] = set()
+        # The joiners of `view` that do not hold the state yet.
+        self.unsynced: set[str] = set()
+        # The next proposal of new connections among the same members is not sent before this time.
+        self.regroup_at = 0.0
+        # The newest proposals in a row that were given up because of an unauthenticated connection.
+        self.unauthenticated_tries = 0
+        # No view that needs new connections is proposed before this time.
+        self.meet_at = 0.0
+        # The measured speeds of the workers.
+        self.speeds = Speeds()
+
+        # --- stops ---
+        # The stop in progress.
+        self.stopping: Stopping | None = None
+        # The number of the newest stop. Only grows.
+        self.stops = 0
+
+        # --- progress ---
+        # The furthest step that is known to have begun since the state was last lost, -1 for none.
+        self.reached = -1
+        # The furthest step that each worker has reported.
+        self.steps: dict[str, int] = {}
+        # When a round, a step or a shard last moved.
+        self.progress = Progress()
+        # For each of the newest rounds: the first worker that reported that it began the round, and its call.
+        self.first_calls: dict[int, tuple[str, Call]] = {}
+        # The first worker that reported the end of its script.
+        self.first_finish: Finish | None = None
+        # The newest step with a recorded loss that is not finite, -1 for none.
+        self.not_finite = -1
+        # With `--bits any`: the newest step that was recorded to begin with replicas that differ, -1 for none.
+        self.drifted_step = -1
+
+        # --- failures ---
+        # The losses in a row. See `CrashLoop`.
+        self.crash_loop = CrashLoop()
+        # The last counted loss, and the last counted loss of a joiner.
+        self.strike = self.joiner_strike = Strike()
+        # How many workers in a row could not get the data before there was a view.
+        self.data_failures = 0
+        # Reports of single workers about facts that the others must see too. See `disputes.corroborate`.
         self.corroborations: dict[str, Corroboration] = {}
+
+        # --- checkpoints ---
+        # The newest checkpoint that is known to be in the run's store.
+        self.newest = settings.newest
+        # `saver` is the worker that writes checkpoints while the run trains, "" if no worker can. `founder` is the
+        # worker whose state the first view began with.
+        self.saver = self.founder = ""
+        # The workers that failed to write a checkpoint, with the number of the newest failed try of each.
+        self.failed: dict[str, int] = {}
+        # The number of the newest try, and that of the newest success. Invariant: succeeded <= tries.
+        self.tries = self.succeeded = 0
+
+        # --- the end of the run ---
+        # Set once the run is to end.
+        self.ending: Ending | None = None
+        # When the stop of the run was requested.
+        self.ending_at = 0.0
+        # The workers that may write the last checkpoint, the best first. If not empty, no worker trains any more.
+        self.savers: list[str] = []
+        # Former savers that only have a state between two steps.
+        self.between: list[str] = []
+        # When workers that have not finished are no longer waited for, while others hold the final state; else None.
+        self.deadline: float | None = None
+        # The workers whose replica digests were requested, and the digests that have arrived.
         self.digests_wanted: set[str] = set()
         self.digests: dict[str, m.Digests] = {}
+        # Set once, at the very end. Nothing is decided afterwards.
         self.over: Ending | None = None
-        self.newest = settings.newest
-        self.saver = self.founder = ""
-        self.failed: dict[str, int] = {}
-        self.tries = self.succeeded = 0
-        self.reported_once: set[type[events.Event]] = set()  # events that are said once
-        self.unknown_operators: set[str] = set()  # that were told of
-        self.startup_failures: dict[str, int] = {}  # in a row, by the mark of their pool
-        self.data_failures = 0
-        self.first_calls: dict[int, tuple[str, Call]] = {}
-        self.first_finish: Finish | None = None
-        self.crash_loop = CrashLoop()
-        self.strike = self.joiner_strike = Strike()  # the last that counted
-        self.unrecorded = 0
-        self.benefits, self.returns = RateLimit(BENEFITS, BENEFIT_S), RateLimit(RETURNS, RETURN_S)
-        self.reached = -1
-        self.steps: dict[str, int] = {}
-        self.clock = self.times_due = 0.0
-        self.reported_times: dict[str, ReportedTime] = {}
-        self.tracing: Tracing | None = None
+
+        # --- metrics and accounting ---
+        # The newest line of metrics that was written, as (step, index).
         self.last_line: tuple[int, int] = (-1, 0)
+        # The newest step whose line was written, -1 for none.
         self.last_step_line = -1
+        # The lines that are not written yet, by sender. See `metric_lines.py`.
         self.waiting: dict[str, deque[m.Line]] = {}
+        # `clock`: when the coordinator last ticked. `times_due`: when the reported times are next written.
+        self.clock = self.times_due = 0.0
+        # The times that workers have reported, by ID. See `accounting.py`.
+        self.reported_times: dict[str, ReportedTime] = {}
+        # The newest trace that was requested, with its answers.
+        self.tracing: Tracing | None = None
+
+        # --- output ---
+        # The actions since the last `drain()`, in order.
         self.actions: list[Action] = []
-        self.number = 0
-        self.speeds = Speeds()
-        self.progress = Progress()
-        self.failure_detector = FailureDetector(settings.heartbeat_s, settings.heartbeat_timeout_s)
+        # The types of events that are recorded once and are already recorded.
+        self.reported_once: set[type[events.Event]] = set()
+        # The number of events that the journal could not take.
+        self.unrecorded = 0
 
     # --- reading ---------------------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> int:
-        """How many workers the run wants of all pools."""
+        """The target number of workers of all pools together."""
         if not self.settings.pools:
             return sum(self.fixed_targets.values())
         return preference.wanted(self.shared_target, self.targets, self.fixed_targets)
 
     def views(self) -> list[View]:
-        """The views that workers may be in, the oldest first."""
+        """Return the views that workers may be in, the oldest first."""
         return [view for view in (self.previous, self.view, self.proposed) if view]
 
     def participants(self) -> list[str]:
-        """Everyone alive who is in the view, in the proposed one, or still in the one before."""
+        """Return the live workers in the view in force, the proposed view or the previous view."""
         return [w for w in dict.fromkeys(w for view in self.views() for w in view.members) if w in self.workers]
 
     def has_part(self, worker: str) -> bool:
-        """Whether the others may have to wait for it: it is in a view, is to answer a stop, or to save."""
+        """Return True if others may have to wait for the worker: it is in a view, must answer a stop, or must save."""
         stopping = self.stopping
-        asked = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
-        return asked or worker in self.savers or any(worker in view.members for view in self.views())
+        in_stop = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
+        return in_stop or worker in self.savers or any(worker in view.members for view in self.views())
 
     def has_met(self, worker: str) -> bool:
-        """Whether a process of that id is there, or was."""
+        """Return True if a worker of that ID is known now, or was before."""
         return worker in self.workers or worker in self.departed
 
     def let_in(self, worker: str) -> bool:
-        """Whether the worker has, or has had, a part in the training."""
+        """Return True if the worker trains, or has trained."""
         return self.workers[worker].state in ("member", "finished") and worker not in self.unsynced
 
     def stands_alone(self, worker: Worker) -> bool:
-        """Whether what its script does is its own affair: it was not let in, and the run does not wait for it."""
+        """Return True if its script's end affects only itself: it is no member, and the run does not wait for it."""
         return not self.let_in(worker.id) and (self.view is not None or not worker.pool)
 
     def everyone_finished(self) -> bool:
+        """Return True if the scripts of all members have ended, and there is at least one member."""
         members = self.members()
         return bool(members) and all(self.workers[w].state == "finished" for w in members)
 
     def members(self) -> list[str]:
-        """Of the view in force, those who are there, in rank order."""
+        """Return the present members of the view in force, in rank order."""
         return [w for w in (self.view.members if self.view else ()) if w in self.workers]
 
     def hosts_of(self, workers: Iterable[str]) -> tuple[str, ...]:
-        """Where those who are there run, as they said when they first came."""
+        """Return the hosts of these workers, as their first Hello reported them."""
         return tuple(self.workers[w].host for w in workers)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
+        """Return a new view number. No number is used twice in a run."""
         self.number += 1
         return self.number
 
     def send(self, worker: str, message: m.Message) -> None:
+        """Queue a message to `worker`."""
         self.actions.append(Send(worker, message))
 
     def record(self, event: events.Event) -> None:
+        """Queue an event for the journal, metrics.jsonl and the observers."""
         self.actions.append(Record(event))
 
-    def dismiss(self, worker: str, reason: str, code: int = 0) -> None:
-        """The worker's part is done: it exits by itself."""
-        started = self.let_in(worker)
-        gone = self.workers.pop(worker)
-        self.record(events.LeftEvent(worker=worker, host=gone.host, reason=reason))
-        self.record_departure(gone, reason, code, started=started)
+    def remove(self, worker: str, cause: Removal, reason: str, code: int = 0) -> None:
+        """Take `worker` out of the state, and record the event.
 
-    def evict(self, worker: str, reason: str) -> None:
-        """Take out a worker that may still be alive: its connection is closed, its pool is told to kill it."""
+        A worker that left exits with `code`. An evicted worker exits with its eviction code, and its connection is
+        closed. A dead worker gets no message. The caller handles what follows for the view.
+        """
         started = self.let_in(worker)
-        gone = self.workers.pop(worker)
-        self.record(events.LostEvent(worker=worker, host=gone.host, reason=reason))
-        self.record_departure(gone, f"evicted: {reason}", self.eviction_code(worker), started=started)
-        self.actions.append(Close(worker))
+        removed = self.workers.pop(worker)
+        if cause is Removal.LEFT:
+            self.record(events.LeftEvent(worker=worker, host=removed.host, reason=reason))
+            self.record_departure(removed, reason, code, started=started)
+            return
+        self.record(events.LostEvent(worker=worker, host=removed.host, reason=reason))
+        if cause is Removal.EVICTED:
+            self.record_departure(removed, f"evicted: {reason}", self.eviction_code(worker), started=started)
+            self.actions.append(Close(worker))
 
     def close_evicted(self, worker: str, reason: str) -> None:
-        """Tell it to go, and close its connection."""
+        """Send an evicted worker its Goodbye, and close its connection."""
         self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=self.eviction_code(worker)))
         self.actions.append(Close(worker))
 
     def differ(self, difference: Difference) -> None:
-        """Two scripts go different ways, which ends the run; one on its way out keeps its own reason and code."""
+        """Fail the run because two scripts call different things; a run that is ending keeps its reason and code."""
         if self.ending is None or not self.ending.failed:
             self.record(events.CallsDifferEvent(workers=difference.workers, reason=difference.reason))
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 
-    def record_departure(self, gone: Worker, reason: str, code: int, *, started: bool, refused: bool = False) -> None:
-        """It exits with `code`; it is told again should it come back without having heard it."""
-        put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
+    def record_departure(
+        self, removed: Worker, reason: str, code: int, *, started: bool, refused: bool = False
+    ) -> None:
+        """Tell a removed worker to exit with `code`, and remember it: if it returns, the Goodbye is sent again."""
+        pushed_out = removed.connected or (self.stopping is not None and removed.id in self.stopping.expelled)
         for rate_limit in (self.benefits, self.returns):
-            rate_limit.forget(gone.id)
-        self.departed[gone.id] = Departed(
-            session=gone.session,
+            rate_limit.forget(removed.id)
+        self.departed[removed.id] = Departed(
+            session=removed.session,
             reason=reason,
             code=code,
             started=started,
             refused=refused,
-            pool=gone.pool,
-            entered=-1 if put_out else gone.entered,
+            pool=removed.pool,
+            entered=-1 if pushed_out else removed.entered,
         )
         _trim(self.departed)
-        self.send(gone.id, m.Goodbye(reason=reason, code=code))
+        self.send(removed.id, m.Goodbye(reason=reason, code=code))
 
     def ban(self, worker: str) -> None:
-        """When it is evicted now, it must not come back."""
+        """Mark `worker` so that it must not rejoin once it is evicted."""
         self.banned[worker] = None
         _trim(self.banned)
 
     def eviction_code(self, worker: str) -> int:
-        """The exit code of `worker`, should it be evicted."""
+        """Return the exit code of `worker` for an eviction."""
         return EXIT_BANNED if worker in self.banned else EXIT_EVICTED
 
     def leave_on_arrival(self, worker: str, reason: str) -> None:
-        """When it comes now, it is to leave."""
+        """Make `worker` leave as soon as it connects, since its host is about to be preempted."""
         self.preempted[worker] = reason
         _trim(self.preempted)
 
     def mark_dead(self, worker: str, reason: str = "") -> None:
-        """It makes no progress any more, for certain."""
+        """Record that `worker` certainly makes no more progress."""
         self.dead[worker] = reason
         _trim(self.dead)
 
 
-def _trim(kept: dict[str, Any]) -> None:
-    for oldest in list(kept)[:-KEPT_WORKERS]:
-        del kept[oldest]
+def _trim(records: dict[str, Any]) -> None:
+    """Keep the newest `KEPT_WORKERS` entries."""
+    for oldest in list(records)[:-KEPT_WORKERS]:
+        del records[oldest]

@@ -25,6 +25,7 @@ from farandole.protocol.coordinator.state import (
     CoordinatorState,
     Ending,
     IssuedView,
+    Removal,
     Worker,
     keep_issued,
     stragglers,
@@ -71,34 +72,38 @@ from farandole.protocol.view import View
 #     finished   a worker's script has ended
 #     differing  (`difference`) the answers to a stop
 
-KEPT = 4  # rounds; members are at most one apart
+KEPT = 4  # rounds whose first calls are remembered; members are at most one round apart
 
 
 def on_round_begun(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
-    """A heartbeat. What is heard while a stop is outstanding will be heard again."""
+    """Compare the call in a heartbeat with those of the others.
+
+    A heartbeat that arrives during a stop is ignored: later ones repeat the call.
+    """
     _end(state, _began(state, worker, beat))
 
 
 def call_switched(state: CoordinatorState, worker: str, message: m.Switched) -> None:
-    """It goes on with a step in another view than it was in."""
+    """Compare the script of `worker`, which goes on with a step in another view, with scripts that have ended."""
     if not _is_late(state):
         _end(state, _went_on(state, worker, message.round, f"step {message.step}"))
 
 
 def on_finished(state: CoordinatorState, worker: Worker, message: m.Finished) -> None:
-    """A worker's script has ended."""
+    """Handle the end of the script of `worker`."""
     worker.state, worker.fingerprint, worker.after = "finished", message.fingerprint, message.after
-    if message.view:  # else it has never been in one, and holds nobody up
+    if message.view:  # else it has never been in a view, and no worker waits for it
         _end(state, _finished(state, worker.id, message))
 
 
 def in_a_step(state: CoordinatorState) -> bool:
-    """Whether the newest round that was heard of is a training step, as far as was said."""
+    """Return True if the newest reported round is a training step, or if no round was reported yet."""
     newest = max(state.first_calls, default=None)
     return newest is None or state.first_calls[newest][1].doing.startswith("step ")
 
 
 def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
+    """Return the difference between the call in this heartbeat and the calls of the others, None if there is none."""
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(state) or not _in_a_view(state, worker, beat.view):
         return None
@@ -114,45 +119,51 @@ def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differenc
 
 
 def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
-    """In the view before: whether it does something else there than those who have gone on. See 5."""
+    """Compare the call of `worker` in the previous view with those of the workers that have switched. See 5."""
     for other, round_ in state.switches.items():
         if round_ == beat.round or round_ == state.applied_round < beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
-        if round_ < beat.round:  # which nobody could have begun without it: two who have are right
+        if round_ < beat.round:  # no worker could begin this round without `other`: two that report it are right
             state.ahead.setdefault(other, set()).add(worker)
             if len(state.ahead[other]) > 1 and other in state.workers:
                 state.ban(other)
                 recovery.expel(
-                    state, other, f"it says that it has gone on since round {round_}, in which it was needed"
+                    state,
+                    other,
+                    f"it reports that it switched in round {round_}, but others are beyond it in the "
+                    "view before, which needs its commit message",
                 )
                 return None
     return None
 
 
 def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
-    mine, known = Finish(worker=worker, round=message.round, step=message.step), state.first_finish
-    if known is None or known.worker not in state.workers:
-        state.first_finish = known = mine
+    """Return the difference between the end of this script and the others, None if there is none."""
+    own_finish, first = Finish(worker=worker, round=message.round, step=message.step), state.first_finish
+    if first is None or first.worker not in state.workers:
+        state.first_finish = first = own_finish
     if _is_late(state):
         return None
-    if known.round != mine.round:
-        early, late = sorted((known, mine), key=lambda finish: finish.round)
+    if first.round != own_finish.round:
+        early, late = sorted((first, own_finish), key=lambda finish: finish.round)
         return ended_early(early, late.worker, f"step {late.step}")
     if state.view and worker in state.unswitched and message.view < state.view.number:
-        return ended_early(mine, _switched(state), "the next step")
+        return ended_early(own_finish, _switched(state), "the next step")
     for round_, (other, call) in state.first_calls.items():
-        if round_ >= mine.round and other in state.workers and other != worker:
-            return ended_early(mine, other, call.doing)
+        if round_ >= own_finish.round and other in state.workers and other != worker:
+            return ended_early(own_finish, other, call.doing)
     return None
 
 
 def _end(state: CoordinatorState, difference: Difference | None) -> None:
+    """End the run if there is a difference."""
     if difference is not None:
         state.differ(difference)
         recovery.stop_view(state, difference.reason)
 
 
 def _went_on(state: CoordinatorState, worker: str, round_: int, doing: str) -> Difference | None:
+    """Return the difference if `worker` is in a round in which the script of another worker had already ended."""
     finish = state.first_finish
     if finish is None or finish.worker not in state.workers or worker == finish.worker or round_ < finish.round:
         return None
@@ -160,22 +171,24 @@ def _went_on(state: CoordinatorState, worker: str, round_: int, doing: str) -> D
 
 
 def _switched(state: CoordinatorState) -> str:
-    """One of those who go on in the view in force, or have left with it."""
+    """Return a worker that has switched to the view in force, or has left by it."""
     concerned = [worker for view in (state.view, state.previous) if view for worker in view.members]
     return next((worker for worker in concerned if worker not in state.unswitched), "another")
 
 
 def _is_late(state: CoordinatorState) -> bool:
-    """Whether nobody trains any more, or all are asked where they stand."""
+    """Return True if no worker trains any more, or a stop is in progress."""
     failed = state.ending is not None and state.ending.failed
     return state.over is not None or state.stopping is not None or bool(state.savers) or failed
 
 
 def _in_a_view(state: CoordinatorState, worker: str, number: int) -> bool:
+    """Return True if `worker` is a member of the view `number`, and that view may be in use."""
     return any(view.number == number and worker in view.members for view in state.views())
 
 
 def _keep(state: CoordinatorState, round_: int, worker: str, call: Call) -> None:
+    """Record the first call of `round_`, and forget rounds that are too old."""
     state.first_calls[round_] = (worker, call)
     for old in [each for each in state.first_calls if each <= round_ - KEPT]:
         del state.first_calls[old]
@@ -183,32 +196,32 @@ def _keep(state: CoordinatorState, round_: int, worker: str, call: Call) -> None
 
 # --- planned ----------------------------------------------------------------------------------------------------------
 
-REGROUP_S = 600.0  # between two tries to connect the members anew
+REGROUP_S = 600.0  # the time between two tries to replace the connections of the members
 
 
 def plan(state: CoordinatorState, now: float) -> None:
-    """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
-    for gone in [w for w in state.workers.values() if w.leaving and w.state in ("starting", "ready")]:
-        if not state.has_part(gone.id):
-            state.dismiss(gone.id, gone.leaving)
+    """Propose the next view if one is due and nothing is outstanding. Remove candidates that want to leave."""
+    for candidate in [w for w in state.workers.values() if w.leaving and w.state in ("starting", "ready")]:
+        if not state.has_part(candidate.id):
+            state.remove(candidate.id, Removal.LEFT, candidate.leaving)
     finished = any(w.state == "finished" for w in state.workers.values())
-    if _comes_to_nothing(state, now):
-        recovery.stop_view(state, "the members could not be connected anew")
+    if _regrouping_failed(state, now):
+        recovery.stop_view(state, "the members could not make new connections")
     if state.stopping or state.proposed or state.savers or state.unsynced or finished:
         return
     if not all(state.workers[w].connected for w in state.participants()):
-        return  # its return or its loss stops the view anyway
+        return  # its return or its loss stops the view in any case
     due = next_view(state) or next_group(state, now) or next_shares(state)
     if due is not None:
         propose(state, *due, now)
 
 
 def next_view(state: CoordinatorState) -> tuple[View, str] | None:
-    """The view that is due and why; None when there is nothing to change.
+    """Return the view that is due and the reason for it; None if there is nothing to change.
 
-    Leavers leave only while somebody who holds the state stays; if everyone is leaving, joiners enter first (for that
-    one view above the maximum, if need be). A run on its way out goes to the empty view; if no member could save there
-    and somebody who is ready can, by way of a view with that one.
+    Leaving workers leave only while a worker that holds the state stays. If all members leave, joiners enter first (if
+    necessary above the maximum, for that one view). A run that is ending goes to the empty view. If no member can save
+    the last checkpoint and a ready worker can, that worker joins in a view before.
     """
     view = state.view
     if state.ending:
@@ -224,11 +237,11 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
                 group=number,
                 hosts=state.hosts_of(members),
                 unproven=(helper,),
-            ), f"{helper} joins, to save: no member reaches the store"
+            ), f"{helper} joins to save the checkpoint: no member reaches the store"
         return View(number=number, members=(), group=view.group), state.ending.reason
     ready = [w.id for w in state.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     if state.clock < state.meet_at:
-        ready = []  # a stranger was in the last connections: see `strangers`
+        ready = []  # an unauthenticated peer was in the last connections: see `on_unproved_peer`
     maximum = state.settings.maximum
     if view is None:
         if len(ready[:maximum]) < state.settings.minimum:
@@ -269,14 +282,14 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
 
 
 def _give_up(state: CoordinatorState) -> None:
-    """Nobody may begin a first view: the run ends if nobody ever will."""
+    """End the run if no worker can ever begin a first view."""
     if why := shutdown.no_way_to_save(state):
         state.ending = Ending(code=1, reason=why, failed=True)
         shutdown.end(state)
 
 
 def next_group(state: CoordinatorState, now: float) -> tuple[View, str] | None:
-    """The view in force over connections of its own, when those that it uses have served many views."""
+    """Return the view in force with new connections once its connections have served many views, and the reason."""
     view = state.view
     if view is None or view.size < 2 or state.ending or now < max(state.regroup_at, state.meet_at):
         return None
@@ -288,7 +301,8 @@ def next_group(state: CoordinatorState, now: float) -> tuple[View, str] | None:
     return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
 
 
-def _comes_to_nothing(state: CoordinatorState, now: float) -> bool:
+def _regrouping_failed(state: CoordinatorState, now: float) -> bool:
+    """Return True if the new connections among the same members are not ready within the time limit."""
     view = state.proposed
     if view is None or view.joining or view.group != view.number or state.view is view or state.stopping:
         return False
@@ -296,7 +310,7 @@ def _comes_to_nothing(state: CoordinatorState, now: float) -> bool:
 
 
 def next_shares(state: CoordinatorState) -> tuple[View, str] | None:
-    """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
+    """Return the view in force with shares that match the speeds better, and the reason; None if none are due."""
     view = state.view
     if view is None or state.ending or not state.settings.by_speed:
         return None
@@ -311,6 +325,7 @@ def next_shares(state: CoordinatorState) -> tuple[View, str] | None:
 
 
 def propose(state: CoordinatorState, view: View, cause: str, now: float) -> None:
+    """Send the proposed view to all participants."""
     state.proposed, state.proposed_at, state.cause = view, now, cause
     state.issued.append(IssuedView(view=view))
     state.record(events.ProposedEvent(view=view.number, members=view.members, cause=cause))
@@ -320,7 +335,7 @@ def propose(state: CoordinatorState, view: View, cause: str, now: float) -> None
 
 
 def on_publish(state: CoordinatorState, worker: str, message: m.Publish) -> None:
-    """A member of the proposed view tells the others, or the one it names, how to connect to it."""
+    """Forward a member's address to the other members of the proposed view, or to the one that it names."""
     view = state.proposed
     if view and view.group == message.group and worker in view.members:
         for peer in view.members:
@@ -329,7 +344,10 @@ def on_publish(state: CoordinatorState, worker: str, message: m.Publish) -> None
 
 
 def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) -> None:
-    """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
+    """Handle the report that `worker` has switched to a view.
+
+    It is ignored during a stop: the answers to the stop contain the same.
+    """
     call_switched(state, worker.id, message)
     view = state.proposed
     if state.stopping or view is None or message.view != view.number:
@@ -338,7 +356,7 @@ def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) ->
         _in_force(state, view, worker, message)
     _compare_rounds(state, view, worker, message)
     if state.stopping or state.proposed is not view:
-        return  # one of them is expelled: all who were to leave are still there to answer
+        return  # one of them is expelled: the leaving workers must stay to answer the stop
     state.unswitched.discard(worker.id)
     if state.unswitched:
         return
@@ -351,30 +369,31 @@ def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) ->
         shutdown.ask_to_save(state)
         return
     for leaver in [w for w in before if w not in view.members]:
-        state.dismiss(leaver, "left gracefully")
+        state.remove(leaver, Removal.LEFT, "left gracefully")
 
 
 def _compare_rounds(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
-    """All say the same (R2): who does not is put out, if two others do."""
+    """Expel each worker that reports another switching round than two others. Honest workers report the same (R2)."""
     state.switches[worker.id] = message.round
     if state.applied_round < 0:
         state.applied_round = disputes.agreed_round(state.switches, len(state.participants()))
-    for odd in [w for w, said in state.switches.items() if said != state.applied_round >= 0 and w in state.workers]:
+    for odd in [w for w, round_ in state.switches.items() if round_ != state.applied_round >= 0 and w in state.workers]:
         state.ban(odd)
         recovery.expel(
-            state, odd, f"it says that view {view.number} took effect in round {state.switches[odd]}, "
-            f"and others in round {state.applied_round}",
+            state, odd, f"it reports that view {view.number} took effect in round {state.switches[odd]}, "
+            f"but others report round {state.applied_round}",
         )  # fmt: skip
 
 
 def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
+    """Put `view` in force, on the first report that a worker has switched to it."""
     before = state.view
     state.previous, state.view, state.applied_round = before, view, -1
     state.switches, state.ahead = {}, {}
     state.unsynced = set(view.joining)
     state.unswitched = set(state.participants())
     unchanged = before is not None and view.members == before.members
-    dealt_anew = unchanged and before is not None and view.shares != before.shares
+    reassigned = unchanged and before is not None and view.shares != before.shares
     state.data_failures = 0
     if not view.joining and not unchanged:
         failures.on_joined(state, view.members)
@@ -391,12 +410,13 @@ def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Sw
     state.record(events.ViewEvent(view=view.number, members=view.members, round=message.round, step=message.step,
         cause=state.cause))  # fmt: skip
     shutdown.appoint_saver(state)
-    if dealt_anew:
+    if reassigned:
         shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
         state.record(events.SharesEvent(view=view.number, step=message.step, shares=shares, reason=state.cause))
 
 
 def on_synced(state: CoordinatorState, worker: str, message: m.Synced) -> None:
+    """Record that a joiner holds the state."""
     if state.view and message.view == state.view.number:
         state.unsynced.discard(worker)
         if not state.unsynced:
@@ -405,9 +425,10 @@ def on_synced(state: CoordinatorState, worker: str, message: m.Synced) -> None:
 
 
 def late_members(state: CoordinatorState, now: float) -> list[str]:
-    """Joiners who hold up a proposed view beyond its limit: those not connected, or all where only members are not.
+    """Return the joiners that delay a proposed view beyond its time limit.
 
-    Of a first view anyone may be to blame.
+    These are the joiners that are not prepared, or all joiners if only members are not. In a first view they are all
+    the members that are not prepared.
     """
     view = state.proposed
     if view is None or state.stopping or now - state.proposed_at <= state.settings.prepare_timeout_s:
@@ -433,44 +454,38 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
 # Whoever had a part in the view leaves it by an unplanned change.
 
 
-def evict(state: CoordinatorState, worker: str, reason: str) -> None:
-    """One eviction may bring others about: the worker may be out already."""
-    if worker not in state.workers or state.over:
-        return
-    if state.savers or not state.has_part(worker):
-        state.evict(worker, reason)
-        _without(state, worker, reason, participant=False)
-        return
-    recovery.expel(state, worker, reason)  # it stays in the state until it is safe to go on without it
-    state.close_evicted(worker, reason)
-    state.workers[worker].connected = False
-    recovery.expel_if_overdue(state, worker, reason)
+def remove(state: CoordinatorState, worker_id: str, cause: Removal, reason: str, code: int = 0) -> None:
+    """Take a worker out of the run, and stop the view if the worker was a participant.
+
+    An evicted participant stays in the state until it is safe to go on without it. One eviction may cause others, so
+    nothing happens if an evicted worker is out already, or if the run is over. A worker that left exits with `code`.
+    """
+    if cause is Removal.EVICTED:
+        if worker_id not in state.workers or state.over:
+            return
+        if not state.savers and state.has_part(worker_id):
+            recovery.expel(state, worker_id, reason)
+            state.close_evicted(worker_id, reason)
+            state.workers[worker_id].connected = False
+            recovery.expel_if_overdue(state, worker_id, reason)
+            return
+    worker, member = state.workers[worker_id], state.let_in(worker_id)
+    participant = cause is not Removal.EVICTED and worker_id in state.participants()
+    state.remove(worker_id, cause, reason, code)
+    if cause is Removal.DIED and member and not worker.leaving and worker.state != "finished":
+        failures.on_worker_death(state, worker_id, reason, entered=worker.entered if worker.pool else -1)
+    _without(state, worker_id, reason, participant=participant)
 
 
-def lost(state: CoordinatorState, gone: Worker, reason: str) -> None:
-    participant, member = gone.id in state.participants(), state.let_in(gone.id)
-    del state.workers[gone.id]
-    state.record(events.LostEvent(worker=gone.id, host=gone.host, reason=reason))
-    if member and not gone.leaving and gone.state != "finished":
-        failures.on_worker_death(state, gone.id, reason, entered=gone.entered if gone.pool else -1)
-    _without(state, gone.id, reason, participant=participant)
-
-
-def lapsed(state: CoordinatorState, worker: Worker) -> None:
-    """It makes no progress any more; its process ends by itself."""
-    reason = f"its time was over before it could leave ({worker.leaving})"
+def remove_late_leaver(state: CoordinatorState, worker: Worker) -> None:
+    """Remove a leaving worker whose preemption deadline came before it could leave; its process exits by itself."""
+    reason = f"its preemption deadline came before it could leave ({worker.leaving})"
     state.mark_dead(worker.id, reason)
-    lost(state, worker, reason)
-
-
-def excuse(state: CoordinatorState, worker: Worker, reason: str, code: int) -> None:
-    participant = worker.id in state.participants()
-    state.dismiss(worker.id, reason, code=code)
-    _without(state, worker.id, reason, participant=participant)
+    remove(state, worker.id, Removal.DIED, reason)
 
 
 def on_script_end(state: CoordinatorState, worker: Worker, message: m.ScriptFailed | m.DataUnavailable) -> None:
-    """Its script has ended before its end."""
+    """Handle a script that failed, or a host that cannot get the data."""
     if isinstance(message, m.ScriptFailed):
         on_script_failed(state, worker, message.traceback)
     else:
@@ -478,23 +493,26 @@ def on_script_end(state: CoordinatorState, worker: Worker, message: m.ScriptFail
 
 
 def on_script_failed(state: CoordinatorState, worker: Worker, traceback: str) -> None:
-    """In a member it ends the run; in one that was not yet let in, only its own part."""
+    """Handle a script that raised: it ends the run in a member, and removes a worker that is not yet a member."""
     state.record(events.FailedEvent(worker=worker.id, host=worker.host, traceback=traceback))
     if state.savers or (state.ending and state.ending.failed):
         if state.deadline is not None and worker.state != "finished":
             shutdown.give_up(state, f"the script failed on {worker.id}", code=1)
-        return  # others fail alike: the first one counts
+        return  # the others fail in the same way: the first one counts
     if state.stands_alone(worker):
-        excuse(state, worker, "its script failed before it was let in", 1)
+        remove(state, worker.id, Removal.LEFT, "its script failed before it became a member", 1)
         return
     recovery.stop_for_failure(state, f"the script failed on {worker.id}")
 
 
 def on_data_unavailable(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """Who has a part in a view goes when that has been stopped, and nobody who may be needed to save goes at all."""
+    """Handle a worker whose host cannot get the data.
+
+    A participant is removed after its view has been stopped. A worker that may be needed to save is not removed.
+    """
     if worker.data_unavailable:
         return
-    worker.data_unavailable = reason or "it does not say why"
+    worker.data_unavailable = reason or "no reason reported"
     state.record(events.UnfedEvent(worker=worker.id, host=worker.host, reason=worker.data_unavailable))
     if state.deadline is not None and worker.state != "finished":  # others hold the final state
         failures.release_without_data(state, worker.id)
@@ -509,6 +527,7 @@ def on_data_unavailable(state: CoordinatorState, worker: Worker, reason: str) ->
 
 
 def _without(state: CoordinatorState, worker: str, reason: str, *, participant: bool) -> None:
+    """Go on after `worker` was taken out of the state."""
     state.unsynced.discard(worker)
     if not state.over:
         recovery.continue_without(state, worker, reason, participant=participant)
@@ -530,10 +549,11 @@ def _without(state: CoordinatorState, worker: str, reason: str, *, participant: 
 
 SHORTEST_S = 1.0
 LONGEST_S = 300.0
-DOUBLINGS = 9  # more than it takes to get there
+DOUBLINGS = 9  # enough to reach LONGEST_S
 
 
 def on_unproved_peer(state: CoordinatorState, worker: str, message: m.PeerUnproved) -> None:
+    """Give the proposed view up because an unauthenticated peer was in its connections; see above."""
     view = state.proposed
     if (
         view is None
@@ -548,4 +568,4 @@ def on_unproved_peer(state: CoordinatorState, worker: str, message: m.PeerUnprov
     state.meet_at = state.clock + again_s
     state.record(events.StrangerInGroupEvent(worker=worker, peer=message.peer, address=message.address,
         view=view.number, again_s=again_s))  # fmt: skip
-    recovery.stop_view(state, f"strangers at {message.address}, between {worker} and the others")
+    recovery.stop_view(state, f"an unauthenticated peer at {message.address}, between {worker} and the others")
