@@ -1,8 +1,8 @@
 """Admission: compares a worker that has built its model and opened its data with the run, and admits or refuses it.
 
 What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
-worker of a pool brings. A faster guest waits for that worker. Otherwise the run's own worker could be refused for
-differing from a guest. `--bits` decides about a worker that differs in numerics alone (`protocol/numeric_facts.py`).
+worker of a pool brings. A faster external worker waits for that one. Otherwise the run's own worker could be refused
+for differing from an external one. `--bits` decides about a worker that differs in numerics alone (numeric_facts.py).
 See docs/protocol.md, Admission.
 """
 
