@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farandole.simulate.process import Process
     from farandole.simulate.world import World
 
-DISBELIEVED = ("say otherwise", "it says that")  # see docs/protocol.md, Issued views, Consistency check
+DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
 
 ABSENT = "its connection closed"
 

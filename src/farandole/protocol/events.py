@@ -283,10 +283,7 @@ class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TimeSpentEvent(Recorded, frozen=True, kw_only=True):
-    """By worker. Those in `ended` are gone, and it is the last that is written down of them.
-
-    See docs/protocol.md, Time accounting.
-    """
+    """By worker. Those in `ended` are gone, and it is the last that is written down of them: see `accounting`."""
 
     workers: dict[str, WorkerTime]
     ended: Names

@@ -115,10 +115,7 @@ class End(Message):
 
 
 class Saver(Message):
-    """`worker` writes the checkpoints from now on; `at_once`, since another could not.
-
-    See docs/protocol.md, Saving and shutdown.
-    """
+    """`worker` writes the checkpoints from now on; `at_once`, since another could not. See `saving`."""
 
     worker: str
     at_once: bool = False
@@ -295,8 +292,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `wanted`, `minimum`, `maximum`: of workers; None wants all that the run's pools can have.
     `ledger`: every delivered sample is counted.
 
-    `heartbeat_timeout_s`: the most that a worker may be silent; often it is given up earlier (see docs/protocol.md,
-    Failure detection). `pin`:
+    `heartbeat_timeout_s`: the most that a worker may be silent; often it is given up earlier (see `silence`). `pin`:
     each worker has cores of its own. `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may
     compute for the run. `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that
     another worker computes too; `stop_undecided`: the run ends where two find different things of one and nobody can
@@ -443,7 +439,7 @@ MAX_HOST_WORKERS = 1000  # of a host
 class Roster(Message):
     """To a pool: how many of its workers the run wants, those it counts as lost for good, whether it is over.
 
-    Their ids begin with `mark` (see docs/protocol.md, Pools).
+    Their ids begin with `mark` (see `names`).
     `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
     on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
     `unfed` are those of the released whose host could not get them the data: it is to be left alone for a while.
@@ -772,11 +768,10 @@ class Heartbeat(Message):
 
     `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
     shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
-    training step. `call` is what the worker's script has called in `round`, once it has begun here (see
-    docs/protocol.md, Same calls).
+    training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
     `done` are all shards that it has computed, `waits`: it has nothing to compute and waits for others, `waits_for` a
     peer that it has waited for too long, `whole`: it holds the state of a whole step. `time_us` is what its time has
-    gone to (see `CLASSES` in values.py).
+    gone to (see `classes`).
     """
 
     number: Count = 0
@@ -826,10 +821,7 @@ class ScriptFailed(Message):
 
 
 class DataUnavailable(Message):
-    """This worker's host can't get it the data: a full disk, a store out of reach, a damaged shard.
-
-    See docs/protocol.md, Data unavailable.
-    """
+    """This worker's host can't get it the data: a full disk, a store out of reach, a damaged shard. See `feeding`."""
 
     reason: Text
 
@@ -899,8 +891,7 @@ class Welcome(Message):
 
 
 class LinesHeard(Message):
-    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number (see docs/protocol.md, Reconnection and the
-    lease); and to an agent's report.
+    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number (see `reconnection`); and to an agent's report.
 
     `lines` is the newest line of metrics that the coordinator has: nobody needs to keep it, or older ones, any more.
     """

@@ -44,7 +44,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     that only shrinks connects nothing and names the group of an earlier one. `shares` are the members' parts of a
     step's shards, empty where they are equal; `hosts` are where they run, empty where all do on one. `unproven` are
     those who prove themselves in the first step that is trained in this view; `undecided`: the members do not find the
-    same, nobody can tell who is right, and they check each other no more (see docs/protocol.md, Recomputation).
+    same, nobody can tell who is right, and they check each other no more (see `verdicts`).
     """
 
     number: int
@@ -103,10 +103,9 @@ class CommitMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     It is sent only by a member that holds every reduced bucket of the round, so having all words of a round means
     that everyone holds its result. `prepared` is the newest view that the sender is ready to switch to, 0 for none.
-    `digest` is that of the sender's replica as it was when the round's step began, 0 for none (see docs/protocol.md,
-    Replicas that differ).
+    `digest` is that of the sender's replica as it was when the round's step began, 0 for none (see `replicas`).
     `held` and `checked` are of what it has computed of its own shards that others check, and of another's that it
-    checks itself, 0 for none (see docs/protocol.md, Recomputation).
+    checks itself, 0 for none (see `verdicts`).
     """
 
     view: int

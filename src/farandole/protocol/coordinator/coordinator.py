@@ -126,10 +126,7 @@ def _on_preemption(state: CoordinatorState, worker: str, message: m.PreemptionNo
 
 
 class Coordinator(CoordinatorState):
-    """See the module's head.
-
-    Feed it, then `drain()` the actions. `known`: what a killed one left (docs/protocol.md, Reconnection and the lease).
-    """
+    """See the module's head. Feed it, then `drain()` the actions. `known`: what a killed one left (`reconnection`)."""
 
     def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
         super().__init__(settings)
@@ -193,7 +190,7 @@ class Coordinator(CoordinatorState):
         if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
-        if hello.synced and not self.over:  # see docs/protocol.md, Reconnection and the lease 7
+        if hello.synced and not self.over:  # see `reconnection`, 7
             self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EXIT_EVICTED, save=True))
             return worker
         self._welcome(worker)
@@ -296,10 +293,7 @@ class Coordinator(CoordinatorState):
                 raise ProtocolError(f"unexpected message {type(message).__name__}")
 
     def on_disconnect(self, worker: str, now: float) -> None:
-        """The control connection has closed. That alone is no death.
-
-        See docs/protocol.md, Reconnection and the lease.
-        """
+        """The control connection has closed. That alone is no death; see `reconnection`."""
         if worker not in self.workers or self.over:
             return
         gone = self.workers[worker]

@@ -38,25 +38,19 @@ class Conviction:
 
 
 def may_accuse(state: CoordinatorState, worker: str, view: int, peer: str) -> bool:
-    """Whether both are of that view, which somebody may be in. See docs/protocol.md, Accusations 6."""
+    """Whether both are of that view, which somebody may be in. See 6."""
     known = [*state.views(), *issued_views(state)]
     return worker != peer and any(each.number == view and {worker, peer} <= set(each.members) for each in known)
 
 
 def denied(state: CoordinatorState, message: m.Suspect) -> bool:
-    """Whether the accused has gone on while it is said to have been waited for.
-
-    See docs/protocol.md, Accusations 3; heartbeats may be late.
-    """
+    """Whether the accused has gone on while it is said to have been waited for. See 3; heartbeats may be late."""
     within = message.waited_s - state.settings.heartbeat_timeout_s
     return message.waited_s > 0 and state.progress.went_on(message.peer, state.clock, within)
 
 
 def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
-    """Whom those who wait for `worker` really wait for, as heartbeats say: the end of the waits, or itself.
-
-    See docs/protocol.md, Accusations 3.
-    """
+    """Whom those who wait for `worker` really wait for, as heartbeats say: the end of the waits, or itself. See 3."""
     cause, passed = worker, set[str]()
     while cause in state.workers and cause not in passed:
         passed.add(cause)
@@ -68,7 +62,7 @@ def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
 
 
 def give_benefit(state: CoordinatorState, worker: str) -> None:
-    """It was right against one other, by its standing alone. See docs/protocol.md, Accusations 4."""
+    """It was right against one other, by its standing alone. See 4."""
     state.benefits.draw(worker, state.clock)
 
 
@@ -78,16 +72,13 @@ def benefits_used_up(state: CoordinatorState, workers: Iterable[str]) -> set[str
 
 
 def returns_too_often(state: CoordinatorState, worker: str) -> bool:
-    """Its connection has come back once more. See docs/protocol.md, Accusations 6."""
+    """Its connection has come back once more. See 6."""
     state.returns.draw(worker, state.clock)
     return state.returns.spent(worker, state.clock)
 
 
 def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
-    """Who confirms that somebody is waited for: the others' heartbeats, or its own.
-
-    See docs/protocol.md, Accusations 3.
-    """
+    """Who confirms that somebody is waited for: the others' heartbeats, or its own. See 3."""
     found: dict[str, set[str]] = defaultdict(set)
     beats = {worker: state.workers[worker].heartbeat for worker in answered}
     for worker, beat in beats.items():
@@ -107,8 +98,7 @@ def convict(
     witnesses: Witnesses | None = None,
     spent: Collection[str] = (),
 ) -> tuple[Conviction, ...]:
-    """Who goes, so that no pair is left: see docs/protocol.md, Accusations 2 to 5. `accusations` are pairs of an
-    accuser and an accused.
+    """Who goes, so that no pair is left: see 2 to 5. `accusations` are pairs of an accuser and an accused.
 
     `answered` are those who have, in the order of their standing; `synced` those that hold the state; `spent` those
     without any left.
@@ -373,10 +363,7 @@ def _tell(state: CoordinatorState, ending: Ending) -> None:
 
 
 def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
-    """Those who explain all that differs if they alone are wrong; empty if nobody does.
-
-    See docs/protocol.md, Replicas that differ 7.
-    """
+    """Those who explain all that differs if they alone are wrong; empty if nobody does. See 7."""
     values = {worker: (answer.names, answer.digests) for worker, answer in answers.items()}
     if len(set(values.values())) < 2:
         return ()

@@ -90,10 +90,7 @@ def on_all_lost(state: CoordinatorState, cause: str) -> None:
 
 
 def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
-    """`worker` has died before it was let in, as the next one may: its pool must not try for ever.
-
-    See docs/protocol.md, Crash loops 8.
-    """
+    """`worker` has died before it was let in, as the next one may: its pool must not try for ever. See 8."""
     if state.ending or state.over:
         return
     mark = scaling.pool_mark(state, pool)
@@ -118,10 +115,7 @@ def on_joined(state: CoordinatorState, workers: Collection[str]) -> None:
 
 
 def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`.
-
-    See docs/protocol.md, Crash loops 6.
-    """
+    """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
     if not worker.pool or state.ending or state.over:
         return
     _in_a_row(state, worker.entered if worker.entered >= 0 else state.reached, 1, refused=1)
@@ -256,8 +250,7 @@ def stop_for_data(state: CoordinatorState) -> str:
         return ""
     fed = [worker for worker in state.members() if not state.workers[worker].data_unavailable]
     handed_on = state.unsynced.intersection(fed)
-    # See docs/protocol.md, Data unavailable 4
-    if handed_on and handed_on.issuperset(fed) and state.unswitched.isdisjoint(unfed):
+    if handed_on and handed_on.issuperset(fed) and state.unswitched.isdisjoint(unfed):  # see 4
         return ""
     return f"{unfed[0]}: {LOST}"
 

@@ -101,8 +101,7 @@ def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]
 
 
 def _is_steady(state: CoordinatorState, worker: Worker, now: float) -> bool:
-    """Whether what is usual counts for its silence (see docs/protocol.md, Failure detection 5): it has computed before,
-    and others wait for it.
+    """Whether what is usual counts for its silence (see `silence`, 5): it has computed before, and others wait for it.
 
     They do in a stop, and where nothing has moved for longer than a step and the news of one take: a round needs each
     of its members, so while rounds go on none of them is dead. In rounds of another kind than a step a script may do
@@ -227,8 +226,7 @@ def restore(state: CoordinatorState, known: Durable, now: float) -> None:
     state.newest, state.not_finite, state.unpromised = known.newest, known.not_finite, known.unpromised
     if state.ending:
         state.ending.saver, state.ending.compared = "", False
-    # See docs/protocol.md, Reconnection and the lease 8
-    grace_s = state.settings.heartbeat_timeout_s if state.settings.taken_over else 0.0
+    grace_s = state.settings.heartbeat_timeout_s if state.settings.taken_over else 0.0  # see 8
     for w in known.workers:
         state.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,

@@ -66,8 +66,7 @@ class Outcome:
 def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
     """The survivors' way on, where at least one of them holds the state.
 
-    `reports`: their answers, of views that were issued, no two of which contradict each other (docs/protocol.md, Issued
-    views and Consistency check).
+    `reports`: their answers, of views that were issued, no two of which contradict each other (`issued`, `plausible`).
     `again`: what all hold is not to be committed, since somebody has seen that the replicas differ in it.
     """
     synced = {worker: report for worker, report in reports.items() if report.synced}
@@ -157,8 +156,7 @@ def _outvote(state: CoordinatorState, out: disputes.Outvoted) -> None:
 def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
     """Whether nobody can go on in the newest view that those who have answered know of, or in a newer one.
 
-    See docs/protocol.md, Reconnection and the lease 3. A leaver that has answered knows of a view without holding
-    anybody up in it.
+    See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
     """
     known = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in known), default=0)
@@ -320,7 +318,7 @@ def stop_for_failure(state: CoordinatorState, reason: str) -> None:
 
 
 def on_shared_report(state: CoordinatorState, workers: list[str], message: Shared) -> None:
-    """What everyone has seen, as enough of them say (docs/protocol.md, Corroboration)."""
+    """What everyone has seen, as enough of them say (`testimony`)."""
     if isinstance(message, m.Differs):
         on_differs(state, workers, message)
     elif isinstance(message, m.ShardsDiffer):

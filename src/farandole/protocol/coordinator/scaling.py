@@ -213,10 +213,7 @@ def request_leave(state: CoordinatorState, worker: Worker, reason: str) -> None:
 
 
 def set_deadline(state: CoordinatorState, worker: Worker, within_s: float) -> None:
-    """Its machine goes then: it ends itself before, should it be there still.
-
-    See docs/protocol.md, Preemption deadline.
-    """
+    """Its machine goes then: it ends itself before, should it be there still. See `deadline`."""
     worker.goes_at = min(worker.goes_at, state.clock + within_s)
     repeat_notice(state, worker)
 

@@ -39,10 +39,7 @@ from farandole.protocol.difference import outliers
 
 
 def appoint_saver(state: CoordinatorState) -> None:
-    """See docs/protocol.md, Saving and shutdown 1.
-
-    Call it when the view has changed, or somebody in it has got the state.
-    """
+    """See 1. Call it when the view has changed, or somebody in it has got the state."""
     able = _able(state)
     if state.saver not in able:
         state.saver = able[0] if able else ""
@@ -50,7 +47,7 @@ def appoint_saver(state: CoordinatorState) -> None:
 
 
 def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
-    """What has become of a checkpoint, and what follows: see docs/protocol.md, Saving and shutdown 2 and 4."""
+    """What has become of a checkpoint, and what follows: see 2 and 4."""
     for event in reported_events.events_of(worker.id, message):
         state.record(event)
     if not state.let_in(worker.id):
@@ -85,12 +82,12 @@ def _failed(state: CoordinatorState, worker: str) -> None:
 
 
 def best_saver(state: CoordinatorState, savers: Sequence[str]) -> str:
-    """See docs/protocol.md, Saving and shutdown 3. `savers` hold the state, the best placed first."""
+    """See 3. `savers` hold the state, the best placed first."""
     return min(savers, key=lambda w: (not state.workers[w].reaches, _failure(state, w)))
 
 
 def helper(state: CoordinatorState) -> str:
-    """See docs/protocol.md, Saving and shutdown 3. "" where nobody needs to, or nobody can."""
+    """See 3. "" where nobody needs to, or nobody can."""
     assert state.view is not None
     if any(state.workers[w].reaches for w in state.view.members if w in state.workers):
         return ""
@@ -99,10 +96,7 @@ def helper(state: CoordinatorState) -> str:
 
 
 def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
-    """See docs/protocol.md, Saving and shutdown 4.
-
-    Those who are ready, the one that begins with the state first; nobody where nobody may begin.
-    """
+    """See 4. Those who are ready, the one that begins with the state first; nobody where nobody may begin."""
     leader = next((worker for worker in ready if state.workers[worker].reaches), None)
     if leader is None:
         why = state.workers[ready[0]].unreached
@@ -114,7 +108,7 @@ def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
 
 
 def no_way_to_save(state: CoordinatorState) -> str:
-    """See docs/protocol.md, Saving and shutdown 5. Why the run can't begin; "" while it may."""
+    """See 5. Why the run can't begin; "" while it may."""
     if any(w.reaches for w in state.workers.values()):  # also one that is still starting
         return ""
     ours = [w for w in state.workers.values() if w.pool]
@@ -127,7 +121,7 @@ def no_way_to_save(state: CoordinatorState) -> str:
 
 
 def on_cannot_start(state: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
-    """See docs/protocol.md, Saving and shutdown 4. Whether that worker was to begin a first view."""
+    """See 4. Whether that worker was to begin a first view."""
     view = state.proposed
     if state.view or state.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False

@@ -144,8 +144,7 @@ class Worker:
 
 @dataclass(kw_only=True)
 class Tracing:
-    """The newest trace (docs/protocol.md, Traces): the workers that were `asked`, by rank, and the `answers`, as they
-    came.
+    """The newest trace (`tracing`): the workers that were `asked`, by rank, and the `answers`, as they came.
 
     `looked_at`: when somebody last asked for them. `most`: spans that each may tell of, and waits.
     """
@@ -160,8 +159,7 @@ class Tracing:
 
 @dataclass(kw_only=True)
 class ReportedTime:
-    """What one process has told of its time (docs/protocol.md, Time accounting): `first_us` at `first_at`, `said` at
-    `heard_at`, on the
+    """What one process has told of its time (`accounting`): `first_us` at `first_at`, `said` at `heard_at`, on the
     coordinator's clock. `written`: how much of it is in a line.
     """
 
@@ -204,7 +202,7 @@ Shared = m.Differs | m.ShardsDiffer | m.NotFinite
 
 @dataclass
 class Corroboration:
-    """What was said of one step, last, and by whom. See docs/protocol.md, Corroboration."""
+    """What was said of one step, last, and by whom. See `testimony`."""
 
     message: Shared
     workers: set[str] = field(default_factory=set[str])
@@ -212,8 +210,7 @@ class Corroboration:
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that was let go by a decision, should its process come back. `started`: it has trained. `refused`: that
-    was counted (docs/protocol.md, Crash loops 6). `entered` as a worker's, for one whose connection had closed before;
-    else -1.
+    was counted (`losses`, 6). `entered` as a worker's, for one whose connection had closed before; else -1.
     """
 
     session: str
@@ -227,7 +224,7 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """A loss that counted: when, and who was `there`, or had been. See docs/protocol.md, Crash loops 3."""
+    """A loss that counted: when, and who was `there`, or had been. See `losses`, 3."""
 
     at: float = -math.inf
     present: frozenset[str] = frozenset()
@@ -235,7 +232,7 @@ class Strike:
 
 class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Those without a new furthest `step` between them, and the joiners in a row, the first of which entered in step
-    `since`; `refusals` of them were refused, the others died. See docs/protocol.md, Crash loops.
+    `since`; `refusals` of them were refused, the others died. See `losses`.
     """
 
     count: int = 0
@@ -258,9 +255,7 @@ class Ending(msgspec.Struct, kw_only=True):
     between: bool = False  # nobody has the state of a whole step
     finished: bool = False
     stored: bool = False
-    # The replicas differ: those of `odd` from the others', as far as is known; see docs/protocol.md, Replicas that
-    # differ
-    apart: bool = False
+    apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `replicas`
     odd: tuple[str, ...] = ()
     where: str = ""  # they were found to: "at step 5"
     told: str = ""  # ... by whom, where it was one alone
@@ -495,11 +490,10 @@ class CoordinatorState:
         drifted: the newest step that was told to have begun with replicas that differ, where that is allowed.
         applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that;
             `beyond`: who was heard to be further before it.
-        claims: what one says that others should have seen too. See docs/protocol.md, Corroboration.
+        claims: what one says that others should have seen too. See `testimony`.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
-        issued: the views that a worker may be in, or enter, with what was said of them. See docs/protocol.md, Issued
-            views.
+        issued: the views that a worker may be in, or enter, with what was said of them. See `issued`.
         unswitched: who has not reported yet that it goes on in `proposed`, once anybody has.
         unsynced: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
@@ -517,26 +511,23 @@ class CoordinatorState:
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         newest: the newest checkpoint that is known to be in the run's store.
         founder: with whose state the first view has begun.
-        saver: who writes checkpoints while the run trains; "" where nobody can. See docs/protocol.md, Saving and
-            shutdown.
+        saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
         failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
         ending_at: when its stop was asked for.
         over: set once, at the very end.
         unfed: how many in a row could not be fed before there was a view.
         unrecorded: how many events the journal could not take.
-        wants: how many workers the run wants of a pool, by its mark (see docs/protocol.md, Pools), where that is fixed.
+        wants: how many workers the run wants of a pool, by its mark (see `names`), where that is fixed.
         shared: how many of the other pools together, None: all that they can have. `can`: what they have said of that;
-            `gather`: whose hosts are on their way; `targets`: what they were last asked for. See docs/protocol.md,
-            Pools.
-        benefits, returns: what each worker may still have of them. See docs/protocol.md, Accusations 4 and 6.
+            `gather`: whose hosts are on their way; `targets`: what they were last asked for. See `preference`.
+        benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
-        told_times: what workers have told of theirs, by id; at `times_due` it is written down. See docs/protocol.md,
-            Time accounting.
+        told_times: what workers have told of theirs, by id; at `times_due` it is written down. See `accounting`.
         tracing: the newest trace that was asked for, and what has come of it.
         last_line: the newest line of metrics that went to the file, as (step, index).
         recorded: the newest step whose line went there, -1: none.
-        waiting: those that are still to go there, by who sent them. See docs/protocol.md, Metrics lines.
+        waiting: those that are still to go there, by who sent them. See `metric_lines`.
     """
 
     def __init__(self, settings: RunSettings) -> None:

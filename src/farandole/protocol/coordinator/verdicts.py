@@ -84,10 +84,7 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
 
 
 def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
-    """Whether those who are unlike the others are joiners whose updates nobody has looked at long enough.
-
-    See docs/protocol.md, Recomputation 4.
-    """
+    """Whether those who are unlike the others are joiners whose updates nobody has looked at long enough. See 4."""
     entered = [state.workers[worker].entered if worker in state.workers else -1 for worker in message.workers]
     others = any(worker not in message.workers for worker in state.members())
     return others and bool(entered) and all(0 <= step <= message.step <= step + TRIAL for step in entered)
@@ -121,7 +118,7 @@ def record_verdict(state: CoordinatorState, verdict: Verdict) -> None:
 
 
 def carried(state: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
-    """Of those who stay, who may have had no step to prove itself in. See docs/protocol.md, Recomputation 8."""
+    """Of those who stay, who may have had no step to prove itself in. See 8."""
     known = state.view.unproven if state.view and state.proven_view != state.view.number else ()
     return tuple(worker for worker in stay if worker in known)
 
@@ -144,10 +141,7 @@ def _digests_by_holder(here: Mapping[str, Stopped], holder: str, report: Stopped
 
 
 def _uncompared(here: Mapping[str, Stopped], worker: str) -> bool:
-    """Whether one that was to be compared in the round, as far as `worker` has to do with it, is gone.
-
-    See docs/protocol.md, Recomputation 7.
-    """
+    """Whether one that was to be compared in the round, as far as `worker` has to do with it, is gone. See 7."""
     report = here[worker]
     proving = report.view.unproven if report.view and report.unproven else ()
     alone = report.held.shards and not any(other.checked.holder == worker for other in here.values())
@@ -155,7 +149,7 @@ def _uncompared(here: Mapping[str, Stopped], worker: str) -> bool:
 
 
 def _new(here: Mapping[str, Stopped], holder: str, found: Mapping[str, Computed]) -> list[str]:
-    """Those who have not proved themselves, and do not. See docs/protocol.md, Recomputation 3."""
+    """Those who have not proved themselves, and do not. See 3."""
     new = [worker for worker in found if here[worker].unproven]
     if holder in new:
         odd = outliers({worker: found[worker].number for worker in new})

@@ -86,10 +86,7 @@ def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differenc
 
 
 def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
-    """In the view before: whether it does something else there than those who have gone on.
-
-    See docs/protocol.md, Same calls 5.
-    """
+    """In the view before: whether it does something else there than those who have gone on. See 5."""
     for other, round_ in state.switches.items():
         if round_ == beat.round or round_ == state.applied_round < beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
@@ -203,7 +200,7 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
         return View(number=number, members=(), group=view.group), state.ending.reason
     ready = [w.id for w in state.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     if state.clock < state.meet_at:
-        ready = []  # a stranger was in the last connections: see docs/protocol.md, Reconfiguration
+        ready = []  # a stranger was in the last connections: see `strangers`
     maximum = state.settings.maximum
     if view is None:
         if len(ready[:maximum]) < state.settings.minimum:
@@ -271,9 +268,7 @@ def _comes_to_nothing(state: CoordinatorState, now: float) -> bool:
 
 
 def next_shares(state: CoordinatorState) -> tuple[View, str] | None:
-    """The view in force with shares that suit the speeds better (docs/protocol.md, Shares by speed), and why; None if
-    they do as they are.
-    """
+    """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
     view = state.view
     if view is None or state.ending or not state.settings.by_speed:
         return None

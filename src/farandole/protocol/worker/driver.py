@@ -317,7 +317,7 @@ class Driver:
         yield from self._start(lineage)
 
     def _renew(self, view: View, renewal: View) -> Script[None]:
-        """Replicas have drifted apart, and some are given the state again. See docs/protocol.md, Drift."""
+        """Replicas have drifted apart, and some are given the state again. See `drift`."""
         if self.member.worker in renewal.senders(self._terms.bits):
             yield from do(self.port.send_state, renewal, self.number, self.task.position)
         elif self.member.worker in renewal.joining:

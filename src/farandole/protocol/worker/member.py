@@ -296,8 +296,7 @@ class Member:
         for word in words:
             if (word.view, word.round) != (self.view.number, self.round):
                 return False
-        # See docs/protocol.md, Same calls: this round never ends
-        if any(word.call != self.call.number for word in words):
+        if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
             return False
         by_worker = of_workers(self.view, self.worker, words)
         digests = {w: word.digest for w, word in by_worker.items() if word.digest}
