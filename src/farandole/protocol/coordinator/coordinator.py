@@ -45,11 +45,11 @@ from farandole.protocol.failure_detector import Silence
 #
 # What pools report about their workers and hosts, and what follows.
 #
-#     exited        a process has ended, for certain
-#     noticed       a host will go: its workers drain, those that have not come yet as soon as they come
-#     capacity      how many workers the pool can have; other pools are asked for the rest
-#     start_failed, no_capacity, advised, host_seen   become events: nobody was lost, and nobody has to leave
-#     host_priced   the price of a host is written down
+#     WorkerProcessExited   a process has ended, for certain
+#     PreemptionNotice      a host will go: its workers drain, those that have not come yet as soon as they come
+#     Capacity              how many workers the pool can have; other pools are asked for the rest
+#     HostPriced            the price of a host is written down
+#     StartFailed, NoCapacity, RebalanceAdvice, HostSeen   become events: nobody was lost, and nobody has to leave
 #
 # A pool repeats the first two to a restarted coordinator; what is known already has no effect. What a pool reports
 # about workers of another pool is ignored.

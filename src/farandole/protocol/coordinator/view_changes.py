@@ -392,18 +392,11 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
 
 # --- departures -------------------------------------------------------------------------------------------------------
 #
-# How workers leave other than by a planned view.
-#
-#     evict                 alive or not, the run goes on without it, as soon as that is safe
-#     lost                  its process has ended, for certain
-#     lapsed                its machine goes, and its time was over before it could leave
-#     excuse                it was not admitted yet, and its script has ended: nobody has to wait for it
-#     on_script_failed      its script has raised an exception
-#     on_data_unavailable   its host can't get it the data
-#     on_script_end         ... in one of these two ways, as it reports
-#
-# A worker that has a part in the view leaves it by a recovery.
-# See docs/protocol.md: Recovery, Preemption deadline (`lapsed`), Data unavailable (`on_data_unavailable`).
+# How workers leave other than by a planned view: evicted (alive or not, the run goes on without it as soon as that is
+# safe); its process has ended, for certain; its machine goes before it could leave (`Lapsed`); its script has failed
+# (`ScriptFailed`); its host can't get it the data (`DataUnavailable`). A worker whose script has ended before it was
+# admitted is not waited for. One that has a part in the view leaves it by a recovery.
+# See docs/protocol.md: Recovery, Preemption deadline, Data unavailable.
 
 
 def evict(state: CoordinatorState, worker: str, reason: str) -> None:
