@@ -1,8 +1,21 @@
-"""A worker whose training thread hangs in the script: its connection's thread writes the stacks, and starts the save.
+"""A worker whose training thread hangs in the script: its connection's thread writes the stacks, and sees to the save.
 
-The same goes for a worker whose machine goes, if it has no time to wait for its training thread. Invariant: what is
-saved is the state of a step's beginning, whole, or is named as the state between two steps.
-Argument: docs/protocol.md, Saving from another thread 1-4.
+The same goes for one whose machine goes, and that has no time to wait for its training thread
+(`protocol/messages.py`): what the stop's answer is in 1, the end of its lease is there.
+
+Why another thread may save a state that the training thread holds:
+
+1. Saving is asked for only once the view is stopped and this worker has answered that. Until it is told how to go on,
+   which it will not be any more, its round does not end (`Member.end_round` refuses).
+2. Nothing writes to parameters, optimizer or kept buffers between a step's beginning and the end of its round: the
+   veterans send joiners the state out of the same memory meanwhile. The update follows after `Rounds.finish` has
+   returned, and that waits for the round's end.
+3. So while `whole` is true and the round that the training thread has begun is the one that the member is in, the
+   state is that of the step's beginning and stays so, whatever the training thread does when it wakes up.
+4. If the round had ended before the stop, the training thread is on its way to the update: it is waited for, a
+   matter of moments, until it takes the wish up itself or `whole` is false. If that is false, the state is between
+   two steps, and the answer is that, or what the script has left there if nobody has better (see
+   `protocol/coordinator/shutdown.py`).
 """
 
 from __future__ import annotations
