@@ -1,9 +1,9 @@
-"""What hosts have cost, by the hour. Pure.
+"""The cost of hosts, by the hour. Pure.
 
-Where a pool says what it pays for (`Priced`), that counts: from an instance's launch until it is gone, with workers or
-without. Else a host is paid for from the beginning of the first of its workers to the end of the last, and in between
-where there was none, if that was for less than `GAP_S`: who holds a machine while one worker is replaced pays for it.
-How many workers it has does not matter.
+Where a pool reports what it pays for (`Priced`), that counts: from an instance's launch until it is gone, with workers
+or without. Otherwise a host is paid for from the start of its first worker to the end of its last. A gap without
+workers counts too if it is shorter than `GAP_S`, since the machine is still held while a worker is replaced. The number
+of workers on the host does not matter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from farandole.errors import UsageError
 
 # --- prices -----------------------------------------------------------------------------------------------------------
 #
-# What an hour of a host costs, as a file says, on a day. Pure; `cli/options.py` reads it.
+# The price of an hour of a host, from a file, on a given day. Pure; `cli/options.py` reads the file.
 #
-# What is not there is unknown, and never 0.
+# A price that is missing is unknown, and never 0.
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

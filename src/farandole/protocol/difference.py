@@ -1,8 +1,8 @@
-"""Differences in words, for whoever started the run: of a joiner from the run, of the scripts of two workers, and of
-replicas that should be equal.
+"""Differences in words for the user: joiner and run, two workers' scripts, replicas that should be equal.
 
-Facts of code are the script, the modules of its folder, and farandole itself (`code/snapshot.py`). A script is compared
-whatever its name is, a module only where both sides have imported it: not all workers import the same ones.
+Facts of code are the script, the modules of its folder, and farandole itself (`code/snapshot.py`). Scripts are compared
+whatever their names are. A module is compared only where both sides have imported it, since not all workers import the
+same ones.
 """
 
 from __future__ import annotations

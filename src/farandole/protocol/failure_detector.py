@@ -1,33 +1,10 @@
-"""How long a worker may be silent, judged by what is usual: a suspicion that costs a second where nothing ever lasts.
+"""Failure detector: how long a worker may be silent, judged by what is usual.
 
-Pure; times are the owner's, in seconds. A worker that is frozen, or whose machine is gone, closes no connection. It
-only falls silent, and its peers wait for it. A constant limit must be as long as the longest pause of any sound worker
-on any machine; where pauses are short, it costs seconds for nothing. So the heartbeat timeout is the *ceiling* of a
-limit that follows what is usual. Who knows what, when:
-
-1. A worker sends a heartbeat every `heartbeat_s`, from a thread of its own, whatever it trains. How late the next one
-   is, that is all that can be known of a silence while it lasts; how late they were, what is usual.
-2. The limit for the next heartbeat to be late is `FACTOR` times the latest that came: of this worker, or of the median
-   of all that are connected, if that is more, for a machine that is loaded delays all of its workers. It halves every
-   `HALF_LIFE_S`, and is at least `FLOOR_S`. So who stands still for less than the floor is never suspected.
-3. The coordinator may be the one that stood still. Any input shows that it runs; ticks come more often than every
-   `STANDSTILL_S`. What is beyond that between two inputs is its own standstill: its clock here, `time`, stands still as
-   well, so no silence grows by it and no gap is learned from it. What arrived meanwhile may not have been read yet at
-   the first tick after it: so that tick judges by the ceiling alone.
-4. If more than half of the connected are late at once, they are not to blame, one by one: something that they share is
-   (a network, a suspended machine, a line of the script that stops every thread). The ceiling holds.
-5. What is usual is not known of who has never been heard on its connection, nor of who has not computed yet: it starts,
-   imports and compiles, and a long call in C that holds the interpreter's lock silences every thread of a process. The
-   owner says so (`steady`, `learns`), and says also whom nobody waits for: a control connection that carries nothing
-   any more silences a worker that trains on with its peers, and it is to come back by itself (`session`, 4).
-6. Later on such a call (unpickling, a collection of garbage, a fork) may still come as a surprise, once or in every
-   epoch. One that ends in time is learned from (2). For the rest there is a bound that needs no statistics: to be
-   suspected before the ceiling is drawn from a stock of `STOCK` for the run, which grows by one for each day of each
-   connected worker. What falls silent within a ceiling's time of another is drawn once: it may be a host that is gone.
-   Is the stock used up, the constant holds. So false suspicions beyond those of the constant are at most one a
-   worker-day, and the stock.
-
-Safety rests on none of this: who is suspected is left out only where that is safe, dead or not (`reconnection`, 3).
+Pure; times are the owner's, in seconds. The heartbeat timeout is the ceiling of a limit that follows the lateness of
+earlier heartbeats, so a frozen worker costs about a second where pauses are short. Beyond the constant, false
+suspicions are at most one a worker-day, and the stock. Safety rests on none of this: a suspected worker is left out
+only where that is safe, dead or not (docs/protocol.md, Reconnection and the lease 3).
+Argument: docs/protocol.md, Failure detection 1-6.
 """
 
 from __future__ import annotations
@@ -142,9 +119,9 @@ class FailureDetector:
         return True
 
 
-# --- movement ---------------------------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------------------------
 #
-# When anything of the training last moved, by what the heartbeats say; `standstill` draws the conclusions.
+# When the training last made progress, by what heartbeats report. `coordinator/failures.py` draws the conclusions.
 
 SLOW, SHORT = 10, 3  # median steps
 STEPS = 50  # of which the median is taken

@@ -1,14 +1,10 @@
-"""A worker's lines of metrics that the coordinator may still need.
+"""Metrics lines of a worker that the coordinator may still need.
 
-Every worker keeps them, since any may become rank 0 and have to send what the one before could not; those that the
-coordinator says it has are let go of, so it is a handful but while there is no coordinator. What is under way on a
-connection that breaks is sent again on the next one, from where the coordinator's Welcome says. `metric_lines` has the
-other side.
-
-No line is lost in silence. `KEPT` lines at most are kept. While there are as many, each further one is counted in a
-line that stands for them, at their place, under the number of the newest of them: so it is sent, waits and is sent
-again like any other, and becomes the event `lines lost`. The coordinator says that it has a line a moment before it
-writes it; should it be killed in between, the line is still here, for it goes only with the next such word.
+Every worker keeps them, since any may become rank 0 and have to send what the one before could not. Acknowledged lines
+are dropped, so there are few of them as long as there is a coordinator. What is under way on a connection that breaks
+is sent again on the next one, from where the coordinator's Welcome says. Invariant: no line is lost silently; beyond
+`KEPT` lines, further ones are counted in one line in their place, which becomes the event `lines lost`.
+Argument: docs/protocol.md, Metrics lines (the last paragraph).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from farandole.protocol.view import Lineage, View
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 #
-# Messages about checkpoints: who writes them, what became of one, and from which the run goes on.
+# Messages about checkpoints: which worker writes them, what became of one, and from which one the run goes on.
 
 
 class Saved(Message):
@@ -123,8 +123,8 @@ class Saver(Message):
 
 # --- comparison -------------------------------------------------------------------------------------------------------
 #
-# The messages about replicas that differ, and about shards of which two workers have found different things; what
-# follows from them is in `replicas` and `verdicts`.
+# Messages about replicas that differ, and about shards for which two workers have different results. What follows from
+# them: docs/protocol.md, Replicas that differ and Recomputation.
 
 MAX_PARTS = 8  # views of which a worker says who made which sums
 # what is found to differ, in words that the reason of a refusal has
@@ -218,7 +218,7 @@ class Compare(Message):
 
 # --- reports ----------------------------------------------------------------------------------------------------------
 #
-# The messages of an unplanned change: Stop, everyone's report, and how the round goes on.
+# Messages of a recovery: Stop, the report of every participant, and how the round goes on.
 
 
 class Stop(Message):
@@ -271,10 +271,11 @@ class Demoted(Message):
 
 # --- terms ------------------------------------------------------------------------------------------------------------
 #
-# What a run is started with, the same for everyone in it: sizes, seed, threads, checkpoints, limits.
+# What a run is started with, the same for all its workers: sizes, seed, threads, checkpoints, limits.
 #
-# One value: the command line makes it, settings.json holds it, the coordinator goes by it, and each worker gets it with
-# its Welcome. Invariant: one that exists has been checked, also one that was read from a file or came over the wire.
+# One value: the command line makes it, settings.json holds it, the coordinator follows it, and each worker gets it with
+# its Welcome. Invariant: an existing value has been checked, also one that was read from a file or came over the
+# network.
 
 WHOLE = {  # and the most of each
     "wanted": MAX_WORKERS, "minimum": MAX_WORKERS, "maximum": MAX_WORKERS, "seed": MAX_SEED, "threads": MAX_THREADS,
@@ -372,14 +373,14 @@ def _option(field: str) -> str:
 
 # --- spans ------------------------------------------------------------------------------------------------------------
 #
-# The messages of a trace: what each worker did in the next steps, told once it has been asked for.
+# Messages of a trace: what each worker did in the next steps, reported on request.
 #
-# A *span* is a stretch of time in which the training thread was in one class (`classes`); a *wait* one in which the
-# worker's exchange waited for a peer's message. Times are whole microseconds on a clock of the worker's own, which
-# `wall_us` sets against Unix time. Who asks, who answers and what is kept of it is in `tracing`.
+# A *span* is a stretch of time in which the training thread was in one class (see the classes in `values.py`); a *wait*
+# is one in which the worker's exchange waited for a peer's message. Times are whole microseconds on a clock of the
+# worker's own; `wall_us` relates that clock to Unix time. `coordinator/accounting.py` asks and keeps the answers.
 #
-# All that a worker may say is bounded, whatever it says: `most` of each, which the coordinator makes smaller the more
-# workers there are.
+# All that a worker reports is bounded: `most` of each kind, which the coordinator makes smaller the more workers there
+# are.
 
 MOST_STEPS = 1000  # that may be asked for
 MOST_SPANS = 20_000  # of a worker, and so many waits
@@ -430,7 +431,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- supply -----------------------------------------------------------------------------------------------------------
 #
-# What pools and the coordinator say to each other: so many workers are wanted, and this is what has become of them.
+# Messages between pools and the coordinator: how many workers are wanted, and what became of them.
 
 MAX_HOST_WORKERS = 1000  # of a host
 
@@ -536,30 +537,13 @@ FromPool = (
 )
 
 
-# --- deadline ---------------------------------------------------------------------------------------------------------
+# --- preemption deadline ----------------------------------------------------------------------------------------------
 #
-# A worker's notice may have a deadline: its machine goes then. The worker ends itself before, and first saves.
-#
-# Who knows what when. A worker with notice asks to leave, or its pool says so; the coordinator leaves it out of the
-# next view, and that takes two steps. Two cases take longer: an evaluation, through which a leaver stays, and a view
-# all of whose members leave, which waits for a joiner. What becomes of these is decided by the deadline, and by the
-# worker alone, since it is its machine that goes; the coordinator may be out of reach, or go with the same machine.
-#
-# 1. The worker knows its deadline from where the notice came to it: it has read it itself (`Leaving`), or the pool
-#    has told the coordinator, which passes it on (`Deadline`), again on a new connection. Of several the earliest
-#    counts, and one that was told stays: nothing is known of a machine that was to go and is still there.
-# 2. A `PART` of the notice before the deadline, the worker's lease ends (`Session.lapsed`). From then on it gives no
-#    word and ends no round, as an orphan (`reconnection`, 2 and 3): so what it saves then is the state as of the
-#    beginning of the step in hand, and nobody who has ended that step with its help is without the result (R1). If
-#    others stay, their recovery is that from a crash: they redo its part of the round. If nobody does, the newest
-#    state is in the store: of members that lapse in different rounds, at most one apart, each saves its own.
-# 3. It saves while its connection stands, then says `Lapsed`, and goes. So a first view that begins afterwards finds
-#    what was saved; and the coordinator need not wait for the end of a lease that only the worker knows of.
-# 4. If the training thread is busy, another one saves, by the argument of `worker/hung.py`: no round ends, so the state
-#    is whole for as long as it was. In an evaluation it is not, and nothing is saved: the machine's end costs what a
-#    crash does. The process ends at half of the time that is left, whatever happens.
-# 5. A notice shorter than `SHORTEST_S` is left to the machine: the worker leaves if it still can. To end it at once
-#    would be a crash too, and a certain one, where a clock that is a little off has made two minutes into nothing.
+# A worker's preemption notice may have a deadline, when its machine goes. A `PART` of the notice before it the worker's
+# lease ends: it sends no commit message and ends no round from then on, saves, sends `Lapsed` and exits. So it saves
+# the state of the beginning of the current step, and nobody has ended that step with its help without holding the
+# result.
+# Argument: docs/protocol.md, Preemption deadline 1-5.
 
 PART, LONGEST_S = 0.25, 30.0  # how much of a notice is kept for saving, at most
 SHORTEST_S = 4.0
@@ -605,11 +589,11 @@ class Ends:
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
 #
-# What a pool and the agents of its hosts say to each other, through the coordinator, which passes it on unread.
+# Messages between a pool and the agents of its hosts. The coordinator passes them on unread.
 #
-# An agent is the process of a host that starts that host's workers (`pool/agent.py`). Both sides say how things are,
-# not what has changed: an `Order` names all that is to run, a `Report` all that runs and all that has ended. So what
-# is lost with a connection, or comes twice, does no harm; who is connected anew says everything again.
+# An agent is the process of a host that starts that host's workers (`pool/agent.py`). Both sides send the state and not
+# the changes: an `AgentOrder` names all workers that are to run, a `Report` all that run and all that have ended. So a
+# message that is lost with a connection, or comes twice, does no harm; a side that reconnects sends everything again.
 
 MOST = 10_000  # workers that one host may have had
 CHUNK_BYTES = 64 * 1024  # of a log, in one message
@@ -705,7 +689,8 @@ class FromHost(Message):
 
 # --- connecting -------------------------------------------------------------------------------------------------------
 #
-# The messages about the connections of a proposed view; what strangers in them bring about is in `strangers`.
+# Messages about the connections of a proposed view. What unauthenticated peers in them lead to: docs/protocol.md,
+# Reconfiguration.
 
 
 class Publish(Message):

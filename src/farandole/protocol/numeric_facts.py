@@ -1,15 +1,15 @@
-"""Who may compute for one run: the facts of numerics in a signature, and what their differences mean.
+"""Numeric facts: which machines may compute for one run, and what differences of their numerics mean.
 
-A worker computes the bits of its run where the fingerprint agrees (`numerics/fingerprint.py`), operation by
-operation, with the settings that bear on it. Names of versions are told and decide nothing where all operations
-agree, so a long run can be moved to another image host by host. What is decoded is compared where both have loaded
-a decoder. The libraries by which a dataset decodes are compared by name and version, for no fixed picture stands
-for all.
+A worker computes the bits of its run where the fingerprint (`numerics/fingerprint.py`) agrees, operation by operation,
+with the settings that affect it. Version names are reported, and decide nothing where all operations agree; so a long
+run can be moved to another image host by host. Decoded data is compared where both have loaded a decoder. The libraries
+by which a dataset decodes are compared by name and version, for no fixed picture stands for all.
 
-    same    who differs is refused, by the name of what differs
-    any     it is let in, and it is said from which step on the bits are not promised
+    same    a worker that differs is refused, with the name of what differs
+    any     it is admitted, and an event marks the step from which results are not reproducible
 
-Code, data and shapes are not numerics: they are compared whatever `--bits` says (`difference.py`).
+Code, data and shapes are not numerics: they are compared whatever `--bits` is (`difference.py`).
+See docs/protocol.md, Admission.
 """
 
 from __future__ import annotations

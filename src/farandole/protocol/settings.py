@@ -1,4 +1,4 @@
-"""Where else a run is to be seen: what `farandole run` was asked for, kept with the run's settings."""
+"""Where a run is also shown, and how many workers it wants of its pools: settings that `farandole run` keeps."""
 
 from __future__ import annotations
 
@@ -35,16 +35,11 @@ class Exports(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- preference -------------------------------------------------------------------------------------------------------
 #
-# How many workers a run wants of each of its pools, which it has in an order: the first is preferred.
-#
-# A pool is asked for all that the pools before it do not claim. What it claims is what it can have, as it has said
-# itself (`Capacity`), and no less than what is there of it: so a preferred pool that has nothing to give at the
-# moment goes on being asked, while the next ones fill its place; and they let go again only when it has. Until a pool
-# has said what it can have, and while its hosts are on their way, it claims all that it is asked for, so that at a
-# run's beginning nobody else is asked in its place.
-#
-# Without a total (`--workers` left out) each pool is asked for all that it can have. `farandole scale --pool` and
-# `farandole release` fix what is wanted of a pool; the others share the rest.
+# How many workers a run wants of each of its pools, in their order: the first is preferred. A pool is asked for all
+# that the pools before it do not claim. It claims its capacity, and at least its present workers. Without a total
+# (`--workers` left out) each pool is asked for all that it can have. `farandole scale --pool` and `farandole release`
+# fix the number of a pool; the others share the rest.
+# See docs/protocol.md, Pools.
 
 
 class PoolTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +81,7 @@ def wanted(total: int | None, found: Mapping[str, int], fixed: Mapping[str, int]
 
 # --- spending ---------------------------------------------------------------------------------------------------------
 #
-# When a run has lasted, or cost, as much as it may: pure; times are Unix time.
+# When a run has lasted, or cost, as much as it may. Pure; times are Unix time.
 
 
 def spending_of(max_hours: float | None, max_cost: float | None, keep_failed_s: float, now: float) -> Spending:

@@ -1,17 +1,10 @@
-"""Views, lineages and control words: what the workers agree on.
+"""Views, lineages and commit messages: what the workers agree on.
 
-A view is the agreed, ordered tuple of workers, with a number that only grows. Its unit of progress is the *round*:
-one exchange in which every member takes part (a training step, an evaluation, or an idle round below the
-minimum). Rounds are what rules R1 and R2 speak of; a training step is one kind of round.
-
-How a step's shards are dealt is a fact of the view too, agreed on like membership (see `speeds`). But a round outlives
-its view when that one is stopped: what was computed was dealt by the view in which the round began. So the shares that
-count for a round travel with its lineage, and those of the view in force only say how the next round is dealt.
-
-A host's shards are one range in every round that begins in a view, whatever order its workers joined in: subtrees of
-the sum then lie in one host wherever they can. Only the deal follows hosts, ranks do not: they stay the order of
-standing, which recoveries, witnesses and the lines of metrics go by. Whose shards come first stays too: the first
-worker's host is the first host, and it the first there. What a crash leaves over is dealt out over all survivors.
+A view is the agreed, ordered tuple of workers, with a number that only grows. Its unit of progress is the *round*: one
+exchange in which every member takes part (a training step, an evaluation, a call round, or an idle round below the
+minimum). The shard assignment is a fact of the view, and that of a started round travels with its lineage. A host's
+shards are one range in every round that begins in a view; ranks stay in order of joining.
+See docs/protocol.md: Rules R1-R3, Reconfiguration, and Shares by speed 2.
 """
 
 from __future__ import annotations

@@ -1,21 +1,10 @@
-"""The account of a run: what the time of all its workers went to, from the lines of metrics.jsonl alone.
+"""The account of a run: how the time of all its workers divides into classes, from the lines of metrics.jsonl alone.
 
-Pure: whole lines in, a value out; of steps' lines only the newest before a loss is looked at. It is the same for a run
-that is on, over, killed, resumed or rehearsed, and goes as far as its lines do.
-
-1. A worker's newest line (`TimeSpent`) says all of it, so lines that are missing or damaged cost nothing but what comes
-   after the last. A process is known by its `Starting`; one whose sums have shrunk is another one of the same name.
-2. Of a worker that was lost or has left, and of which the coordinator could not write the last word (it was killed
-   meanwhile), what is missing is the time from its newest line to that event: `lost`, or `end` if it left.
-3. When the state was lost, or the run begins with a checkpoint again, steps are taken once more. What is computed of
-   them the second time is `again`: of the steps between two lines of a worker in proportion, since a line says of which
-   step it is and not what each step took. Only of workers that came after: those who held the state are gone. The
-   same goes where the run has been started once more and has no checkpoint.
-4. Sums that can't be (more than the time since the worker came, and the day that it may have lasted before) are
-   passed over, and counted.
-
-So all classes of a worker add up to its time, and those of all workers to that of the run. Workers of which there is no
-line are named, and their time is unknown: it is no part of any sum.
+Pure: whole lines in, a value out. Of the steps' lines it reads only the newest before a loss. The result is the same
+for a run that is on, over, killed, resumed or rehearsed, and covers what its lines cover. Invariant: the classes of a
+worker add up to its time, and the workers' times to that of the run. Workers without a line are named, and their
+unknown time is in no sum.
+Argument: docs/protocol.md, Account 1-4.
 """
 
 from __future__ import annotations

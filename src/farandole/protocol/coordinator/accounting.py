@@ -1,21 +1,8 @@
-"""What the coordinator keeps of its workers' time, and writes down: so that a worker's account outlives it.
+"""The workers' time, as the coordinator keeps it and writes it down, so that it outlives the workers.
 
-Who knows what when:
-
-1. A worker says in each heartbeat what its time has gone to since its process began, by its own monotonic clock. These
-   are sums, so a heartbeat that is lost loses nothing, and a coordinator that is killed neither: the next one hears
-   them again, whole.
-2. The coordinator writes down what was said (`TimeSpent`) every `PERIOD_S`, with many workers more rarely, so that the
-   lines grow by no more than they do with a hundred. A run whose processes are all killed is known up to that.
-3. Of who is gone (killed, evicted, let go) the coordinator adds the time since its last word, by its own monotonic
-   clock, and writes down the sum, once: to `end` where it left in order, else to `lost`. So the classes of a worker add
-   up to its time from the beginning of its process until the run let go of it. When the run is over that goes for all.
-4. What is said is bounded by what can be. A class never shrinks. All of them together grow no faster than the
-   coordinator's own clock, but for what may be late. What was there before the first word is a day at most. A word that
-   breaks this is passed over, and the one before it stands: what a liar gains is to be `lost`. A coordinator that is
-   back has not seen the first words; whoever reads the lines has (`protocol/coordinator/account.py`).
-
-Nothing else goes by these figures. No time of the wall is in them: a clock that jumps moves lines, never durations.
+Invariant: the classes of a worker add up to the time from the start of its process until the run dismissed it. Nothing
+else depends on these figures. They hold no wall time: a clock that jumps moves lines, never durations.
+Argument: docs/protocol.md, Time accounting 1-4.
 """
 
 from __future__ import annotations
@@ -116,20 +103,11 @@ def worker_time(
     return WorkerTime(host=host, pool=pool, step=step, seconds=seconds)
 
 
-# --- tracing ----------------------------------------------------------------------------------------------------------
+# --- traces -----------------------------------------------------------------------------------------------------------
 #
-# A trace at the coordinator: who was asked for its next steps, and what has come. It decides nothing about the run.
-#
-# 1. One trace at a time. It is on while a worker owes its part and somebody still looks at it: whoever has asked
-#    looks again and again, and `LEASE_S` after the last look another one may begin. The newest trace's answers are
-#    kept until then, in memory, and in no state: a coordinator that is back knows of none, and an answer to another
-#    number is passed over.
-# 2. Asked are the members of the view in force. Who joins later is not in the trace, and who leaves or dies owes
-#    nothing any more: it is `gone`. A worker that is back on another connection is asked again, and says the same
-#    again.
-# 3. What is kept is bounded: `TOTAL` spans and waits of all workers together, an even part of that of each, though
-#    never less than `LEAST`. Who says more, or another's numbers, breaks the protocol. Kept as bytes, a tenth of the
-#    objects.
+# A trace at the coordinator: which workers were asked for their next steps, and what has arrived. It decides nothing
+# about the run. Invariants: one trace at a time, and what is kept is bounded.
+# Argument: docs/protocol.md, Traces 1-3.
 
 LEASE_S = 10.0  # a trace is dropped after this time without a look
 LOOKS_S = 0.5  # the longest time between two looks of a client that waits for a trace

@@ -1,8 +1,9 @@
-"""Who may enter: a worker that has built its model and opened its data, compared with the run.
+"""Admission: compares a worker that has built its model and opened its data with the run, and admits or refuses it.
 
 What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
-worker of a pool brings. A guest that is faster waits for that one, lest the run's own be refused for differing from
-a guest. Who differs in numerics alone is judged by the run's `--bits` (`protocol/numeric_facts.py`).
+worker of a pool brings. A faster external worker waits for that one. Otherwise the run's own worker could be refused
+for differing from an external one. `--bits` decides about a worker that differs in numerics alone (numeric_facts.py).
+See docs/protocol.md, Admission.
 """
 
 from __future__ import annotations

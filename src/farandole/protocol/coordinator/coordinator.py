@@ -1,18 +1,15 @@
 """The coordinator as a pure state machine: messages and times in, actions out.
 
-It decides views and nothing else: it is asked nothing in a step. The invariant that it keeps: at any time at most
-one of {a proposed view, a stopped view} is outstanding, and a new view is issued only when the last one is in force
-for all of its members or has been stopped and reported on by all who live.
+It decides views and nothing else; no step asks it anything. Invariant: at any time at most one of {a proposed view, a
+stopped view} is outstanding. A new view is issued only when the last one is in force for all of its members, or was
+stopped and all live participants have reported.
 
-    planned change   Propose(v+1) -> [workers agree in band, R2] -> Switched from every member of v+1 -> next
-    unplanned        Stop -> Stopped from everyone who lives -> recovery.decide -> Resume(v')          -> next
+    reconfiguration  Propose(v+1) -> [workers agree in band, R2] -> Switched from every member of v+1 -> next
+    recovery         Stop -> Stopped from every live participant -> recovery.decide -> Resume(v')     -> next
 
-Any loss of a participant (a member of the view, or of the proposed one) takes the second way: its process has ended,
-its connection closed or its heartbeats stopped for longer than is usual (`silence`), or peers' accusations outlive the
-stop. What a closed connection does and does not mean, and how a killed coordinator comes back, is in `reconnection`.
-
-Here are the inputs and the workers' coming and going. After each input `_settle` looks at what is due next, so that
-no way of losing or gaining a worker can leave a change undone. Once the run is over, nothing more is decided.
+This file has the inputs, and workers that come and go. After each input `_settle` looks at what is due next, so no way
+to lose or gain a worker can leave a change half done. After the run is over, nothing more is decided.
+See docs/protocol.md, Who knows what.
 """
 
 from __future__ import annotations
@@ -47,16 +44,16 @@ from farandole.protocol.failure_detector import Silence
 
 # --- pools ------------------------------------------------------------------------------------------------------------
 #
-# What pools say of their workers and hosts, and what follows.
+# What pools report about their workers and hosts, and what follows.
 #
-#     exited        a process has ended, for certain
-#     noticed       a host will go: its workers leave gracefully, those that have not come yet as soon as they do
-#     capacity      how many workers it can have: what it can't, other pools are asked for
-#     start_failed, no_capacity, advised, host_seen   are told to people: nobody was lost, and nobody has to leave
-#     host_priced   what a host costs is written down
+#     WorkerProcessExited   a process has ended, for certain
+#     PreemptionNotice      a host will go: its workers drain, those that have not come yet as soon as they come
+#     Capacity              how many workers the pool can have; other pools are asked for the rest
+#     HostPriced            the price of a host is written down
+#     StartFailed, NoCapacity, RebalanceAdvice, HostSeen   become events: nobody was lost, and nobody has to leave
 #
-# A pool says the first two again to a coordinator that is back; what is known does nothing then. What it says of
-# workers of others is not heard.
+# A pool repeats the first two to a restarted coordinator; what is known already has no effect. What a pool reports
+# about workers of another pool is ignored.
 
 
 def on_pool_message(state: CoordinatorState, pool: str, host: str, message: m.FromPool) -> None:
@@ -351,7 +348,7 @@ class Coordinator(CoordinatorState):
         view_changes.remove(self, worker, Removal.EVICTED, reason)
         self._settle(now)
 
-    # --- inputs from people --------------------------------------------------------------------------------
+    # --- inputs from users ---------------------------------------------------------------------------------
 
     def scale(self, wanted: int, now: float, pool: str = "") -> None:
         """Handle `farandole scale`.

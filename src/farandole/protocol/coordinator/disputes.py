@@ -1,31 +1,10 @@
-"""Who goes when workers say that they have lost each other, and how often one of them may be right by itself.
+"""Disputes between workers: accusations, corroboration, reports that contradict each other, replicas that differ.
 
-A worker that says of another that it has lost it, or has waited too long, can't be checked: a broken pair looks the
-same whoever broke it, and a false report looks like a broken pair. Who knows what when:
-
-1. Silence confirms. Who is dead, frozen or cut off does not answer the stop, and is given up for that: of the
-   accusations only those are left here in which both sides have answered.
-2. A broken pair can't share a view, so one of it has to go. Members each exchange with each, so one that is the cause
-   is in several pairs, whether it accuses or is accused: who has most against it goes first, until no pair is left. So
-   one that accuses several, who have no complaint of one another, goes itself: no single word costs two workers.
-3. A third one confirms by its heartbeats, which say whom it has waited for too long; for a stall that is all others,
-   since a round needs each of them. Where nobody else is there to say so, the accused one's own do: if all others wait
-   and it does not say so, it is what they wait for. A stall is denied by the accused one's rounds: who waits in a round
-   holds its peers there, so if they have gone on two rounds within the wait, nobody waited.
-   Who waits for somebody that waits itself has found no cause: what goes from host to host goes through others. So
-   a stall is heard only of who does not say that it waits for another one, and waits are followed to their end. Where
-   they go round in a circle, each is heard: somebody in it is wrong.
-4. What is left is one word against one other. Then the one that has come later goes: it has more often brought what
-   was not there before, whoever of the two has spoken first, and nobody can come anew under other names to put out who
-   was there. But a long-standing one that is wrong would so put out one after the other. So each such benefit is drawn
-   from a rate limit, `BENEFITS` and then one in `BENEFIT_S`; without any left it is the common factor, and goes.
-5. A pair of which one side does not hold the state costs that side: a joiner can't cost the run its state.
-6. Only those accuse each other who are in one view, or are about to enter it. So each accusation that stops a view
-   takes somebody out of it, and there are no more of them than workers. A connection that breaks and comes back stops
-   the view as well and takes nobody out, so that too has a rate limit: beyond `RETURNS` and one more each second the
-   worker is put out that can't keep its connection.
-
-The rate limits are this coordinator's; the next one begins with full ones.
+An accusation (a worker reports that it has lost another, or has waited too long for it) can't be checked: a broken pair
+looks the same from both sides. Invariants: no single report costs two workers, no joiner costs the run its state, and
+each accusation that stops a view takes a worker out of it. The rate limits belong to this coordinator; the next one
+begins with full ones.
+Argument: docs/protocol.md, Accusations 1-6.
 """
 
 from __future__ import annotations
@@ -43,7 +22,7 @@ from farandole.protocol.difference import first_unequal, outliers
 from farandole.protocol.messages import Stopped
 from farandole.protocol.view import View
 
-# --- suspicion --------------------------------------------------------------------------------------------------------
+# --- accusations ------------------------------------------------------------------------------------------------------
 
 Pairs = set[tuple[str, str]]
 Witnesses = Mapping[str, Collection[str]]
@@ -152,27 +131,12 @@ def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: b
     return Conviction(worker=worker, others=others, alone=alone)
 
 
-# --- testimony --------------------------------------------------------------------------------------------------------
+# --- corroboration ----------------------------------------------------------------------------------------------------
 #
-# What all who hold the state see in the same step, so that one of several that says so alone is not believed.
-#
-# Who knows what when: a loss is the same number everywhere, and words of a round that differ are the same words for
-# all. So what one honest worker says here, all say: nobody ends a round whose words differ (`replicas`, 2), nor goes
-# on beyond a loss that is to end the run, and each says so again on every new connection. Where three or more hold
-# the state, it therefore counts once two have said it of the same step. Until then
-#
-# - nothing is stopped for it: a stop would keep the others from seeing what they are about to see;
-# - a round whose words differ, as one says, is not committed by any other stop: it is done again, and its words are
-#   compared again, or those of the round after it by whoever is ahead;
-# - a decision to go on forgets it: whoever sees it in the round that is done again says so again;
-# - where the run is to end anyway it counts: what differs is never saved as a checkpoint, and they are compared first;
-# - once the others are beyond that step it was wrong: nobody could have ended its round. So it was once one of them has
-#   answered a stop from beyond that round, and replicas of two rounds are not compared;
-# - whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts, but
-#   for one against the longest-standing: of two replicas that differ its own is right (`replicas`, 5).
-#
-# The round in which a view took effect is such a thing too (R2), with the difference that whoever says another one than
-# two others have has contradicted both.
+# What all holders of the state see in the same step (a loss that is not finite, replicas that differ, the round in
+# which a view took effect). Invariant: with three or more holders, such a report counts only once two have made it of
+# the same step; until then nothing is stopped for it.
+# Argument: docs/protocol.md, Corroboration 1-6.
 
 KEPT = 100  # facts whose reports are remembered
 MANY = 3  # holders of the state, among which one may be outvoted
@@ -261,36 +225,12 @@ def _holders(state: CoordinatorState) -> list[str]:
     return [worker for worker in inside or state.participants() if worker not in state.unsynced]
 
 
-# --- plausible --------------------------------------------------------------------------------------------------------
+# --- consistency check ------------------------------------------------------------------------------------------------
 #
-# Reports that can't all be true, and who is outvoted then.
-#
-# The answers to a stop describe a state that stands still, and each has been found possible by itself (`issued`). What
-# two honest workers that hold the state say, fits together, however late anybody's messages are:
-#
-# 1. Rounds go in lockstep (`recovery`, 1 and 2). If the one behind is a member of the newer of their views, the other
-#    is one round ahead at most, and the one behind holds the round that the other has ended: without its word that
-#    could not end. (If it is not, it is a leaver, whom the others have left behind by agreement; a leaver never goes
-#    ahead.)
-# 2. A view that was proposed is applied after a round all of whose words named it (R2), so by then each member of the
-#    one before was prepared for it. Nothing but that view, or a decision, makes it forget that: so who is still in an
-#    older view reports that it is prepared. Whoever says that the proposed view is in force, and others are not even
-#    prepared, contradicts each of them. Nor has anybody begun in the older view the round that others have entered in
-#    the newer one, or gone further there. (A member enters a view and begins its round at once. Where both have begun
-#    it, with something else each, or a leaver entered it and left, there may be two scripts, which `calls` tells.)
-# 3. In one view and round the shards are dealt in one way (`issued`, 3).
-# 4. Nobody ends a round whose words differ, and all see that they do (`replicas`, 2). So who is beyond a round in which
-#    several have seen it contradicts each of them.
-#
-# So honest workers never contradict each other, and each contradiction has at least one wrong side. Which one? Those
-# who agree with one another outvote one: whoever contradicts most goes first, until no contradiction is left. A value
-# that is far off contradicts everybody. Where it is one word against one other, and all others' fit with both,
-# nothing here can tell: then the longest-standing worker is right, as with replicas, unless it has had that benefit
-# too often lately (`suspicion`). So one that is wrong by a single round may cost one that came later its place, a few
-# times; it never costs two at once, and as long as one honest worker is there the run goes on from an honest report.
-#
-# Not judged here, as nobody could tell: how far all of them are (time is no bound: a round may take a microsecond), and
-# the bits that they hold; wrong ones are what replicas that differ are about.
+# Reports that can't all be true, and which worker is outvoted then. Each was found possible by itself (`issued_denial`
+# in state.py). Invariant: honest workers never contradict each other, so each contradiction has at least one wrong
+# side. The worker with most contradictions goes first; of one word against one, the longest-standing worker is right.
+# Argument: docs/protocol.md, Consistency check 1-4.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,54 +296,15 @@ def contradiction(
     return ""
 
 
-# --- replicas ---------------------------------------------------------------------------------------------------------
+# --- replicas that differ ---------------------------------------------------------------------------------------------
 #
-# Replicas that differ: seen in the control words or at the end, told apart, and the run's end.
+# All workers hold the same replica, bit for bit. A difference shows in the commit messages of a round, which then never
+# ends, or in the fingerprints at the end. The first `Differs` makes a failed ending; then all holders of the state are
+# asked for digests, the majority counts (in a tie the longest-standing worker), and suspects are named.
+# Argument: docs/protocol.md, Replicas that differ 1-7.
 #
-# All workers hold the same replica bit for bit; what a script does on one of them alone is not in any gradient, and
-# so in nobody's but this one's bits. Who knows what when:
-#
-# 1. Who holds the state digests it when a training step begins, before anything of the step, and a joiner when it has
-#    loaded the state of that moment. The digest goes with the round's control word. Nothing writes to a replica before
-#    the step's update, which comes after the round's end.
-# 2. Whoever can end a round has all its words (R1), so everyone sees the same difference, in the same round, and nobody
-#    ends it (`Member.end_round`): they stand still, with what they have digested, and say `Differs`.
-# 3. `Differs` is told before the answer to any later Stop, on one ordered connection, and said again on every new one
-#    before that answer. So when a stop is decided, nobody who has answered it has seen a difference that is not known
-#    here. Who had answered before the last word came has not looked: then the round is done again and its words are
-#    compared again, or it is committed and those of the next step are. What an odd one that died has added to the
-#    gradients stays, if nobody had all words.
-# 4. The first `Differs` makes a failed ending, which the journal holds before anything is sent, and stops the view like
-#    any failure: who dies meanwhile is not waited for, and nobody trains any more once it is decided. A coordinator
-#    that comes back finds the ending, or hears `Differs` again, in either case before the answers to its stop.
-# 5. Then everyone who holds the state is asked for digests of each value and tensor (`Compare`). What most have counts,
-#    in a tie what the longest-standing has. It names workers and tensors; and one of those with what counts saves it,
-#    as what was left between two steps, since nobody can tell for how long it has differed.
-#
-# 6. Whose replica is unlike the others' need not be the cause: the sums of a step are made by its members, each a
-#    part of them for all, and one that sends a wrong sum to one other makes that one the odd one. So each answer also
-#    has, for each member of a view, a digest of the elements whose gradients that member sums up (`PartDigests`), and
-#    one of all else. An update makes an element, and its moments, from the sums of that element. A difference that a
-#    wrong sum has made is therefore in the parts of who made it and nowhere else, for as long as it lasts: the
-#    differing worker's own gradients go into sums that all have alike. It is no older than the step digest's
-#    rotation, so the answers are about each view that has made an update since then.
-# 7. The suspects are those who explain all that differs if they alone are wrong: a worker without which all answers
-#    are equal, and a member whose part is the only one that differs. Two workers explain each other's difference.
-#    With three or more, one odd replica that differs in one member's part leaves two suspects, and nobody can tell
-#    which is wrong; two that differ there leave the member. All suspects are named, with the odd ones, and the run
-#    ends: no replica is known to be right, and the checkpoints from before stay. Who lies in its answer is one of the
-#    suspects itself, since without it all are equal. A difference that is elsewhere too (clipping by a norm, an
-#    optimizer that mixes elements, buffers, members of a host that hand on what another host has sent) has no such
-#    suspect: the odd ones are named.
-#
-# At the end the fingerprints of the finished workers are compared; if they differ, all is as in 5.
-#
-# Under `--bits any` unlike machines are let in, and their replicas drift apart: nothing of this ends the run then. It
-# is told in the first step and each time that their number has doubled, and what the longest-standing worker has is
-# saved.
-#
-#     differ      the ending, and the event
-#     compared    asks, waits for the answers, and says once they are there what differs
+#     on_replicas_differ      the ending, and the event
+#     compare_when_complete   asks, waits for the answers, and reports what differs
 
 T = TypeVar("T")
 

@@ -1,41 +1,9 @@
-"""Losses that repeat themselves: a run that dies for ever at the same place, joiners that die as soon as they are in.
+"""Faults that do not go away by a restart: crash loops, workers without data, training that stands still.
 
-A worker that dies is replaced, and where all have died the next ones begin with the newest checkpoint. That is right
-for accidents, and goes round in circles where the script, the data or the host is the cause. What tells them apart:
-
-1. Accidents don't wait for a step. So a loss counts if nobody has got beyond the step of the last one that counted;
-   whoever gets beyond sets the count to nothing. `FATAL` in a row without a new furthest step end the run.
-2. What counts is everyone's loss, whatever brought it about, and that of one member while others live if its process
-   ended by its own doing. SIGKILL is not that: it may be a person, a spot market or the kernel. If memory is what the
-   step lacks, the survivors inherit it and die as well, until it is everyone's loss. Who had notice or was evicted was
-   asked to go.
-3. One cause may strike many within moments. So losses within `TOGETHER_S` of the one that counted are the same loss,
-   if who is lost was there then: one that takes everybody is counted once, not once a worker, and so with joiners. Who
-   has come since was not struck by it, however soon it dies: a replacement may take less than that to start and die.
-4. The furthest step is known from heartbeats, Switched and Stopped, so it may be a heartbeat old where nobody was left
-   to report. Where steps are much shorter than that it may seem to grow although the run dies in the same place; but
-   that place does not move, so it can't seem so for ever.
-5. A joiner that dies in the first `TRIAL` steps after it has entered costs the others a recovery and no more: they
-   have progress in between, and the first rule never speaks. `FATAL` of those in a row, none surviving among them, and
-   no more are started: what kills them is where they come from. `farandole scale` begins to count anew.
-6. A joiner that is refused costs the others the same recovery, and the script that made it unlike the run makes its
-   replacement so. So a refusal counts in the row of rule 5. Two things are different. An accident may take several at
-   once, but it refuses nobody: refusals are counted one by one. A proof fails in the first step, a digest perhaps 300
-   steps later: a refusal counts however long the joiner was in. Before there is a view the row ends the run, which
-   could never begin. Numerics that differ when a worker asks in are its host's: the pool leaves that host alone, and
-   other hosts may well have what the run needs; they count as any end before the first step does.
-7. The rows of 5 and 6 are about replacements, so they count workers of pools. Nobody replaces a guest: its end counts
-   in neither, and a guest that survives says nothing of what the pools start.
-
-8. A worker that dies before it is let in gets to no step, so none of this counts it. As many in a row of one pool as
-   the settings say, none of that pool's joining in between, and that pool starts no more: a broken image of one pool
-   says nothing of the others. The run's own pool is the one that a run can't begin without, so it ends a run that has
-   no view. Another pool ends it only where fewer than the minimum would be wanted of all of them. `farandole scale`
-   begins to count anew.
-
-All of it is in the journal, but for when the last loss that counted was, and who was there: to a coordinator that
-comes back, the next one is a new one. Who goes because its host can't get it the data is in none of these rows
-(`feeding`, 7).
+A crash loop is a run that always dies at the same place, or joiners that die as soon as they enter. A loss counts only
+if nobody has got beyond the step of the last counted one; `FATAL` in a row end the run, or the start of replacements.
+All counts are in the journal, except when the last counted loss was and who was there.
+Argument: docs/protocol.md, Crash loops 1-8.
 """
 
 from __future__ import annotations
@@ -257,40 +225,17 @@ def _no_replacements(state: CoordinatorState, reason: str) -> None:
     state.record(events.NoReplacementsEvent(wanted=state.wanted, reason=reason))
 
 
-# --- feeding ----------------------------------------------------------------------------------------------------------
+# --- data unavailable -------------------------------------------------------------------------------------------------
 #
-# Workers whose host can't get them the data: a full disk, a store out of reach, a damaged copy. Who goes, and when.
+# Workers whose host can't get them the data: a full disk, an unreachable store, a damaged copy. That is the host's
+# fault, so such a worker leaves as if it had died. Invariant: the last holder of the state never leaves for it; there
+# the run ends, saved.
+# Argument: docs/protocol.md, Data unavailable 1-7.
 #
-# Such a fault is the host's, and not the run's: on another host, or a while later, the same data is there. So a worker
-# that says `Unfed` goes as if it had died, but for the last one that holds the state. Who knows what when:
-#
-# 1. Who says so computes nothing any more. Its process stays until it is let go: its memory stands still, it answers
-#    stops, and it can save. It says so before its answer to any later stop, on one ordered connection, and again on
-#    each new one (`session`). So of those who have answered a stop it is known who can't be fed, also to a
-#    coordinator that has come back in between.
-# 2. Its view is stopped, and it goes with the decision, not before: only the answers tell who holds the state. Its
-#    own counts for the fence (`reconnection`, 3), for it gives no word any more. What the others need of it is what
-#    they need of the dead, nothing (`recovery`); so they redo its shards, and the bits are the same.
-# 3. It stays where no *heir* is left: another member of the newest view that holds the state, has answered, and has
-#    not said the same. Who is out of reach then, and given up, is none; nor is a leaver, which may be rounds behind.
-#    The run ends there, as by a script that fails on all, and the best of those who hold the state saves it. So no
-#    state is ever given up for a disk.
-# 4. Where those who can't be fed are handing the state to joiners, as in a first view, the heirs are about to be
-#    there: the view is not stopped before one of them is, or somebody is lost. Taking the state over needs no shard
-#    of anybody. But who has not entered the joiners' view when it says so never does: then there is nothing to wait
-#    for.
-# 5. Where the run ends anyway it is like any other: it may be the one that saves. Once others have finished, what they
-#    hold is the run's final state, and it is not waited for.
-# 6. Who has no part yet costs nobody but itself. Before there is a view nothing is lost, but perhaps nobody can be fed,
-#    wherever: the run ends when as many in a row have said so as are wanted, and nobody else is there.
-# 7. None of this counts in a row of losses. Those bound what would go on for ever, and this has a bound of its own: the
-#    pool leaves such a host alone, twice as long each time up to 10 min (`pool/placing`). So each bad host costs the
-#    others a recovery in that time, at most; and it is used again once it is well.
-#
-#     due      whether the view is to be stopped for somebody
-#     leave    the answers are here: whoever can't be fed goes, or the run ends
-#     let_go   one who is not needed for anything goes
-#     hopeless nobody is there who could begin the run
+#     stop_for_data           whether the view is to be stopped for such a worker
+#     leavers_for_data        the answers are here: workers without data leave, or the run ends
+#     release_without_data    a worker that is not needed for anything leaves
+#     no_data_anywhere        nobody is there that could begin the run
 
 LOST = "its host cannot get the data"
 REMEDY = (
@@ -368,26 +313,12 @@ def _reasons(state: CoordinatorState, workers: list[str]) -> str:
     return "; ".join(f"{w} on {state.workers[w].host}: {state.workers[w].data_unavailable}" for w in workers)
 
 
-# --- standstill -------------------------------------------------------------------------------------------------------
+# --- stalls -----------------------------------------------------------------------------------------------------------
 #
-# Standing still: heartbeats come, and the training does not move.
-#
-# Whoever keeps its peers waiting is reported by them. But the last or only member has no peers, and where the script
-# hangs in all of them nobody waits for anybody. So the coordinator looks as well:
-#
-# 1. Anything counts as moving that a heartbeat tells: a round, a step, a shard computed, of anybody in the view. So
-#    evaluations and steps of many shards move, and a compilation, a validation in the loop body or a hang do not.
-# 2. Nothing has moved for `standstill_s`, or for `SLOW` median steps if that is longer: that is an event, and again
-#    after twice as long, and so on. It names the members that do not say of themselves that they wait for others.
-#    Nobody is evicted for it: it may be honest work, and without that member there may be no state left.
-# 3. They are asked for the stacks of their threads. The connection's thread writes them, whatever the others do.
-# 4. A planned stop needs the step in hand to end (R2), which it does not if somebody hangs in it. So where nothing has
-#    moved for `stop_s` since it was asked for, or for `SHORT` median steps, it becomes an unplanned one: the view is
-#    stopped, which the connections' threads answer, and whoever holds the state of a whole step saves it, those first
-#    who do not hang. What makes that safe on a worker that does is argued in `worker/hung.py`.
-# 5. The last checkpoint is watched alike: who has been at it for long is named, and asked for its stacks.
-# 6. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing
-#    could go on from it. It may be a validation that ends: so that takes `PATIENCE` times as long.
+# Heartbeats come, and the training does not move. An event names the members that do not wait for others, and asks them
+# for the stacks of their threads. Nobody is evicted for it. A requested stop whose step does not end becomes a
+# recovery.
+# Argument: docs/protocol.md, Stalls 1-6.
 
 PATIENCE = 10  # times as long before a stop between two steps is cut short
 

@@ -1,33 +1,9 @@
-"""Which lines of metrics are the run's: those of rank 0, of steps that another worker says it has reached too.
+"""Metrics lines: the lines of rank 0, of steps that another worker reports to have reached too.
 
-Lines go to metrics.jsonl as they come, in order, each once; so one of a step far ahead would silence all that follow.
-Who knows what when:
-
-1. Every worker keeps the lines of the steps that it has taken part in, and sends them while it is rank 0 of the view
-   that it is in (`kept_lines`). That view is in force, or on its way in or out: it is among
-   `state.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
-   that view's rank 0 is in the new view, it is rank 0 there as well, for recoveries keep the order. If it is not,
-   another one is, who has the same lines and sends them. So lines of anybody but the rank 0 of those views can be left
-   out, and none is lost. A rank 0 that leaves, and that of the last view, sends what it has before it tells of the
-   switch (`session`, 6), while its view still counts. Should it die in between, whoever saves the final state has the
-   same lines, and sends them before it says that it has saved: so it is heard too, and the run is not over before.
-2. An honest line is of a step that its sender is in, or has left behind: its heartbeat says so, and all that follow.
-3. Who has ended a step had the words of every member (R1), who are therefore in that step or beyond, and whose next
-   heartbeat, Switched, Stopped or Finished says so; who entered later has said that it did at a later step. So a line
-   waits until any other worker has said that it has got as far: for a heartbeat at most, where nothing is amiss.
-   A worker without others is believed. Two that lie together are believed too.
-4. A sender that is gone has said its last: when the next one of the others speaks, what that does not cover is dropped.
-   A coordinator that is killed forgets what waits, and the workers send it again, for it was not told to be `Heard`.
-
-Each is written once, and in order, also where one sender follows another: who speaks stands at once for what waits of
-others, up to the step that it is in; then come its own lines, of which those up to the newest written one are left out.
-So where two senders' lines are of the same steps, those of the first to speak have gone before the other's are queued.
-
-No line is lost in silence. What waits is bounded; honest workers stay far below: the others are heard, or lost, within
-the heartbeat timeout; what comes beyond that is counted, as on the worker. Lines are numbered without gaps, so one that
-nobody who is left has, as where rank 0 dies beside a worker that has only just joined, is missed when the next one is
-written. All that is missing becomes the event `lines lost`. What the values of an honest step are, only its rank 0
-says: nothing here can tell whether they are true.
+Lines go to metrics.jsonl in order, each once; so one of a step far ahead would silence all that follow. Invariant: no
+line is lost silently. Lines are numbered without gaps; what is missing, or beyond the bound on waiting lines, becomes
+the event `lines lost`. Whether the values of an honest step are true, nothing here can tell.
+Argument: docs/protocol.md, Metrics lines 1-4.
 """
 
 from __future__ import annotations

@@ -1,41 +1,14 @@
 """Lost contact: connections that break, workers out of reach, a coordinator that was killed and comes back.
 
-A closed connection or silence does not prove that a worker is dead: it may train on with its peers, who need nothing
-of the coordinator. What makes it safe to go on without it, or to begin again from a checkpoint:
+A closed connection or silence does not prove that a worker is dead: it may train on with its peers, who need nothing of
+the coordinator. Invariant: a stop is decided only when the newest view that the reports name, and every newer one, is
+fenced (a synced member has answered; or all have answered, ended or are past their lease). So at most one view makes
+progress at any time.
+Argument: docs/protocol.md, Reconnection and the lease 1-8.
 
-1. A round needs a control word of every member of its view (R1). So a view makes no more progress, but for a round
-   whose words are all under way, once one of its members has answered Stop.
-2. The lease: a worker gives no word and ends no round later than `orphan_s` after it sent the newest heartbeat that
-   the coordinator has answered (`Heard`). The coordinator has received that one later than it was sent, so when it
-   has heard nothing for `orphan_s`, the lease is over, whatever the network held up. Only rates of clocks matter.
-3. A stop is decided only when the newest view that the reports name is *fenced*, and every newer one: a member that
-   holds the state has answered, or every member has answered, has ended for certain, or is past its lease. Views older
-   than that were left for good by agreement (R2) or by a stop. So at any time at most one view makes progress, and a
-   run begins again only when nobody goes on with the old one, and nobody who holds its state may come back.
-4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too; those
-   whose connection stands, for as long as such a silence is usual (`silence`). A worker that hears nothing finds that
-   out by itself within the heartbeat timeout, and comes back.
-5. Who comes back may have missed anything that was sent meanwhile, either way. So its return stops the view: the
-   reports say where everyone stands, a proposed view is given up, and the decision brings everyone to the same round.
-6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
-   messages went out, who may be in a view (`Durable`); all of them count as out of reach, and a stop is outstanding.
-   View numbers go on from the journal's, so none is given twice.
-7. That holds as long as the state are those of the last promise, whatever becomes of the disk and the run's folder:
-   hence their copy in memory (`coordinator/journal.py`), which only ends with the run. Without journal and copy (a
-   coordinator that somebody started by hand) nothing is known of whoever comes back with a state, nor who else may go
-   on with it; the views of such a coordinator begin with 1. So it lets nobody in who holds a state: it sends each away,
-   and each saves first, like a worker whose lease is over. From then on it gives no word. What they save is the run's,
-   under the step that it is of, and a run that begins again finds the newest. The same goes for guests that outlive a
-   run which was killed and is resumed.
-
-8. Who takes the run over at another address, where the coordinator before it may only be cut off, finds workers that
-   still wait for that one: they notice its silence after the heartbeat timeout, and only then read their ticket again.
-   So those who are away have as long again.
-
-    absent     the connection of a worker that has a part has closed
-    exited     a pool has seen its process end: certain
-    returned   it is back
-    silent     the clock's part: silences that last too long (`silence`), and ends of leases
+    on_absence       the connection of a worker that has a part has closed
+    on_return        it is back
+    silent_workers   the clock's part: silences that last too long (`failure_detector.py`), and ends of leases
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Unplanned changes: a view is stopped, everyone who lives reports, and one answer says how the round goes on.
+"""Recovery: a view is stopped, every live participant reports, and one answer says how the round goes on.
 
-    stop       -> Stop to every participant: from their answers on, nothing moves
-    break_off  the view is stopped for good: the script failed, or its loss is not finite and the run is to end then
-    suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
-    held_up    two that have waited for each other for too long are a broken pair, which no connection has told yet
-    stopped    -> the answers, until everyone has given one or has been lost; then follows the `decision`
+    stop_view          -> Stop to every participant: from their answers on, nothing moves
+    stop_for_failure   the view is stopped for good: the script failed, or a loss is not finite and the run ends for it
+    on_suspect         a peer's accusation stops the view too; both sides of a broken pair may well be alive
+    on_held_up         two that have waited too long for each other are a broken pair that no connection has reported
+    on_stopped         -> the answers, until every participant has answered or is lost; then follows the decision
 
-A loss meanwhile takes the lost worker out of the stop in progress; it starts no second one.
-
-A worker's first step may take long: it compiles. Its peers don't know whether it is in that one, for they may have
-joined later; the coordinator does, from the heartbeats, and leaves what they say about it aside for `FIRST_STEP` times
-the stall limit. Nothing is lost thereby: who goes on waiting says it again, with the time that it has waited.
+A loss meanwhile removes the lost worker from the stop in progress; it starts no second one. In the first step that a
+worker computes, which compiles, accusations of it count only after `FIRST_STEP` times the stall limit.
+Argument: docs/protocol.md, Recovery.
 """
 
 from __future__ import annotations
@@ -41,28 +39,12 @@ from farandole.protocol.view import Lineage, View
 
 # --- recovery ---------------------------------------------------------------------------------------------------------
 #
-# What happens to the round in hand when a view is stopped: the decision, as a pure function.
-#
-# Who knows what when:
-#
-# 1. A worker that has answered Stop neither ends its round nor switches views until it is told how to go on. So the
-#    reports describe a state that stands still; workers that died need not be considered, whatever they did last.
-# 2. A control word is sent only by a holder of every reduced bucket, and a round ends only with all words (R1).
-#    So if anyone, dead or alive, has ended round r, every survivor holds round r. Hence the survivors' rounds differ by
-#    at most one, and a survivor that is behind holds the round that it has not ended: it *commits* it.
-# 3. A view is applied only when all words of a round named it (R2), so if any survivor has applied view v+1, every
-#    member of both views has v+1's connections standing, and a member of v that is not in v+1 is a leaver whose
-#    part is done: everything that it computed is in a round that all survivors hold.
-# 4. If all survivors are in round r and all hold it, they commit it. If one does not, all *redo* its exchange from
-#    their retained partial sums: the tree's order makes the redone sum equal, bit for bit, to the lost one.
-# 5. The shards of a round in hand are dealt by its *lineage*: the first tuple of workers got the round's shards by
-#    the plan, in the shares of the view in which the round began, and each later tuple, a subset of the one before,
-#    inherits what the missing held. Coordinators issue recovery views one after the other, so the lineages of the
-#    survivors are prefixes of one another, and the longest keeps everything that anyone may have computed. If nobody
-#    who lives has begun the round under the newest view, nothing of it is computed, and the survivors are dealt it
-#    anew.
-#
-# That holds of honest reports. Which ones are no such reports is found before: `issued` and `plausible`.
+# What happens to the current round when a view is stopped: the decision, as a pure function of honest reports.
+# Invariant: survivors are at most one round apart. One that is behind commits; if all are in one round, they commit it
+# if all hold it, and else redo its exchange from their partial sums, which gives the same bits. The longest lineage
+# keeps everything that was computed. False reports are found before (`issued_denial` in state.py, `outvoted` in
+# disputes.py).
+# Argument: docs/protocol.md, Recovery 1-5.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +100,14 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
 
 # --- decision ---------------------------------------------------------------------------------------------------------
 #
-# What follows from a stop, once everyone within reach has answered and the others can be done without.
+# What follows from a stop, once all within reach have answered and the view is fenced (docs/protocol.md, Reconnection
+# and the lease 3).
 #
-# if_ready   evict whose report can't be true (`plausible`) and who can't share a view (`suspicion`); then
-#            `recovery.decide`
-# resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
-# save       ... where the run is on its way out: whoever is furthest has the state of a whole step
-# start over ... where nobody who held the state is left
+#     recover_if_ready   removes workers whose report can't be true and workers that can't share a view
+#                        (docs/protocol.md, Disputes); then `decide`
+#     _resume            -> Resume, or Demoted for a worker that had no state yet, or Goodbye for one that had left
+#     ask_to_save        ... where the run is ending: a worker that is furthest has the state of a whole step
+#     _start_over        ... where no holder of the state is left
 
 
 def recover_if_ready(state: CoordinatorState) -> None:
@@ -306,7 +289,7 @@ def _demote(state: CoordinatorState, worker: str) -> None:
     state.send(worker, m.Demoted())
 
 
-# --- unplanned --------------------------------------------------------------------------------------------------------
+# --- stop -------------------------------------------------------------------------------------------------------------
 
 FIRST_STEP = 10  # a worker may take this many stall limits for the first step in which it computes
 

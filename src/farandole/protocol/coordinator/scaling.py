@@ -1,7 +1,8 @@
-"""What people and notices ask of a run: more workers, fewer, these ones not.
+"""Scaling: what users and notices ask of a run. More workers, fewer, or without certain workers.
 
-What the run wants of each pool is `targets`: `scale` and `release` change it, a crash leaves it alone. Where a run has
-several pools, what one of them can have again makes the next ones let go (`shrink`); see `preference`.
+`targets` is how many workers the run wants of each pool: `scale` and `release` change it, a crash does not. Where a run
+has several pools, capacity that returns in one makes the next ones drain workers (`shrink`).
+See docs/protocol.md, Pools.
 """
 
 from __future__ import annotations
@@ -27,18 +28,9 @@ from farandole.protocol.messages import Hello, Roster
 
 # --- names ------------------------------------------------------------------------------------------------------------
 #
-# Whose worker is whose, where several pools send some.
-#
-# One rule: a worker's id begins with its pool's mark, and w1, w2 and so on follow. The mark of the run's own pool is
-# empty, that of any other one is NAME-. A pool learns its mark from the roster before it starts anybody, so an id says
-# whose it is wherever it is met, in messages, logs and commands, and nothing is translated. A pool is told of its own
-# workers only, and what it says of others is not heard. Two pools of one name can't be told apart: the second one is
-# refused.
-#
-# The run's own pool is that of `farandole run`, which has told the coordinator its name and process before anybody
-# could come; nobody else is taken for it, be it away or not. A worker that no pool has started may bring a name, but
-# none of those that a pool gives, nor of those that the run gives to guests. A worker's own word is all that there is
-# on which pool has started it.
+# Which pool a worker belongs to. Invariant: a worker's id begins with its pool's mark, so an id shows its pool in
+# messages, logs and commands. The run's own pool has the empty mark, any other one NAME-.
+# See docs/protocol.md, Pools.
 
 _POOLS = re.compile(r"(?:.*-)?w(\d+)")  # the names that `worker_id` gives
 
@@ -239,7 +231,7 @@ def repeat_notice(state: CoordinatorState, worker: Worker) -> None:
 
 # --- roster -----------------------------------------------------------------------------------------------------------
 #
-# What a pool acts on: how many workers the run wants of it, and what has become of those that it has started.
+# A pool's desired state: how many workers the run wants of it, and what became of those that it has started.
 
 OUT = (EXIT_EVICTED, EXIT_BANNED)  # exit codes of evictions
 

@@ -1,22 +1,13 @@
-"""The end of a run: its script has run through, it was stopped, or it failed.
+"""The end of a run: its script has ended, it was stopped, or it failed.
 
-After a stop (the empty view is in force), a failure (the view was stopped and not resumed) or the script's own end
-nobody trains any more, and the best placed worker writes the last checkpoint; if it dies or can't, the next one does.
-A script that fails on everyone between two steps leaves nobody with the state of a whole step: what it has left is
-saved then, and called so. Replicas that differ are compared first (`replicas`), and what is saved of them is called so
-too. A run that was to be saved and is not does not end with exit code 0.
+After any of these nobody trains, and the best placed worker writes the last checkpoint; if it dies or can't, the next
+one does. Replicas that differ are compared first. A run that was to be saved and was not does not exit with 0.
+Argument: docs/protocol.md, Saving and shutdown.
 
-The script's own end. Who knows what when: a worker says Finished after its last round has ended, so by R1 every
-survivor holds that round, and nobody needs anything more of those who have finished, nor they of the others. What a
-finished worker holds is the run's final state, with what the script did after its loop. So
-
-    finish   all members who live have finished, and hold the same: the first of them saves, then the run is over
-    hurry    a stop is asked for, and some have finished: no view can be agreed on any more. One of those saves at once;
-             the others get `end_s` to end as well
-    expire   they have not: they are named, and not waited for
-
-A coordinator that was killed in between finds in its state that all had finished, or that the state is saved; the
-workers say Finished again, and it goes on from there.
+    finish         all live members have finished and hold the same: the first of them saves, then the run is over
+    set_deadline   a stop is requested, and some have finished: no view can be agreed on any more. One of those saves at
+                   once; the others get `end_s` to end as well
+    expire         they have not: they are named, and not waited for
 """
 
 from __future__ import annotations
@@ -33,39 +24,18 @@ from farandole.protocol.difference import outliers
 
 # --- saving -----------------------------------------------------------------------------------------------------------
 #
-# Who writes the run's checkpoints, and who may begin a first view.
+# Which worker writes the run's checkpoints, and which may begin a first view. Invariants: one member writes while the
+# run trains, the first in rank order that is synced and reaches the store; a first view begins with the newest known
+# checkpoint, or a newer one.
+# Argument: docs/protocol.md, Saving and shutdown 1-5.
 #
-# The run's store, a folder or a URL, may be another place, or none, on another machine, and a checkpoint that is
-# written there is lost to the run. So a worker that asks in says whether it *reaches* the store: whether it finds
-# there the mark that `farandole run` has left, and can write beside it (`checkpoint/reach.py`). What follows, and who
-# knows what when:
-#
-# 1. While the run trains, one member writes: the first in rank order that holds the state and reaches the store. It
-#    stays until it is no member any more or fails. It alone is told, and the one before (`Saver`). Nothing is agreed
-#    on, since nothing can go wrong: two that write the same step write under different names; a message that was lost
-#    is lost with its connection, and whoever comes back, or is lost, brings about a view, for which it is said again.
-# 2. One that fails (no descriptors, no space) is followed by the next that has not failed since the newest success, and
-#    that one tries at once; if all have, by the one whose failure is the oldest, when a checkpoint is next due. So a
-#    place that is full for everybody is tried by one after the other, once a period, and a try is never missed for a
-#    worker's own trouble.
-# 3. The last checkpoint is written by one who reaches the store, if there is one. If no member does and somebody who
-#    is ready does, that one is let in before a stop, for it to get the state. If nobody does, one who holds the state
-#    writes it where it is; but that is not in the run's store, and so the run does not end well.
-# 4. Whoever begins a first view must reach the store, and find there the newest checkpoint that is known to be in it,
-#    or a newer one. Known is what was there when the run was started, and each one that was written since by who
-#    reaches the store; it is in the journal. It goes out with the proposal, the worker compares before it adopts the
-#    view, and if it finds less it says so (`Short`): the proposal is given up as by a loss, and that worker counts as
-#    one that does not reach the store. One that is there and damaged counts as found: it is passed over and told.
-# 5. If nobody is there who may begin, those who are there wait, and an event says so. But workers of the run's own pool
-#    are where the run's folder is: if one of them does not reach the store, none will, and the run ends.
-#
-#     appoint   the view has changed: who writes from now on
-#     heard     a checkpoint was written, or was not, or was gone on from
-#     best      who is to write the last one
-#     helper    who has to join before the run stops, so that somebody can
-#     first     the members of a first view
-#     hopeless  why there can't be any
-#     short     one that was to begin it finds too little
+#     appoint_saver     the view has changed: which member writes from now on
+#     on_checkpoint     a checkpoint was written, or failed, or was resumed from
+#     best_saver        which worker is to write the last one
+#     helper            which candidate has to join before the run stops, so that somebody can write
+#     founders          the members of a first view
+#     no_way_to_save    why there can't be any
+#     on_cannot_start   a worker that was to begin it finds too little
 
 
 def appoint_saver(state: CoordinatorState) -> None:

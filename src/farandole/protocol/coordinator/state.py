@@ -1,4 +1,4 @@
-"""What the coordinator holds and hands out: settings, actions, and its records of workers, stops and endings."""
+"""The coordinator's state: settings, actions, and the records of workers, stops and endings."""
 
 from __future__ import annotations
 
@@ -299,32 +299,12 @@ class Ending(msgspec.Struct, kw_only=True):
     compared: bool = False  # the replicas have been compared
 
 
-# --- speeds -----------------------------------------------------------------------------------------------------------
+# --- shares by speed --------------------------------------------------------------------------------------------------
 #
-# How fast the workers are, and whether other shares of a step's shards would make its steps shorter.
-#
-# The argument for how work is dealt by speed:
-#
-# 1. Who computes a shard changes no bit, so it may be decided by what was measured, and late, and wrongly: the price
-#    of a wrong decision is time, never a result.
-# 2. How work is dealt is a fact of the view, `View.shares`. To change it the coordinator proposes a view with the
-#    same members and other shares; it uses the connections that stand, and takes effect like a join (R2), at the same
-#    step for everyone. So a step asks nobody, and a worker that dies meanwhile is recovered as ever.
-# 3. Measured is the wall time of a worker's own passes over its shards, without its waiting for data or peers: a
-#    worker that gets half a core shows twice the time. One shard says little: a host that is held to half its time
-#    computes for 50 ms and stands still for 50 more. So a figure is the mean over all shards between two heartbeats.
-# 4. A *window* is `WINDOW` figures of each member under one view. At the end of each, the medians of the view's
-#    figures so far, the newest `KEPT` of them, give the shares to try. They are proposed if a step would take less
-#    than `WORTH` of its time even where each worker's median is three standard errors slower than it looks for the
-#    new shares, and three faster for those in force. So what is plain is done at once, what is noisy later, and noise
-#    can't make the shares go to and fro: while the figures' distributions stay what they are, each change lowers the
-#    time that the true medians predict by more than a tenth, so no shares come twice.
-# 5. But the distributions may depend on the shares: a quota of half a core leaves a worker its full speed as long as it
-#    has work for half the time only. It would get its shards back, be slow, lose them, and so on. So whoever gets fewer
-#    is not believed to be faster than it was then before its *patience* is over, which doubles each time up to an hour.
-#    Any going to and fro takes shards from somebody each time round: it costs one window in ever more.
-# 6. Who has no shards, as there are fewer than workers, can't be measured: its last figures count, and before it has
-#    had any, the others' median, which is also a joiner's share until it has been measured.
+# How fast the workers are, and whether other shares of a step's shards would make its steps shorter. Invariants: shares
+# change time and no bit; while the distributions of measured times stay the same, no shares come twice; where the times
+# depend on the shares, an oscillation costs one window in ever longer periods.
+# Argument: docs/protocol.md, Shares by speed 1-6.
 
 WINDOW = 16  # figures: 8 s of ordinary heartbeats, more if a shard takes longer than a heartbeat interval
 KEPT_FIGURES = 4 * WINDOW
@@ -485,30 +465,11 @@ def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted((item for item in speeds.items() if item[1] < SLOW), key=lambda item: item[1]))
 
 
-# --- issued -----------------------------------------------------------------------------------------------------------
+# --- issued views -----------------------------------------------------------------------------------------------------
 #
-# What this run's coordinators have issued, and that a report can only be of it.
-#
-# A report steers the recovery: it names the view to go on from, the round, and how its shards are dealt. So what it
-# names must be known here. Who knows what when:
-#
-# 1. A worker is in a view that a coordinator has told it, whole, by `Propose` or `Resume`, and alters nothing of it.
-#    Both go out after the state that have the view in `issued` are kept (`reconnection`, 6 and 7), on a full disk in
-#    their copy in memory. So whatever an honest worker names is in `issued` of this coordinator and of each that
-#    follows.
-# 2. Which ones may be named? All that are outstanding, and older ones too: a worker whose connection broke before it
-#    heard Resume stands where it stood, be it for several decisions. So a view is kept for as long as a report that a
-#    decision was made of has named it, and everything older is dropped only once all have switched to one view. Who
-#    holds no state may be in any: it was sent out of a view once that others have left since, and has not heard it.
-#    Nothing follows from it.
-# 3. How a round's shards are dealt is a function of the view and the round: by the view; or as Resume has said, in the
-#    round that it has said it for. A view that came by Resume is entered in that round and no earlier one.
-# 4. In one view its round never goes back, so its own newest heartbeat is a bound; heartbeats and reports of a worker
-#    come in order, and while it is stopped nothing moves.
-#
-# An honest worker never breaks one of these, however late its messages are, and each can be told from one worker's own
-# words. So whoever breaks one is put out, without anybody else being asked; its report is not looked at any further.
-# Nobody is believed or blamed here for what others say: that is for `plausible`.
+# The views and shard assignments that this run's coordinators have issued. A report can name only these, and each rule
+# can be checked from one worker's report alone. A worker that breaks one is removed at once, and its report is ignored.
+# Argument: docs/protocol.md, Issued views 1-4.
 
 
 class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
@@ -564,10 +525,9 @@ def issued_denial(state: CoordinatorState, worker: str, report: Stopped) -> str:
 
 # --- state ------------------------------------------------------------------------------------------------------------
 #
-# The coordinator's state: who there is, what is outstanding, and the few ways to write in them.
-#
-# `planned`, `unplanned` and `ending` are functions over the state; `coordinator` holds them and feeds them. Every
-# change leaves through `actions`, in order.
+# The coordinator's state: which workers there are, what is outstanding, and the few methods that change it. The other
+# modules of this package are functions over the state; coordinator.py holds it and passes it to them. Every change
+# leaves through `actions`, in order.
 
 EXIT_EVICTED = 3  # the exit code of an evicted worker
 EXIT_DATA_UNAVAILABLE = 6  # the exit code of a worker whose host could not get the data

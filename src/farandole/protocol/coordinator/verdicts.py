@@ -1,43 +1,15 @@
-"""Two workers that have found different things of one shard: who is right, and what becomes of the other.
+"""Two workers with different results for one shard: which one is right, and what happens to the other.
 
-Each shard has one right answer: what it reads, its loss, its gradients and buffers follow from the state, the data and
-the shard's number alone. So two that differ are two machines, or scripts, or one that computes wrong. Who knows what
-when:
+Each shard has one right result, given by the state, the data and the shard's number. Invariants: nobody ends a round in
+which two results differ; a refused joiner has computed nothing that is in the run's state; of two members a third one
+decides, in the same round, done again.
+Argument: docs/protocol.md, Recomputation 1-8.
 
-1. Who is to compute which shard too is known to all members of the round alike (`plan.checks`). Each keeps digests of
-   what it has found for as long as the round is in hand, and its control word carries two numbers of them. Nobody gives
-   its word before it has computed what it owes.
-2. Whoever can end a round has all its words (R1), so all see the same difference in the same round, and nobody ends it.
-   They say `Unlike`, which stops the view; as with replicas that differ, two have to say so where there are three
-   (`testimony`). A round that all hold and nobody has ended may be committed: so the answers to a stop carry what was
-   found, and what differs there is not committed either.
-3. A joiner that is unproven goes if it has not found what the shard's holder has, who is in the run: the run's bits so
-   far are the holder's. In a first view all are new, and what most have found counts, with two what the first has. Who
-   goes has ended no round: nothing of what it has computed is in the run's state.
-4. The step's digest (`replicas`) looks at what a joiner's own updates come to, a part of it in each step and all of it
-   in `TRIAL` steps. A joiner that differs within these goes too. The round is done again without it, also where it is
-   gone already, for what it has computed in it came from another state. (So may what it computed in the steps just
-   before, if it differed in a part that was not looked at then: that is the price of looking at a part.) Later,
-   replicas that differ end the run. A joiner that was sent wrong sums differs as well, and nobody can tell: it goes all
-   the same, since a joiner must not cost the run its state, and its reason says so.
-5. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
-   what two of three have found is right. The third goes, and so does what it has computed in this round, since its
-   shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
-   Its host is not asked for again.
-6. Where there is no third, or all three differ, nobody can tell. Both are named, and the run goes on with what it has,
-   or ends, as it was told when it began (`stop_undecided`). Two alone check each other no more until a third comes in
-   (`View.undecided`): each difference stops the view, and nobody could ever enter.
-7. Where one of two that were to be compared is gone, the round is not committed either, for what it has computed is in
-   the sum that all hold. It is done again, and others compute what that one had.
-8. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
-   to do so has not ended. A step is what proves, so one who comes in while the run idles below its minimum waits for
-   the first one; until that is known to be over, each view names it again, which costs a shard.
-
-    of        what the answers to a stop say
-    told      ... and what follows for those who are wrong
-    unproven  who has to prove itself in the view that follows
-    carried   ... in one that is planned
-    heard     a step has ended in this view: who was to prove itself has
+    judge            what the answers to a stop show
+    record_verdict   ... and what follows for those that are wrong
+    unproven         which workers have an open admission check in the view that follows
+    carried          ... in one that is planned
+    note_proof       a step has ended in this view: the admission checks of this view are done
 """
 
 from __future__ import annotations

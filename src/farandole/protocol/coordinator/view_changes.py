@@ -1,16 +1,15 @@
-"""Planned changes of the view: joins, leaves, an orderly end, shards dealt by other shares; agreed on in band (R2).
+"""Reconfiguration: planned views for joins, leaves, an orderly end and other shares, agreed on in band (R2).
 
     next_view    the view that is due, when nothing is outstanding
-    next_group   ... the same members over new connections, before the numbers of the views wrap in messages' tags
+    next_group   ... the same members over new connections, before the numbers of views wrap in the tags of messages
     next_shares  ... the same members with other shares, when nothing else is due
-    propose      everyone concerned prepares it, and the control words agree on it without us
-    switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
-    synced        the last joiner holds the state: the next view may be planned
+    propose      every member prepares it; the commit messages agree on it without the coordinator
+    on_switched  the first report puts the view in force; the last one closes the proposal, and draining workers may go
+    on_synced    the last joiner holds the state: the next view may be planned
 
-New connections alone are no need: the members go on over those that stand while they are made, and if they do not come
-about in time, the proposal is given up, and tried again later.
-
-A loss of anyone concerned, at any point, is an unplanned change: the proposal is given up.
+A loss of any member concerned, at any point, is a recovery: the proposal is given up. New connections alone are
+optional: members go on over the old ones meanwhile.
+See docs/protocol.md, Reconfiguration.
 """
 
 from __future__ import annotations
@@ -34,43 +33,16 @@ from farandole.protocol.difference import Difference, Finish, calls_differ, ende
 from farandole.protocol.values import Call
 from farandole.protocol.view import View
 
-# --- calls ------------------------------------------------------------------------------------------------------------
+# --- same calls -------------------------------------------------------------------------------------------------------
 #
-# What the workers' scripts call, and that it is the same everywhere: a step, an evaluation, the script's end.
+# What the workers' scripts call (a step, an evaluation, the script's end) is the same everywhere. Otherwise peers would
+# exchange messages of other sizes than expected, and Gloo would end the process. Two members that call different things
+# in one round are a fact that no delay changes: the run ends like one whose script has failed.
+# Argument: docs/protocol.md, Same calls 1-6.
 #
-# A script that calls something on one worker only (`if run.is_leader: run.evaluate(...)`) would have its peers exchange
-# messages of other sizes than it expects, which Gloo answers by ending the process. What keeps that from happening, and
-# the workers from waiting for each other for ever:
-#
-# 1. A *purpose* is part of every message's tag: a training step's, or anything else's. So messages of the one never
-#    meet those of the other, and whoever waits for them waits.
-# 2. A round whose sizes do not follow from the steps before (every evaluation's, and a step's for which other
-#    parameters train than in the last one) comes after a *call round*: words alone, which are of one size, under the
-#    second purpose. A word carries the number of what its sender has called and of the sizes that come of it. A
-#    worker ends a round only if all words carry its own number. So whoever posts a message of such sizes knows that
-#    all others expect the same ones.
-# 3. A call round that is held everywhere is committed like any other when its view is stopped (R1), by workers that
-#    have not compared anything. So the reports carry the calls too, and the decision comes after their comparison: if
-#    anyone has ended the round, all who hold it have called the same.
-# 4. Where calls differ, the round does not end. Which round a worker is in, and what it has called there, are facts
-#    that no delay changes: rounds go in lockstep (R1), so workers that do the same call the same in each round,
-#    redone or not, in whatever view. So two members that say different things of one round have different scripts, or
-#    one script that goes two ways, and so have one that has ended before round r and another that has begun r.
-#    Messages come in any order, old ones too; each is compared with what is known of the others. All of them ride on
-#    heartbeats, which go on while a worker waits, or are said again on every new connection: nothing is lost for
-#    good, even if a coordinator is.
-# 5. The same holds of a view that took effect in round r: nobody whose script goes the same way begins r in the one
-#    before, which a call other than a step may do. Nor can anybody begin a later one there, as r does not end without a
-#    word of who has gone on. So one that says it has, and two others are beyond r, has said a wrong r.
-# 6. Those who are lost, or in views that were given up, count no more: what they did alone may be done anew, otherwise.
-#
-# The run ends then, like one whose script has failed: what one of them computes without the others is not what was
-# asked for. Whoever holds the state of a whole step saves it.
-#
-#     began      a heartbeat: this worker has begun a round
-#     switched   a worker goes on with a step in another view
-#     finished   a worker's script has ended
-#     differing  (`difference`) the answers to a stop
+#     on_round_begun   a heartbeat: this worker has begun a round
+#     call_switched    a worker goes on with a step in another view
+#     on_finished      a worker's script has ended
 
 KEPT = 4  # rounds whose first calls are remembered; members are at most one round apart
 
@@ -439,19 +411,13 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
     return [w for w in slow if w in view.joining] or list(view.joining)
 
 
-# --- going ------------------------------------------------------------------------------------------------------------
+# --- departures -------------------------------------------------------------------------------------------------------
 #
-# How workers go, other than by the run's own plan: evicted, lost, excused.
-#
-#     evict    alive or not, the run goes on without it, as soon as that is safe
-#     lost     its process has ended, for certain
-#     lapsed   its machine goes, and its time was over before it could leave (`deadline`)
-#     excuse   it was not let in yet, and its script has ended: nobody has to wait for it
-#     failed   its script has raised
-#     unfed    its host can't get it the data (`feeding`)
-#     ends     ... in whichever of these two ways, as it says
-#
-# Whoever had a part in the view leaves it by an unplanned change.
+# How workers leave other than by a planned view: evicted (alive or not, the run goes on without it as soon as that is
+# safe); its process has ended, for certain; its machine goes before it could leave (`Lapsed`); its script has failed
+# (`ScriptFailed`); its host can't get it the data (`DataUnavailable`). A worker whose script has ended before it was
+# admitted is not waited for. One that has a part in the view leaves it by a recovery.
+# See docs/protocol.md: Recovery, Preemption deadline, Data unavailable.
 
 
 def remove(state: CoordinatorState, worker_id: str, cause: Removal, reason: str, code: int = 0) -> None:
@@ -533,19 +499,12 @@ def _without(state: CoordinatorState, worker: str, reason: str, *, participant: 
         recovery.continue_without(state, worker, reason, participant=participant)
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- unauthenticated peers --------------------------------------------------------------------------------------------
 #
-# A stranger in the connections of a proposed view: it is given up, and another one proposed, over new connections.
-#
-# A member whose peer has not proved itself (`collective/gloo.py`) drops the group, says so, and never says that it is
-# prepared. So the view would come to nothing; instead of waiting for its limit it is stopped, as for a connection
-# that broke: whoever was in force goes on, joiners stay candidates, and the next proposal has a number, a group and a
-# key of its own. Nobody is held guilty, neither the peer nor who speaks of it: the event names the address that was
-# in between.
-#
-# Each time in a row the next new connections wait twice as long. So whoever can always get in between (or a member that
-# always says so) keeps joiners out, which the events tell, and costs the others a stop every `LONGEST_S`, no more. Who
-# leaves, and what needs no new connections, does not wait.
+# A peer that fails authentication in the connections of a proposed view: the view is given up at once, and another one
+# proposed, with a number, group and key of its own, after a wait that doubles up to `LONGEST_S`. Neither the peer nor
+# the reporter is blamed. Leaving, and changes without new connections, do not wait.
+# Argument: docs/protocol.md, Reconfiguration.
 
 SHORTEST_S = 1.0
 LONGEST_S = 300.0

@@ -1,32 +1,16 @@
-"""The rounds of one worker, one exchange after the other, through whatever happens to the view.
+"""The rounds of one worker, one exchange after another, through whatever happens to the view.
 
 What the script calls (`begin`, `sync`, `finish`; `entering` for a joiner) are generators: without threads, clock or
-torch. Their owner runs one at a time, the script's own, and holds the worker's lock whenever it resumes one; so what
-stands between two yields happens at once. A generator yields what comes next without the lock:
+torch. Their owner runs one at a time, the script's own, and holds the worker's lock whenever it resumes one. So what
+stands between two yields is atomic. A generator yields what comes next without the lock:
 
-    Change   wait until something has changed (a message, the end of an exchange), perhaps for so many seconds at most
+    Change   wait until something has changed (a message, the end of an exchange), perhaps with a limit in seconds
     work     a call into the `port`, whose result it is resumed with: it may take long, and the coordinator's messages
-             and the peers' words come in meanwhile
+             and the peers' commit messages come in meanwhile
 
-So what it knows may be past as soon as it has yielded. Why that does no harm:
-
-1. Only this driver begins rounds, and only `Member` ends them or moves them on. The driver remembers the round
-   (`number`) and the view (`exchange.view`) that it works for. However late it looks, comparing them with the member's
-   tells whether the round was committed meanwhile (the member's is a later one), is to be redone (another view, the
-   same round), or neither.
-2. What it does for a view that is past meanwhile meets nobody: the messages of an exchange carry view and round in
-   their tags, and `Member.word` refuses words of another view or round. It is closed and settled when the next one is
-   opened, and by then everyone who lives has abandoned it, since the coordinator had all answers to its stop before it
-   said how to go on; or has left it in order.
-3. A round is redone from the same partial sums: they are taken up once a round, when it begins. What was computed
-   stays, `todo` names what has been inherited, and the lineage says for everyone who holds what.
-4. A joiner must not vouch for a state that it does not hold: its exchange withholds the word from before it starts
-   until `entering` has loaded the state and the member has agreed that the view still stands.
-5. A shard that this worker computes to check another is computed after its own, and before its word: the exchange
-   withholds that too. What has been found stays for as long as the round is in hand, whatever becomes of the view; who
-   checks whom is settled anew each time that it starts (`plan.checks`).
-6. Whether a round is idle, and how many workers count as having begun it, is read off the lineage's first set: all
-   members have that in common, also those who begin the round late, in a smaller view.
+So what it knows may be out of date as soon as it has yielded. That does no harm: only this driver begins rounds, and
+only `Member` ends them or moves them on.
+Argument: docs/protocol.md, Driver 1-6.
 """
 
 from __future__ import annotations
@@ -44,7 +28,7 @@ from farandole.protocol.worker.member import CallRounds, Checking, Drift, Exit, 
 
 # --- generators -------------------------------------------------------------------------------------------------------
 #
-# What the generators of `driver` and `entering` yield: what comes next without the worker's lock.
+# What the generators of this module yield: what comes next without the worker's lock.
 
 T = TypeVar("T")
 
@@ -66,10 +50,10 @@ def do(work: Callable[..., T], *args: Any) -> Script[T]:
 
 # --- instructions -----------------------------------------------------------------------------------------------------
 #
-# What passes between a worker's training side and its session with the coordinator: two values, one each way.
+# What passes between a worker's training side and its session with the coordinator: two values, one in each direction.
 #
-# The training side is told by `Instructions`, which it looks at whenever it waits or begins something; the coordinator
-# hears of it by an `Activity` in each heartbeat. Neither ever waits for the other.
+# The training side reads `Instructions` whenever it waits or begins something; each heartbeat carries its `Activity` to
+# the coordinator. Neither side ever waits for the other.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +95,7 @@ class Instructions:
 
 # --- port -------------------------------------------------------------------------------------------------------------
 #
-# What a driver asks of the worker around it; the thread shell (`worker/port`) and the simulator have one each.
+# What a driver asks of the worker around it. `worker/rounds.py` (threads) and the simulator have one each.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,19 +474,10 @@ def _none(workers: int) -> int:
 
 # --- entering ---------------------------------------------------------------------------------------------------------
 #
-# How a worker comes in: it waits for a view, and for the state if others hold it.
-#
-# 1. A proposed view whose connections stand may come into force without this worker's doing. Who is `synced` in a
-#    first view begins the run, with the state that it finds; a joiner learns that the view is in force from the
-#    state's header, which the veterans send with the view's first round.
-# 2. A joiner begins that round like everybody else, but for its word: the peers' threads need its part in the
-#    exchange, and the round can't end without its word (R1). So the veterans' state is still that of the round's
-#    beginning as long as it is under way.
-# 3. It takes the state over, and its digest, which its word will carry, of what it has taken over. Then it asks the
-#    member whether the view still stands: `become_synced` refuses if not, and the state counts for nothing, since the
-#    others may have gone on to another one. Only then is the word given, and not before the proof where one is due in
-#    this round (`verdicts`).
-# 4. A view that is given up at any point before means waiting for the next one.
+# How a worker enters: it waits for a view, and for the state if others hold it. Invariant: a joiner sends its commit
+# message only after it has loaded the state and the member has agreed that the view still stands; so the veterans'
+# state stays that of the beginning of the round while it is transferred.
+# Argument: docs/protocol.md, Joining 1-4.
 
 
 class JoinCallbacks(Protocol):
@@ -595,11 +570,11 @@ def _adopt(driver: Driver, round_: int, position: Position, view: View) -> bool:
 
 # --- occupation -------------------------------------------------------------------------------------------------------
 #
-# What the training thread is in while its driver has it: of which class the time is that it waits or works there.
+# Which class of time the training thread is in while its driver has it: waiting or working.
 #
-# It waits for others at one place only, in the driver's shell. What a wait belongs to is read off the member and the
-# driver at that moment, and again after each change: so one wait may begin as the exchange of a step, go on as the
-# pause of a view that was stopped, and end as an exchange again.
+# It waits for others at one place only, in the driver's shell. The class of a wait is read from the member and the
+# driver at that moment, and again after each change. So one wait may begin as the exchange of a step, go on as the
+# pause of a stopped view, and end as an exchange again.
 
 
 def class_of(driver: Driver, *, entered: bool, waits: bool, before: TimeClass) -> TimeClass:

@@ -1,16 +1,16 @@
-"""The worker as a pure state machine: its side of rules R1 and R2 and of the recovery.
+"""The worker as a pure state machine: its side of rules R1 and R2 and of the recovery (docs/protocol.md, Rules).
 
 Two callers share it under one lock: the control connection feeds `receive`, the training side calls the round's
 functions. What makes the races between them harmless:
 
 - once `Stop` has been answered, `word`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until `Resume`
   (or `Demoted`), so what was reported stays true;
-- `Resume` moves `round` on at once when the round in hand is committed. The training side compares its own round with
+- `Resume` advances `round` at once when the current round is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
 
-A round whose words carry different digests of the replica does not end: `apart` says who is unlike the others, `report`
-tells the coordinator. What follows is argued in `replicas`. Nor does one end in which two have found different things
-of a shard (`checks`, `unlike`): what follows is argued in `verdicts`.
+A round does not end if its commit messages carry different digests of the replica (`apart`, `report`; docs/protocol.md,
+Replicas that differ), or if two have different results for a shard (`checks`, `unlike`; docs/protocol.md,
+Recomputation).
 """
 
 from __future__ import annotations
@@ -32,20 +32,9 @@ from farandole.protocol.view import CommitMessage, Lineage, View, agreed_switch,
 
 # --- drift ------------------------------------------------------------------------------------------------------------
 #
-# Replicas that drift apart, where `--bits any` allows it: who has drifted, and when it is given the state again.
-#
-# Unlike machines add up the same gradients, but each steps its own optimizer, so their replicas come apart by rounding
-# errors. Every `EVERY` steps those that differ from the longest-standing member's take over its state. Who knows what
-# when:
-#
-# 1. Whoever ends a round has all its words (R1), and so the same digests. What is remembered of them counts within one
-#    view only, and whoever is in a view has ended each of its rounds by their words: who is told that a round is
-#    committed gets another view with it. So all members of a view remember the same, and know alike who is due when.
-# 2. The state is that of the step's beginning, and goes as it goes to a joiner. It is there before the member that
-#    takes it over computes anything of the step, and nobody ends the step without that one's word; so nobody writes
-#    to what is being sent.
-# 3. If the view is stopped meanwhile, that member goes on with what it holds: it has taken over nothing, or all. Either
-#    is as good as before, so it counts as one that holds the state all the time.
+# Replicas that drift apart, where `--bits any` allows it: every `EVERY` steps, members that differ from the
+# longest-standing one load its state again. Invariant: all members of a view know alike which ones are due, and when.
+# Argument: docs/protocol.md, Drift 1-3.
 
 EVERY = 512  # steps, in which the digests of steps have looked at everything
 
@@ -358,12 +347,12 @@ class Member:
         return self.view.lineage(self.view.synced if self.first else self.view.members)
 
 
-# --- checking ---------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 #
-# What a worker finds of shards that two compute, round by round, and what its control word says of it.
+# What a worker found for shards that two compute, round by round, and what its commit message says about it.
 #
-# What has been found stays for as long as the round is in hand, whatever becomes of the view: who checks whom is
-# settled each time that the round starts (`plan.checks`), and what is missing then is computed.
+# Results stay for as long as the round is current, whatever happens to the view. Which worker checks which is set again
+# each time the round starts (`plan.checks`), and what is missing then is computed.
 
 Found = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # names and digests of a shard
 
@@ -432,7 +421,7 @@ def _computed(holder: str, shards: Sequence[int], found: Found) -> Computed:
 
 # --- call rounds ------------------------------------------------------------------------------------------------------
 #
-# What each of this worker's rounds is for, and which come after a call round; `calls` says why.
+# What each of this worker's rounds is for, and which come after a call round: docs/protocol.md, Same calls 2.
 
 
 class CallRounds:

@@ -1,27 +1,10 @@
-"""A worker's session with its coordinator: what they say to each other, over one connection after the other.
+"""A worker's session with its coordinator: what they send each other, over one connection after another.
 
-A pure machine. Its owner opens and closes connections, carries what `take` gives, hands over what it hears, and calls
-`watch` and `beat` every `terms.heartbeat_s`. Times are the owner's, in seconds. What the two know of each other, when:
-
-1. A connection that breaks may have lost anything, either way, and neither side can tell what. So what was said to it
-   is not said again, but for what still holds (`STANDING`); the coordinator stops whoever comes back, and asks where it
-   stands (`reconnection`, 5). The same goes for what is told while there is no connection.
-2. Connections are numbered, by `attempt`. The coordinator answers no attempt but the newest that it knows of, and what
-   arrives here on another than the newest is left out: it was said to somebody who was known to be elsewhere since.
-3. The coordinator belongs to the run that first said Welcome, and calls this worker by the name that it got there. A
-   Welcome that says otherwise comes from a coordinator that knows nothing of what this worker has trained.
-4. Who hears nothing for most of the heartbeat timeout (`PATIENCE`) gives the connection up and is back, on another one,
-   before the coordinator gives it up.
-5. The lease ends `orphan_s` after the newest heartbeat, or Hello, was sent that was answered (`lease`). From then on
-   this worker gives no word and ends no round, whatever comes: it saves, and goes. `reconnection`, 2 and 3, needs that.
-   So it ends before a machine goes of which that is known (`deadline`).
-6. Lines of metrics go with the heartbeats of rank 0, and are kept until the coordinator says that it has them
-   (`kept_lines`). What may be the last that is heard of this worker, or ends its time as rank 0 (`LAST`), has
-   heartbeats before it that carry all of them. A switch is told when the last step before it has its line; who writes
-   the last checkpoint sends what it has of lines, whoever was rank 0.
-7. The coordinator expels the sender of a message beyond its bounds, and a worker in its place would send the same. So
-   each message is held to these bounds here (`messages.sendable`). One that can't be sent is the script's failure,
-   which ends the run with the reason, and the state is saved: `Failed` goes in its place.
+A pure machine. Its owner opens and closes connections, carries what `take` gives, passes in what arrives, and calls
+`watch` and `beat` every `terms.heartbeat_s`. Times are the owner's, in seconds. Invariants: only the newest connection
+counts; messages that still hold (`STANDING`) are repeated on a new one; after the lease this worker gives no commit
+message and ends no round.
+Argument: docs/protocol.md, Session 1-7.
 """
 
 from __future__ import annotations
@@ -43,18 +26,11 @@ from farandole.protocol.worker.member import Action, Exit, Member, Save
 
 # --- patience ---------------------------------------------------------------------------------------------------------
 #
-# How long a worker waits for a peer before it says so. Times are in seconds.
-#
-# Two words, for two cases. Who has waited for ten median steps, and at least the run's stall limit, reports the peer as
-# stalled, and the coordinator evicts it. The other one is said in heartbeats, earlier:
-#
-# Two members that wait for each other, both for too long, can't reach each other although the coordinator reaches
-# both (`unplanned`). Whoever waits has sent all that comes before in the exchange's phases, so of two that wait for
-# each other's messages at least one message is on its way; nobody's computing and no third member holds them up. But
-# it may be on its way for long: where a link is slow and buckets are large, both wait while data flows. A wait is for
-# one message, though, and a step takes at least as long as its longest one. So too long is ten times the median step,
-# and no less than what a worker may be silent; before the first step has ended nobody knows, and it is the stall
-# limit.
+# How long a worker waits for a peer before it reports so. Times are in seconds. Two reports: (a) stalled, after
+# max(stall_s, 10 median steps): the coordinator evicts the peer; (b) held up, in heartbeats: two members that both wait
+# for each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other. Before the first step has ended,
+# the limit of (b) is the stall limit.
+# Argument: docs/protocol.md, Session, "Waiting for a peer".
 
 STEPS = 10
 Waiting = tuple[int, str, float]  # in which view, for which peer, since when
@@ -77,9 +53,9 @@ def stalled(waiting: Waiting, step_s: float | None, *, stall_s: float, now: floa
 #
 # A worker's lease: how long it may go on without a coordinator. Times are the caller's, in seconds.
 #
-# It ends `orphan_s` after the newest heartbeat, or Hello, was *sent* that the coordinator has answered: the coordinator
-# received that later than it was sent, so when it has heard nothing for `orphan_s`, the lease is over, whatever the
-# network held up. See `reconnection`, 2.
+# It ends `orphan_s` after the newest heartbeat, or Hello, was *sent* that the coordinator has answered. The coordinator
+# received that later than it was sent, so when it has heard nothing for `orphan_s`, the lease is over.
+# Argument: docs/protocol.md, Reconnection and the lease 2.
 
 
 class Lease:
