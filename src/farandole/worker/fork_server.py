@@ -8,9 +8,10 @@ a socket whose other end sends requests. LIFELINE is the descriptor of the pipe 
 
 Invariant: a forked process has the same state as a new interpreter with the same command line, folder and environment.
 So this process starts no thread, no parallel region and no CUDA, handles no signal, draws no random number, and prints
-nothing. It verifies that (`unfit`) after all modules are loaded, because a sitecustomize or a .pth file may have started
-anything. The state that forking copies is renewed: the random state of Python, NumPy and torch, and multiprocessing's
-key. One difference remains: string hashes, which are random for each interpreter, are those of this process.
+nothing. It verifies that (`unfit`) after all modules are loaded, because a sitecustomize or a .pth file may have
+started anything. The state that forking copies is renewed: the random state of Python, NumPy and torch, and
+multiprocessing's key. One difference remains: string hashes, which are random for each interpreter, are those of this
+process.
 
 The first optimizer imports half of torch again (torch._dynamo), so one is built here. `gc.freeze` prevents the garbage
 collector from touching, and so copying, the shared memory.
