@@ -180,7 +180,7 @@ class DataPlane(SimulatedClient):
 
     def _report(self) -> None:
         for message in self.member.report():
-            self.world.tempt("differs", self)
+            self.world.maybe_inject_fault("differs", self)
             if isinstance(message, m.Differs):
                 self.apart_in.add(self.member.round)
             assert isinstance(message, m.Differs | m.ShardsDiffer | m.Drifts)

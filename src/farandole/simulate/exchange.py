@@ -219,7 +219,7 @@ class SimulatedExchange:
             self._over = True
             return
         self._words[self._worker.name] = word
-        self._worker.world.tempt("word", self._worker)
+        self._worker.world.maybe_inject_fault("word", self._worker)
         self._asked, self._served = False, self._served + 1
         self.go_on()
 
@@ -231,7 +231,7 @@ class SimulatedExchange:
             self.ended = True
             self._worker.wake(self.kind)
             self._worker.world.witness.ended(self._worker, self)
-            self._worker.world.tempt("end", self._worker)
+            self._worker.world.maybe_inject_fault("end", self._worker)
         self._worker.changed()
 
     def _is_past(self, round_: int, act: type[Act]) -> bool:

@@ -32,8 +32,8 @@ from farandole.protocol.coordinator.state import (
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process
+from farandole.simulate.random_shares import RandomShares
 from farandole.simulate.shortages import Shortages
-from farandole.simulate.whims import RandomShares
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Network(Mistakes, Shortages):
     say: Callable[[str, str], None]
     delay: Callable[..., float]
     spawn: Callable[..., None]
-    tempt: Callable[[str, SimulatedClient], None]
+    maybe_inject_fault: Callable[[str, SimulatedClient], None]
 
     @property
     def drifted(self) -> bool:
@@ -217,7 +217,7 @@ class Network(Mistakes, Shortages):
                         self.say("coordinator", f"-> {name}: {message}")
                     if not link.dumb_down:
                         self._down(worker, link, worker.hear, link.attempt, message)
-                    self.tempt(type(message).__name__, worker)
+                    self.maybe_inject_fault(type(message).__name__, worker)
             case Close(name):
                 if link := self.links.pop(name, None):
                     link.over = True

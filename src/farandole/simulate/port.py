@@ -41,10 +41,10 @@ class SimulatedPort:
             elif not worker.member.synced:
                 worker.root = self._mail.root
             world.witness.applied(worker, view, message.round)
-            world.tempt("switch", worker)
+            world.maybe_inject_fault("switch", worker)
         if isinstance(message, m.Synced):
             world.witness.become_synced(worker, self._loaded)
-            world.tempt("synced", worker)
+            world.maybe_inject_fault("synced", worker)
         worker.tell(message)
 
     def answer(self, save: Save) -> None:
@@ -54,7 +54,7 @@ class SimulatedPort:
         error = "between two steps" if between else "disk full" if world.rng.random() < 0.1 else ""
         saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
         worker.after(world.delay(0.1), worker.tell, saved)
-        world.tempt("saved", worker)
+        world.maybe_inject_fault("saved", worker)
 
     def leave(self, exit_: Exit) -> NoReturn:
         if exit_.within_s is not None:
@@ -98,7 +98,7 @@ class SimulatedPort:
         del shards
         assert worker.exchange is not None
         worker.exchange.begin(round_, worker.kind, lineage, training=task.trains)
-        self._world.tempt("begin", worker)
+        self._world.maybe_inject_fault("begin", worker)
 
     def hand_in(self) -> None:
         assert self._worker.exchange is not None

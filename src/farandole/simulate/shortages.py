@@ -33,7 +33,7 @@ class Shortages:
         self.short_of: set[str] = set()  # hosts without data
         self._shortages = budget
 
-    def tempt_shortage(self, worker: SimulatedClient) -> None:
+    def maybe_inject_shortage(self, worker: SimulatedClient) -> None:
         """Injects a shortage with some probability during an activity of `worker`."""
         if self._shortages > 0 and self.drawn.random() < LIKELY:
             self.at(self.drawn.uniform(0.0, 0.05), self.run_short, self.workers[worker.name])

@@ -48,7 +48,7 @@ class Scenario:
         buckets: the number of buckets of a training step, at most three.
         checkpoints: the steps between checkpoints; 0: no checkpoints.
         budget: the number of faults.
-        temper: the fault rate during protocol activity.
+        fault_rate: the fault rate during protocol activity.
         slow: a factor of the network's delays; 1 is a mean delay of 5 ms.
         focus: the kinds of faults that are most frequent.
         shortages: the largest number of data shortages.
@@ -61,7 +61,7 @@ class Scenario:
     buckets: int
     checkpoints: int
     budget: int
-    temper: float
+    fault_rate: float
     slow: float
     focus: Sequence[str] = ()
     shortages: int = 0
@@ -102,7 +102,7 @@ class World(Faults):
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
         self.hosts = scenario.hosts
         self.buckets = {**BUCKETS, "train": BUCKETS["train"][: scenario.buckets]}
-        self.budget, self.temper, self._slow = scenario.budget, scenario.temper, scenario.slow
+        self.budget, self.fault_rate, self._slow = scenario.budget, scenario.fault_rate, scenario.slow
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False
         self.witness = witness(self)

@@ -36,7 +36,7 @@ from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
-from farandole.worker.departure import leave_in_the_end
+from farandole.worker.departure import exit_after_grace
 from farandole.worker.groups import Groups
 from farandole.worker.hung import leave_aside, save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
@@ -61,7 +61,7 @@ class Connected(Participant):
         Refused: the run does not admit this worker.
     """
 
-    def __init__(self, ticket: Ticket, settings: Settings, *, leave: Callable[..., None] = leave_in_the_end) -> None:
+    def __init__(self, ticket: Ticket, settings: Settings, *, leave: Callable[..., None] = exit_after_grace) -> None:
         hello = m.Hello(
             kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool,
             session=secrets.token_hex(16),

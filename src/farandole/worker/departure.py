@@ -45,7 +45,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_in_the_end(code: int, *, saves: bool, trains: bool, within_s: float | None = None) -> None:
+def exit_after_grace(code: int, *, saves: bool, trains: bool, within_s: float | None = None) -> None:
     """Ends the process after a grace period, in case the training thread is busy and does not exit by itself.
 
     The period depends on whether the thread saves a checkpoint or trains. `within_s` overrides it, in seconds.
@@ -69,7 +69,7 @@ def come_back(ticket: str, returns: int) -> None:
         times = 1 if time.monotonic() - began > LONG_S else returns + 1
         _log.warning("this worker was evicted; it joins again in %g s", _pause_s(times))
         if ticket == "-":
-            feed(given())
+            set_stdin(given())
         os.chdir(folder)
         _keep_nothing_open()
         os.execve(sys.executable, sys.orig_argv, {**environ, "FARANDOLE_RETURNS": str(times)})
@@ -94,7 +94,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def feed(content: bytes) -> None:
+def set_stdin(content: bytes) -> None:
     """Makes `content` the standard input of this process. It must fit into a pipe's buffer."""
     reading, writing = os.pipe()
     os.write(writing, content)
@@ -110,7 +110,7 @@ def _keep_nothing_open() -> None:
                 os.set_inheritable(int(name), False)
 
 
-def stand_back() -> None:
+def lower_priority() -> None:
     """Lowers the CPU priority of a leaving worker, so that its exit does not take time from the workers that train.
 
     Most kernels schedule by sessions (autogroup): a process's nice value counts only within its session, and the

@@ -29,7 +29,7 @@ from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, join_view
 from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import Waiting
-from farandole.worker.departure import stand_back
+from farandole.worker.departure import lower_priority
 from farandole.worker.participant import Participant
 
 # --- receiver ---------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class RoundsPort:
     # --- a round ---------------------------------------------------------------------------------------------
 
     def stand_back(self) -> None:
-        stand_back()
+        lower_priority()
 
     def take_up(self, content: Any, shards: int) -> None:
         self._partials = Partials(Layout([], 0)) if content is None else content
