@@ -81,7 +81,7 @@ class Schedule(World):
         for _ in range(self.settings.wanted):
             self.spawn(pool="pool")
         for _ in range(self.budget // 2):
-            self.at(self.rng.uniform(0.0, 5.0), self.strike, None)
+            self.at(self.rng.uniform(0.0, 5.0), self.inject_fault, None)
         if self._errs and not self._born_wrong:
             self.at(self.rng.uniform(0.5, 4.0), self._let_err)
         if self._drifts:
