@@ -26,7 +26,7 @@ IN_THE_ORDER = (
     (GATHER, "yield from [SendMessages(routes.to_gather(bucket))][:bucket]"),
     ("*near[:LANDINGS]", "*near[: LANDINGS + 1]"),
     ("*across[:LANDINGS]", "*across[: LANDINGS + 1]"),
-    ("heard=routes.heard,", "heard=True,  # overwrites what those who have no shard may use"),
+    ("all_begun=routes.all_begun,", "all_begun=True,  # overwrites what those who have no shard may use"),
     ("held = lineage.assign(shards) if", "held = view.lineage(view.members).assign(shards) if"),
     (SCATTER, SCATTER.replace("for bucket", "if len(lineage.sets) < 2 else () for bucket")),
     (WORDS, WORDS.replace("Vouch(), ", "").replace("[*map", "[Vouch(), *map")),

@@ -187,11 +187,11 @@ class ExchangeBuffers:
             if message.kind == PARTIAL:
                 self.where(layout, message)
 
-    def begin(self, layout: Layout, *, heard: bool) -> None:
+    def begin(self, layout: Layout, *, all_begun: bool) -> None:
         self.allocate(layout)
         sums = self._sums[layout]
         for each in sums:
-            each.begin(heard=heard)
+            each.begin(all_begun=all_begun)
         used = [each for each in sums if isinstance(each, InPlace)]
         if used and used != self._used:
             self.rest()
@@ -385,7 +385,7 @@ class Exchange:
         layout = partials.layout
         tag = of_round(self.view, number, TRAINING if training else OTHER)
         self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag, trains=training)
-        self._buffers.begin(layout, heard=round_.order.heard)
+        self._buffers.begin(layout, all_begun=round_.order.all_begun)
         try:
             self._post(round_, round_.order.begin)
         except PeerLost as lost:

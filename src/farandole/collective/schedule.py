@@ -241,8 +241,8 @@ class Routes:
         near: the other workers of its host.
         one_host: True if all workers are on one host.
         folds: True if this worker adds up the sums of its host, to send them to other hosts.
-        heard: True if all workers are on one host and each has partial sums. Then a worker that has received those of
-            all others knows that all have begun the round.
+        all_begun: True if all workers are on one host and each has partial sums. Then a worker that has received
+            those of all others knows that all have begun the round.
         behind: how many buckets a phase is behind the phase before it.
         most: the largest number of sums of one bucket that one worker sends to another, anywhere in the view.
     """
@@ -263,7 +263,7 @@ class Routes:
         self.nodes_of_host = self._of_hosts[self._host]
         self.one_host = len(levels.hosts) == 1
         self.folds = bool(self.near) and not self.one_host
-        self.heard = self.one_host and all(self._nodes.values())
+        self.all_begun = self.one_host and all(self._nodes.values())
         self.behind = int(levels.columns > 1 and not self.one_host)
         columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # most that two share
         self.most = max(*map(len, self._nodes.values()), columns * max(map(len, self._of_hosts)))
@@ -506,13 +506,13 @@ class ExchangeOrder:
         serve: the acts that follow, in this order.
         mine: the number of this worker's shards.
         own: the nodes whose sums it holds.
-        heard: see `Routes`.
+        all_begun: see `Routes`.
     """
 
     shards: int
     mine: int
     own: tuple[Node, ...]
-    heard: bool
+    all_begun: bool
     begin: tuple[ExchangeMessage, ...]
     scatter: tuple[tuple[ExchangeMessage, ...], ...]
     serve: tuple[Act, ...]
@@ -588,7 +588,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         shards=shards,
         mine=len(held.get(worker, ())),
         own=routes.own,
-        heard=routes.heard,
+        all_begun=routes.all_begun,
         begin=tuple(message for messages in posted for message in messages),
         scatter=tuple(routes.scattered(bucket) for bucket in numbers),
         serve=tuple(act for act in serve if not isinstance(act, Take | PostReceives | SendMessages) or act.messages),

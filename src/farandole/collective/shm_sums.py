@@ -5,7 +5,8 @@ workers of one host exchange: each slice is used in the memory of its owner, as 
 
 - *How long a slice is used.* It is used until the update is done, and no message reports that. But a worker that begins
   the next training round has done its update, and signals this by its partial sums, which an owner receives before it
-  writes (`schedule.order`). So one place is enough if each worker has partial sums and all are on one host (`heard`).
+  writes (`schedule.order`). So one place is enough if each worker has partial sums and all are on one host
+  (`all_begun`).
   A worker without a shard sends no partial sum, so it signals this only with its commit message. And slices from other
   hosts are received in the place, possibly from `settle`, long before their time. Then the owner uses two places in
   turn (`_turn`), one for each round, and may overwrite the first one when it has all commit messages of the second
@@ -138,8 +139,8 @@ class Sum(Protocol):
         """The whole sum, of shape (bucket.numel,), after `complete`."""
         ...
 
-    def begin(self, *, heard: bool) -> None:
-        """Begins a training round, or another round over the same buckets. `heard`: see `schedule.Routes`."""
+    def begin(self, *, all_begun: bool) -> None:
+        """Begins a training round, or another round over the same buckets. `all_begun`: see `schedule.Routes`."""
         ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
@@ -161,7 +162,7 @@ class SingleProcessSums:
     def __init__(self) -> None:
         self.flat = torch.empty(0)
 
-    def begin(self, *, heard: bool) -> None: ...
+    def begin(self, *, all_begun: bool) -> None: ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
         return self.flat[start:stop]
@@ -180,7 +181,7 @@ class Copied:
         self._staging = Staging(Ordinary(), stage)
         self.flat = flat(bucket, Ordinary())
 
-    def begin(self, *, heard: bool) -> None: ...
+    def begin(self, *, all_begun: bool) -> None: ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
         return self._staging.host(self.flat, self._bucket)[start:stop]
@@ -219,8 +220,8 @@ class InPlace:
     def flat(self) -> torch.Tensor:
         return self._row.tensor
 
-    def begin(self, *, heard: bool) -> None:
-        if not heard and self._begun:
+    def begin(self, *, all_begun: bool) -> None:
+        if not all_begun and self._begun:
             self._turn = 1 - self._turn
             if len(self._places) == self._turn:
                 self._places.append(self._new_place())

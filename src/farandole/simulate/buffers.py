@@ -24,14 +24,14 @@ class SimulatedBuffers:
         self.memory: Memory = {}
         self._worker, self._view, self._levels = worker, view, Levels.of(view)
         self._place = ("idle", 0)
-        self._turn = 0  # training rounds use two places in turn, unless `heard` (see `Routes`)
+        self._turn = 0  # training rounds use two places in turn, unless `all_begun` (see `Routes`)
         self._buckets: Sequence[SimulatedBucket] = ()
         self._shards = 0
         self._own: dict[int, Mapping[Node, Sum]] = {}
         self._of_host: dict[tuple[int, int, int], dict[Node, Any]] = {}  # by slice: the keys of the sums
 
-    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], shards: int, *, heard: bool) -> None:
-        if kind == "train" and not heard:
+    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], shards: int, *, all_begun: bool) -> None:
+        if kind == "train" and not all_begun:
             self._turn = 1 - self._turn
         self._place = (kind, self._turn)
         self._buckets, self._shards = buckets, shards

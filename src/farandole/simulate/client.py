@@ -29,7 +29,7 @@ class SimulatedClient:
     name: str
     pool: str
     reaches: str  # the store that it reaches: "" the run's, "other" a wrong one, "none"
-    told: Instructions  # of the session
+    instructions: Instructions  # of the session
     member: Member
     shard_s: float
     whole: bool
@@ -45,7 +45,7 @@ class SimulatedClient:
             kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}"
         )  # fmt: skip
         self.session = Session(hello, self.member, self._activity, lambda: None, self.world.now)
-        self.told = self.session.instructions
+        self.instructions = self.session.instructions
         self.link: SimulatedLink | None = None
         self.shut_until = 0.0  # it can't connect before this time
         self.inbox: deque[tuple[SimulatedLink, Callable[..., None], tuple[Any, ...]]] = (
@@ -100,7 +100,7 @@ class SimulatedClient:
     def _beat(self, attempt: int) -> None:
         """Sends heartbeats as long as the connection lasts."""
         session, now = self.session, self.world.now
-        if self.link is None or attempt != session.attempt or self.told.exit is not None:
+        if self.link is None or attempt != session.attempt or self.instructions.exit is not None:
             return
         if session.silent(now):
             self.world.hang_up(self)
@@ -111,7 +111,7 @@ class SimulatedClient:
         self.after(session.terms.heartbeat_s, self._beat, attempt)
 
     def _watch(self) -> None:
-        if self.told.exit is None:
+        if self.instructions.exit is None:
             self.perform(self.session.watch(self.world.now))
             self.after(self.session.terms.heartbeat_s, self._watch)
 

@@ -87,7 +87,7 @@ class SimulatedExchange:
         self.result, self.ended = None, False
         self._order = self._ordered()
         self._tag = of_round(self.view, number, TRAINING if training else OTHER)
-        self._buffers.begin(kind, self._buckets, self.shards, heard=self._order.heard)
+        self._buffers.begin(kind, self._buckets, self.shards, all_begun=self._order.all_begun)
         self._scattered = [False] * len(self._buckets)
         self._words, self._served, self._posted, self._asked = {}, 0, {}, False
         try:

@@ -104,7 +104,7 @@ class Network(Mistakes, Shortages):
 
     def connect(self, worker: SimulatedClient) -> None:
         """Connects a worker. If that fails, it tries again after a while, without a limit."""
-        if worker.link is not None or worker.told.exit is not None:
+        if worker.link is not None or worker.instructions.exit is not None:
             return
         if not self.up or worker.shut_until > self.now:
             worker.nobody_answers()

@@ -117,7 +117,7 @@ class Process(DataPlane):
 
     @property
     def exit(self) -> Exit | None:
-        return self.told.exit
+        return self.instructions.exit
 
     def resumed(self, message: m.Resume) -> None:
         if not message.commit:
@@ -151,8 +151,8 @@ class Process(DataPlane):
                     return
                 wanted = self._thread.send(wanted())
         except ProcessEnd:
-            assert self.told.exit is not None
-            self.die(self.told.exit.reason, self.told.exit.code)
+            assert self.instructions.exit is not None
+            self.die(self.instructions.exit.reason, self.instructions.exit.code)
             return
         if not isinstance(wanted, Change):
             self._computing = True

@@ -38,7 +38,7 @@ class SimulatedWorker(Process):
     def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
         super().__init__(world, name, member, pool=pool)
         self._port = SimulatedPort(self)
-        self.driver = Driver(member, self.told, self._port, world.settings)
+        self.driver = Driver(member, self.instructions, self._port, world.settings)
 
     def script(self) -> Script:
         try:
@@ -167,10 +167,10 @@ class SimulatedWorker(Process):
             self.world.store[self.step] = self.state
 
     def _checkpoint_when_due(self) -> None:
-        every, told = self.world.checkpoints, self.told
-        if not (every and told.saves and (self.step % every == 0 or told.save_at_once)):
+        every, instructions = self.world.checkpoints, self.instructions
+        if not (every and instructions.saves and (self.step % every == 0 or instructions.save_at_once)):
             return
-        told.save_at_once = False
+        instructions.save_at_once = False
         if not self.member.synced:
             raise Violation(f"{self.name} is asked to write a checkpoint, and does not hold the state")
         full = self.world.disks.random() < 0.2

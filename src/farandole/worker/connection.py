@@ -164,7 +164,7 @@ class Connected(Participant):
                 await asyncio.sleep(session.retry_s(_RANDOM.random()))
 
     def _goes_on(self) -> bool:
-        return not self._closing and (self.told.exit is None or self.told.exit.within_s is not None)
+        return not self._closing and (self.instructions.exit is None or self.instructions.exit.within_s is not None)
 
     async def _run_session(self, socket: Socket, first: Future[m.Welcome]) -> None:
         """Uses one connection from Hello to its end."""
@@ -226,7 +226,7 @@ class Connected(Participant):
 
     def _gone(self, error: Exception) -> Exit:
         exit_ = Exit(str(error), 1)
-        self.told.leave(exit_)
+        self.instructions.leave(exit_)
         return exit_
 
     def _queue(self, message: m.Message) -> None:

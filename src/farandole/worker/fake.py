@@ -83,9 +83,9 @@ class FakeParticipant(Participant):
                     self._training.prepare(view)
                     self._perform(self.member.connected(view))
                 case Exit():
-                    self.told.leave(action)
+                    self.instructions.leave(action)
                 case Save():
-                    self.told.save = action
+                    self.instructions.save = action
                 case CompareDigests():
                     self.tell(self._training.digests())
                 case _:

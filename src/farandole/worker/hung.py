@@ -51,12 +51,12 @@ def save_aside(participant: Participant, training: Training, wanted: Save) -> No
 
 def _take_up(participant: Participant, training: Training, wanted: Save) -> None:
     with participant.condition:
-        if participant.told.save is not wanted:
+        if participant.instructions.save is not wanted:
             return  # the training thread handles it
         if participant.whole and participant.begun != participant.member.round:
             save_aside(participant, training, wanted)
             return
-        participant.told.save = None
+        participant.instructions.save = None
     if wanted.save:
         participant.tell(training.saved(wanted.between))
 
@@ -74,13 +74,13 @@ def leave_aside(participant: Participant, training: Training, exit_: Exit) -> No
 
 def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
     with participant.condition:
-        if participant.proven and not participant.told.orphaned:
+        if participant.proven and not participant.instructions.orphaned:
             return  # the training thread handles it
         holds = participant.proven and participant.whole
         if holds and participant.begun != participant.member.round:
             leave_aside(participant, training, exit_)
             return
-        participant.told.orphaned = False
+        participant.instructions.orphaned = False
     if holds:
         training.saved(False)
     participant.tell(m.Lapsed())

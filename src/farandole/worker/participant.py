@@ -109,7 +109,7 @@ class Participant(ABC):
     """The interface of a run to the training side; see the docstring of the module.
 
     Attributes:
-        told: the coordinator's requests to the training side; read and handled under `condition`.
+        instructions: the coordinator's requests to the training side; read and handled under `condition`.
         groups: the connections to peers, by the group's number.
         epoch, done (number of shards), shard_timer, meter: the data of heartbeats.
         tracer: records the next steps for a trace.
@@ -123,11 +123,11 @@ class Participant(ABC):
     """
 
     def __init__(
-        self, member: Member, told: Instructions, history: History | None = None, already_s: float = 0.0
+        self, member: Member, instructions: Instructions, history: History | None = None, already_s: float = 0.0
     ) -> None:
         """`history`: the workers that a single process stands for; `already_s`: the age of this process, in seconds."""
         self.member = member
-        self.told = told
+        self.instructions = instructions
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
         self.memory: Memory = Ordinary()
@@ -321,7 +321,7 @@ class SingleProcess(Participant):
                     self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is already at the last step of the script"
-                    self.told.leave(Exit(reason, 0))
+                    self.instructions.leave(Exit(reason, 0))
             case SettingChanged():
                 fields = {name: getattr(message, name) for name in message.__struct_fields__}
                 self._record(events.SettingChangedEvent(worker=self.worker, **fields))

@@ -278,7 +278,7 @@ class Rounds:
         self.layout = Layout([], 0)  # of training steps; the buffers of a proposed view are made for it
         self.replan: Callable[[], None] = _nothing  # called when this worker's shards differ from the expected
         self._port = RoundsPort(participant, held, lambda: self.replan())
-        self._driver = Driver(participant.member, participant.told, self._port, participant.terms)
+        self._driver = Driver(participant.member, participant.instructions, self._port, participant.terms)
         self.meter = participant.meter
         self._entered = False
         self._patient = False
