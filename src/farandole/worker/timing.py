@@ -260,7 +260,7 @@ def _answer(recording: _Recording, waits: list[Wait]) -> Spans:
         return max(ns - origin, 0) // 1000
 
     return Spans(
-        number=recording.asked.number,
+        number=recording.request.number,
         wall_us=(recording.wall_ns + origin) // 1000,
         steps=tuple((step, us(began), us(ended) if ended else 0) for step, began, ended in recording.steps),
         spans=tuple((kind, us(began), us(ended) - us(began)) for kind, began, ended in recording.spans),
