@@ -289,7 +289,7 @@ class Run:
         """The process of a world of one ends. False: its state could not be saved, which is told."""
         loop, failed = self._entered, hasattr(sys, "last_value")  # what the interpreter leaves of an error
         if loop is None:
-            if failed or self._participant.told.exit is not None:
+            if failed or self._participant.instructions.exit is not None:
                 return True
             self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
             return False
@@ -314,7 +314,7 @@ class Run:
     @property
     def dismissed(self) -> bool:
         """Whether the coordinator has told this worker to exit."""
-        return self._participant.told.exit is not None
+        return self._participant.instructions.exit is not None
 
     def notice(self, reason: str, within_s: float | None = None) -> None:
         """This worker is to leave gracefully; `within_s`: before its machine goes. Any thread may say so."""
@@ -322,7 +322,7 @@ class Run:
 
     def last_word(self) -> None:
         """It has been told to exit, and has done what it was to do before."""
-        exit_ = self._participant.told.exit
+        exit_ = self._participant.instructions.exit
         if exit_ is not None and exit_.within_s is not None:
             self._participant.tell(Lapsed())
             self._participant.close()

@@ -29,9 +29,9 @@ PLANTED = [  # a module, a place in it, a bug
     (buffers, "        if round_ is None or self._abandoned:\n", "        if round_ is None or bucket == 1:\n"),
     (buffers, "round_.tag | message.place))", "round_.tag))"),
     (buffers, "self._agreement.lost(self.view.number, lost.peer, lost.reason)", "del lost"),
-    (buffers, "found = orders.get((shards, lineage))", "found = next(iter(orders.values()), None)"),
+    (buffers, "cached = orders.get((shards, lineage))", "cached = next(iter(orders.values()), None)"),
     (buffers, "flat[start - begins : stop - begins]", "flat[: stop - start]"),
-    (buffers, "= there = borrowing.wait()", "= there = self.received[message.peer, message.place][1].memory"),
+    (buffers, "= tensor = borrowing.wait()", "= tensor = self.received[message.peer, message.place][1].memory"),
     (
         buffers,
         "{id(taken[message.node]) for message in act.taken if round_.landed(message)}",
@@ -43,9 +43,9 @@ PLANTED = [  # a module, a place in it, a bug
 
 
 IN_SHARED_MEMORY = [
-    (buffers, "self._buffers.put(round_.layout, message, there)", "True"),
+    (buffers, "self._buffers.put(round_.layout, message, tensor)", "True"),
     (buffers, "self.received[key][1].holds(self.here[key])", "True"),
-    (shm, "return there if self.borrows else", "return self.room.memory if self.borrows else"),
+    (shm, "return content if self.borrows else", "return self.room.memory if self.borrows else"),
     (shm, "file=segment.file", "file=-1"),
     (shm, "(offset, size, DTYPES[dtype])", "(0, size, DTYPES[dtype])"),
     (shm, "                    self._reading = False\n", "                    pass\n"),

@@ -249,7 +249,7 @@ def test_a_worker_that_trains_is_not_ended_by_a_thief_at_the_port(
             step = trainer.step
             await scene.until(lambda: trainer.step > step + 3)
             thief.let_go()
-            assert trainer.client.told.exit is None
+            assert trainer.client.instructions.exit is None
             assert not found(scene.ticket.secret, thief.heard)
         finally:
             await asyncio.to_thread(trainer.stop)

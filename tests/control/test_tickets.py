@@ -98,7 +98,7 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
             await scene.until(lambda: scene.server._workers.get("w1") not in (None, before))
             step = trainer.step
             await scene.until(lambda: trainer.step > step + 3)
-            assert trainer.client.told.exit is None
+            assert trainer.client.instructions.exit is None
             why = r"\bbob\b"
             await asyncio.to_thread(declined, ticket, why)
             with pytest.raises(UsageError, match=why):
@@ -160,10 +160,10 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
                 await issue(scene, eve, msgspec.structs.replace(bob, revoked=True))
                 while await asyncio.wait_for(observer.receive(), 20) is not None:
                     pass  # until it is closed
-            await scene.until(lambda: guest.client.told.exit)
-            assert guest.client.told.exit is not None
-            assert guest.client.told.exit.code == EXIT_BANNED
-            assert re.search(r"\bbob\b", guest.client.told.exit.reason)
+            await scene.until(lambda: guest.client.instructions.exit)
+            assert guest.client.instructions.exit is not None
+            assert guest.client.instructions.exit.code == EXIT_BANNED
+            assert re.search(r"\bbob\b", guest.client.instructions.exit.reason)
             await scene.in_view("w1", "w2")
             await asyncio.to_thread(declined, ticket, r"\bbob\b")
             with pytest.raises(UsageError, match=r"\bbob\b"):

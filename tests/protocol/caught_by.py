@@ -17,7 +17,7 @@ CAUGHT_BY = {
     "by_rank_alone": 272,
     "keeps_the_journal_late": 36,
     "schedule: if isinstance(act, SendMessage > if False: # settles no slice a": 37,
-    "schedule: heard=routes.heard, > heard=True, # overwrites what ": 891,
+    "schedule: all_begun=routes.all_begun, > all_begun=True, # overwrites w": 891,
     "schedule: for number, whose in enumerate > for number, whose in enumerate": 101,
     "schedule: self.serve[served:] > self.serve[served + 1 :]": 1045,
     "session: or self._lease.over(now) > ": 217,

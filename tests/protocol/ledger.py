@@ -266,7 +266,7 @@ class Ledger(Witness):
 
     def _state_lost(self) -> None:
         for worker in self._world.workers.values():
-            holds = worker.alive and worker.member.synced and worker.told.exit is None and not worker.orphaned()
+            holds = worker.alive and worker.member.synced and worker.instructions.exit is None and not worker.orphaned()
             if holds and not self._out(worker):
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
 

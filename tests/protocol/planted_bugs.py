@@ -26,7 +26,7 @@ IN_THE_ORDER = (
     (GATHER, "yield from [SendMessages(routes.to_gather(bucket))][:bucket]"),
     ("*near[:LANDINGS]", "*near[: LANDINGS + 1]"),
     ("*across[:LANDINGS]", "*across[: LANDINGS + 1]"),
-    ("heard=routes.heard,", "heard=True,  # overwrites what those who have no shard may use"),
+    ("all_begun=routes.all_begun,", "all_begun=True,  # overwrites what those who have no shard may use"),
     ("held = lineage.assign(shards) if", "held = view.lineage(view.members).assign(shards) if"),
     (SCATTER, SCATTER.replace("for bucket", "if len(lineage.sets) < 2 else () for bucket")),
     (WORDS, WORDS.replace("Vouch(), ", "").replace("[*map", "[Vouch(), *map")),
@@ -40,8 +40,8 @@ IN_THE_ROUTES = (
     ("*self.stretch(bucket), node, next(landing)\n", "*self._stretch_of(bucket, peer), node, next(landing)\n"),
     ("where = 0 if column in first else next(landing)", "where = min(next(landing), 1)"),
     ("self._of_hosts[self._levels.host(sender)]", "self.nodes_of_host"),
-    ("for number, whose in enumerate(self._told(self._worker), start=1)",
-     "for number, whose in enumerate(self._told(self._worker)[::-1], start=1)"),
+    ("for number, whose in enumerate(self._senders(self._worker), start=1)",
+     "for number, whose in enumerate(self._senders(self._worker)[::-1], start=1)"),
     ("self._host if own else", "self._host if not own else"),
 )  # fmt: skip
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options

@@ -65,7 +65,7 @@ class Schedule(World):
             buckets=1 if seed % 3 else 3,  # most of what goes wrong does so with one, at half the price
             checkpoints=checkpoints,
             budget=rng.choice((0, 1, 2, 3, 3, 4, 4, 5, 6, 8)),
-            temper=rng.choice((0.02, 0.05, 0.15)),
+            fault_rate=rng.choice((0.02, 0.05, 0.15)),
             slow=rng.choice((0.3, 1.0, 1.0, 4.0)),
             focus=focus,
             shortages=1 + seed % 5 if starves else 0,
@@ -81,7 +81,7 @@ class Schedule(World):
         for _ in range(self.settings.wanted):
             self.spawn(pool="pool")
         for _ in range(self.budget // 2):
-            self.at(self.rng.uniform(0.0, 5.0), self.strike, None)
+            self.at(self.rng.uniform(0.0, 5.0), self.inject_fault, None)
         if self._errs and not self._born_wrong:
             self.at(self.rng.uniform(0.5, 4.0), self._let_err)
         if self._drifts:

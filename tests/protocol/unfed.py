@@ -37,7 +37,7 @@ class UnfedWitness:
             case events.StateLostEvent():
                 for worker in self._let_go:
                     there = self._world.workers[worker]
-                    if there.alive and there.member.synced and there.told.exit is None:
+                    if there.alive and there.member.synced and there.instructions.exit is None:
                         raise Violation(f"{worker} was the last that held the state, and was let go")
             case events.OverEvent(code=1, reason=reason) if NOBODY_FED in reason:
                 self._ended()

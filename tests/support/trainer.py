@@ -72,10 +72,10 @@ class Trainer:
 
     def _train(self) -> None:
         client = self.client
-        while client.told.exit is None and not self._stopping:
+        while client.instructions.exit is None and not self._stopping:
             with client.condition:
                 client.condition.wait(PACE_S)
-                save, client.told.save = client.told.save, None
+                save, client.instructions.save = client.instructions.save, None
                 if client.member.phase == "waiting":
                     self._enter()
                 elif client.member.phase == "member":

@@ -105,8 +105,10 @@ def test_killed_again_and_again_it_takes_up_where_it_was(launch: Any) -> None:
         assert run.agree("w1", "w2") == number + 1
         until(lambda killed=killed: run.written()[-1] > killed + 20)
     Api(run.ticket).stop("enough", 7)
-    until(lambda: all(trainer.client.told.exit for trainer in run.trainers.values()))
-    assert {trainer.client.told.exit.code for trainer in run.trainers.values() if trainer.client.told.exit} == {7}
+    until(lambda: all(trainer.client.instructions.exit for trainer in run.trainers.values()))
+    assert {
+        trainer.client.instructions.exit.code for trainer in run.trainers.values() if trainer.client.instructions.exit
+    } == {7}
     assert run.process.wait(30) == 0
 
     assert run.written() == list(range(len(run.written()))), "no step is lost, none is written twice"

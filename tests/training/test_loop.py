@@ -86,7 +86,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
     def tell(message: Any) -> None:
         if isinstance(message, NotFinite):
             told.append((message, run._participant.whole))
-            run._participant.told.exit = Exit("the loss is not finite", 1)
+            run._participant.instructions.exit = Exit("the loss is not finite", 1)
 
     run._terms = msgspec.structs.replace(run._terms, stop_on_nan=True)
     run._participant.tell = tell  # type: ignore[method-assign]

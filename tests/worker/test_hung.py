@@ -51,21 +51,21 @@ def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
     participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, between=case.between)
     participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
-    participant.told.save = None if case.taken else wanted
+    participant.instructions.save = None if case.taken else wanted
     monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
     hung._take_up(participant, training, wanted)
     assert training.asked == ([case.between] if case.saves else [])
     assert participant.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
     waits = not case.saves and not case.taken
     assert again == ([wanted] if waits else []), "it is looked at again"
-    assert participant.told.save is (wanted if waits else None)
+    assert participant.instructions.save is (wanted if waits else None)
 
 
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
     participant, wanted, done = FakeParticipant(), Save(save=True, between=False), threading.Event()
     participant.member.round = participant.begun = 7
-    participant.whole, participant.told.save = True, wanted
+    participant.whole, participant.instructions.save = True, wanted
 
     class Late(Saves):
         def saved(self, between: bool) -> m.Saved:
@@ -74,7 +74,7 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hung.save_aside(participant, Late(), wanted)
     assert done.wait(10)
-    assert participant.told.save is None
+    assert participant.instructions.save is None
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     left: list[int] = []
     participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
     participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
-    participant.proven, participant.told.orphaned = case.proven, case.orphaned
+    participant.proven, participant.instructions.orphaned = case.proven, case.orphaned
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)
     hung._save_and_go(participant, training, exit_)

@@ -37,7 +37,12 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
     """In a run of one: asked in, let in, through one round, and out. `propose`: the coordinator's part, if any."""
     training = Prepares()
     it.attend(training)
-    assert (it.worker, it.terms.minimum, it.told.exit, it.told.save) == (it.member.worker, 1, None, None)
+    assert (it.worker, it.terms.minimum, it.instructions.exit, it.instructions.save) == (
+        it.member.worker,
+        1,
+        None,
+        None,
+    )
     assert it.worker
     assert it.workers_at(5, 3) == 3
     it.tell(m.LoaderEnded(reason="it has died"))
@@ -71,7 +76,7 @@ def test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atexit.register", lambda *_: None)
     it = SingleProcess(str(tmp_path), lambda: True)
     battery(it, lambda: None)
-    assert it.told.saves, "who else would"
+    assert it.instructions.saves, "who else would"
     assert it._file is not None
     it._file.close()
     events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "event" in line]

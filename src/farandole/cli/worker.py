@@ -23,7 +23,7 @@ from farandole.platform import cpu
 from farandole.platform.output import say, tell
 from farandole.pool import clouds
 from farandole.settings import AGENT, Settings
-from farandole.worker.departure import feed, pause
+from farandole.worker.departure import pause, set_stdin
 
 if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
@@ -112,7 +112,7 @@ def _fetched(ticket: str) -> Job:
     os.environ["FARANDOLE_PACK"] = job.pack
     if python := set_up(job.setup, folder, host=Settings.read().host):
         if ticket == "-":
-            feed(given())
+            set_stdin(given())
         os.execv(python, [str(python), *sys.orig_argv[1:]])
     return job
 

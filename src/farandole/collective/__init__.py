@@ -1,3 +1,4 @@
-"""Tensors between the workers of a view: connections, gradient buckets, the reproducible exchange, the state on its
-way to a joiner. Who takes part is not decided here: a view comes from outside, and whoever asked is told what broke.
+"""Tensor traffic between the workers of a view: connections, gradient buckets, the reproducible exchange of gradients,
+and the transfer of the state to a joiner. This package does not decide who takes part: the caller passes a view, and
+gets a report of what broke.
 """

@@ -1,17 +1,19 @@
-"""Memory of this process that the other workers of its host can map and read, so that a message need not be copied.
+"""A memory arena that the other workers of the host can map and read, so that messages need no copy.
 
-It consists of *segments*: files without a name, which go with the last process that has them. A segment is sealed
-against shrinking, so that no reader gets SIGBUS; its pages are there before it is handed to anybody. A tensor takes a
-block of a segment, and gives it back when the last reference to it is gone: a block that is used again has its pages,
-so views that come and go do not pay for them. Of segments in which nothing is any more one is kept, others are given
-back to the system; who has mapped one keeps it for as long as its connection stands.
+The arena consists of *segments*: files without a name (memfd), which disappear with the last process that holds them.
+A segment is sealed against shrinking, so that no reader gets SIGBUS. Its pages are allocated before the segment is
+passed to any other process. A tensor takes a block of a segment, and the block is freed with the last reference to the
+tensor. A reused block already has its pages, so a change of view does not pay for page faults. One empty segment is
+kept; the others are given back to the system. A process that has mapped a segment keeps it until its connection ends.
 
-One process writes a segment, its own. Others map it as private copies: what they wrote there would be theirs alone.
+Only the process that owns a segment writes to it. Other processes map it as private copies, so their writes would be
+visible to themselves alone.
 
-What others may use while nobody says so can *rest*: it is not given back before this worker knows better (`sums`).
+Memory that peers may still use without a message about it can *rest*: it is not reused before this worker knows that
+no peer uses it (see `shm_sums`).
 
-Where memory of this kind is not to be had (no memfd, a small limit for files), tensors get ordinary memory, and that is
-said once.
+Where the system has no such memory (no memfd, a small limit for files), tensors get ordinary memory, and one warning
+is logged.
 """
 
 from __future__ import annotations
@@ -41,26 +43,26 @@ _ADD_SEALS, _GET_SEALS, _SHRINK, _GROW = 1033, 1034, 2, 4  # fcntl(2)
 
 
 class Memory(Protocol):
-    """Where flat host memory comes from."""
+    """An allocator of flat host memory."""
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Of shape (numel,), 64-byte aligned, its pages there; what is in it is anything."""
+        """Returns a tensor of shape (numel,), 64-byte aligned, with its pages allocated and its values undefined."""
         ...
 
 
 class Ordinary:
-    """This process's own memory."""
+    """The allocator of ordinary process memory."""
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)  # touched once: page faults cost more than an exchange
 
 
 class Unusable(FarandoleError):
-    """What another process has handed over can't be mapped, or may go away under a reader."""
+    """Memory that another process handed over can't be mapped, or could disappear while it is read."""
 
 
 class Segment:
-    """One file of memory. `free`: the blocks of it that are not taken, as (start, stop) in order; bytes."""
+    """One memory file. `free` lists its free blocks in order, as (start, stop) in bytes."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
@@ -76,17 +78,17 @@ class Segment:
         weakref.finalize(self, os.close, self.file)
         self.address = torch.frombuffer(self.map, dtype=torch.uint8).data_ptr()
         self.free = [(0, size)]
-        self._there = 0  # up to here pages are
+        self._populated = 0  # pages are allocated up to this byte
 
     @property
     def unused(self) -> bool:
         return self.free == [(0, self.size)]
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """The first free block that is large enough, cut to `size`.
+        """Takes `size` bytes of the first free block that is large enough; None if there is no such block.
 
         Raises:
-            OSError: there are no pages for it.
+            OSError: the system has no pages for it.
         """
         for at, (start, stop) in enumerate(self.free):
             if stop - start >= size:
@@ -106,14 +108,14 @@ class Segment:
         self.free.insert(at, (start, stop))
 
     def _populate(self, stop: int) -> None:
-        if stop > self._there:
-            size = stop - self._there
-            os.posix_fallocate(self.file, self._there, size)
+        if stop > self._populated:
+            size = stop - self._populated
+            os.posix_fallocate(self.file, self._populated, size)
             try:
-                self.map.madvise(_POPULATE_WRITE, self._there, size)
-            except OSError:  # an older kernel: the first who writes touches them
-                torch.frombuffer(self.map, dtype=torch.uint8, count=size, offset=self._there).zero_()
-            self._there = stop
+                self.map.madvise(_POPULATE_WRITE, self._populated, size)
+            except OSError:  # an older kernel: the first write allocates the pages
+                torch.frombuffer(self.map, dtype=torch.uint8, count=size, offset=self._populated).zero_()
+            self._populated = stop
 
 
 class Resting(Protocol):
@@ -121,24 +123,25 @@ class Resting(Protocol):
 
 
 class Arena:
-    """See the module's head. Any thread may take memory, and let go of it.
+    """The memory arena of this process; see the docstring of the module. Any thread may allocate and free memory.
 
-    `copies_sums`: the training loop writes into its gradients, so this worker has sums in memory of its own.
+    `copies_sums` is True if the training loop writes into its gradients, so that this worker copies sums into private
+    memory.
     """
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._returned: deque[tuple[Segment, tuple[int, int]]] = deque()  # by finalizers, which may come in anywhere
+        self._returned: deque[tuple[Segment, tuple[int, int]]] = deque()  # by finalizers, which may run at any point
         self._resting: list[Resting] = []
         self._complaint = ""
         self.copies_sums = False
-        self.empty(1, torch.uint8)  # to see whether such memory is to be had at all
+        self.empty(1, torch.uint8)  # checks that the system has such memory
 
     @property
     def works(self) -> bool:
-        """No tensor has had to take ordinary memory."""
+        """True as long as no tensor had to take ordinary memory."""
         return not self._complaint
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -149,14 +152,14 @@ class Arena:
                 segment, (start, stop) = self._take(-(-numel * dtype.itemsize // PAGE) * PAGE)
         except (OSError, AttributeError) as error:  # AttributeError: another system than Linux
             self._complaint = str(error)
-            _log.warning("no memory that workers of one host could share (%s): they exchange over the network", error)
+            _log.warning("workers of this host can't share memory (%s): they exchange over the network", error)
             return self.empty(numel, dtype)
         held = memoryview(segment.map)[start:stop]
         weakref.finalize(held, self._returned.append, (segment, (start, stop))).atexit = False
         return torch.frombuffer(held, dtype=dtype, count=numel)
 
     def find(self, tensor: torch.Tensor) -> tuple[Segment, int] | None:
-        """Where a tensor lies: its segment, and the offset there in bytes. None: in other memory."""
+        """Returns the segment of a tensor and its offset there in bytes; None if it is in other memory."""
         return _find(self.segments, tensor)
 
     def rest(self, thing: Resting) -> None:
@@ -164,7 +167,7 @@ class Arena:
             self._resting.append(thing)
 
     def wake(self) -> None:
-        """Nobody of the run uses what rests."""
+        """Frees all resting memory: no worker of the run uses it any more."""
         with self._lock:
             resting, self._resting = self._resting, []
         for thing in resting:
@@ -188,20 +191,20 @@ class Arena:
 
 
 class Mapped:
-    """Another process's segment, to be read. Two that are mapped from the same file are one: see `mapped`.
+    """A segment of another process, mapped for reading. Each file is mapped once: see `mapped`.
 
-    `file`: open for as long as this is there. `address`: where it is mapped.
+    `file` stays open as long as this object lives. `address` is the start of the mapping.
     """
 
     def __init__(self, file: int) -> None:
-        """Takes over the open `file`.
+        """Takes ownership of the open `file`.
 
         Raises:
-            Unusable: it is none.
+            Unusable: the file is not a sealed segment, or can't be mapped.
         """
         try:
             if not fcntl.fcntl(file, _GET_SEALS) & _SHRINK:
-                raise Unusable("its owner could take it away")
+                raise Unusable("its owner could shrink the shared memory: it is not sealed")
             self.size = os.fstat(file).st_size
             self._map = mmap.mmap(file, self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
@@ -215,13 +218,13 @@ class Mapped:
         weakref.finalize(self, os.close, file)
 
     def tensor(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-        """What lies there, of shape (nbytes / itemsize,).
+        """Returns the tensor at `offset`, of shape (nbytes / itemsize,).
 
         Raises:
-            Unusable: it is not within the segment.
+            Unusable: the range is not within the segment, or not aligned to the element size.
         """
         if not 0 <= offset <= offset + nbytes <= self.size or nbytes % dtype.itemsize or offset % dtype.itemsize:
-            raise Unusable(f"{nbytes} bytes of {dtype} at {offset} do not lie in its {self.size}")
+            raise Unusable(f"{nbytes} bytes of {dtype} at offset {offset} are not within its segment of {self.size}")
         if not nbytes:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset)
@@ -233,22 +236,24 @@ _mapping = threading.Lock()
 
 
 def mapped(file: int) -> Mapped:
-    """The segment that is open as `file`, which is taken over: mapped once, however many connections hand it over.
+    """Returns the segment that is open as `file`. It is mapped once, even if several connections hand it over.
+
+    Takes ownership of `file`.
 
     Raises:
-        Unusable: it is none.
+        Unusable: the file is not a sealed segment, or can't be mapped.
     """
-    found = os.fstat(file)
+    status = os.fstat(file)
     with _mapping:
-        known = _mapped.get((found.st_dev, found.st_ino))
-        if known is not None:
+        segment = _mapped.get((status.st_dev, status.st_ino))
+        if segment is not None:
             os.close(file)
-            return known
-        return _mapped.setdefault((found.st_dev, found.st_ino), Mapped(file))
+            return segment
+        return _mapped.setdefault((status.st_dev, status.st_ino), Mapped(file))
 
 
 def lent(tensor: torch.Tensor) -> tuple[Mapped, int] | None:
-    """Where a tensor lies in another process's segment: the offset there in bytes. None: in other memory."""
+    """Returns another process's segment that holds the tensor, and its offset in bytes; None for other memory."""
     with _mapping:
         return _find(_mapped.values(), tensor)
 

@@ -1,10 +1,10 @@
-"""Gradient buckets: where a round's gradients live, and this worker's partial sums of them.
+"""Gradient buckets: the memory layout of a round's gradients, and this worker's partial sums of them.
 
-A layout is fixed by the model alone: flat buckets in reverse parameter order (the order in which a backward pass
-produces gradients), the first one small so that traffic starts early, each parameter at a 64-byte aligned offset. So
-every worker has the same buckets, however many there are; a model of more gradients than `MOST_BUCKETS` of the usual
-size hold has larger ones. One more bucket of float64 *lanes* carries what else is
-summed over the shards: the loss, the sample count, which parameters were used, buffers.
+The layout depends on the model alone: flat buckets in reverse parameter order (the order in which a backward pass
+produces gradients). The first bucket is small so that traffic starts early. Each parameter is at a 64-byte aligned
+offset. So every worker has the same buckets, for any number of workers. A model whose gradients do not fit into
+`MOST_BUCKETS` buckets of the usual size has larger buckets. One more bucket of float64 *lanes* carries the other sums
+over the shards: the loss, the sample count, the flags of the used parameters, the buffers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from farandole.plan.shards import Node, exists, parent, root, sibling
 ALIGNMENT = 64  # bytes
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 8 << 20
-LARGE_BYTES = 256 << 10  # a bucket that is worth cutting where pages are
-CUT_BYTES = 16 << 10  # of whole pages, on most machines
+LARGE_BYTES = 256 << 10  # from this size on, slices of a bucket begin at page boundaries
+CUT_BYTES = 16 << 10  # a multiple of the page size on most machines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One flat bucket: `numel` elements of `dtype`; member `k` of `params` lives at `offsets[k]`."""
+    """One flat bucket of `numel` elements of `dtype`; the parameter `params[k]` is at element `offsets[k]`."""
 
     index: int
     dtype: torch.dtype
@@ -41,8 +41,10 @@ class Bucket:
     numel: int
 
     def slice(self, part: int, parts: int) -> tuple[int, int]:
-        """One of so many parts, as `[start, stop)`, cut at 64 byte boundaries; a large bucket's between pages, so that
-        each can be mapped by itself. The last one has what is left over.
+        """Returns the elements `[start, stop)` of slice `part` of `parts`.
+
+        Slices begin at 64-byte boundaries; in a large bucket at page boundaries, so that each slice can be mapped by
+        itself. The last slice takes the remainder.
         """
         unit = (CUT_BYTES if self.large else ALIGNMENT) // self.dtype.itemsize
         units = self.numel // unit
@@ -55,9 +57,9 @@ class Bucket:
 
 
 class Layout:
-    """The buckets of `parameters` (active ones only have gradients exchanged) and of `lanes` float64 lanes.
+    """The buckets of `parameters` (only those with `requires_grad`) and of `lanes` float64 lanes.
 
-    There are at most `most` of them.
+    There are at most `most` buckets.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], lanes: int, *, most: int = MOST_BUCKETS) -> None:
@@ -81,7 +83,7 @@ class Layout:
 
     @functools.cached_property
     def sizes(self) -> str:
-        """What stands for how large a round's messages are, and of which parameters; as hex."""
+        """A SHA-256 digest, as hex, of the sizes of a round's messages and the parameters in them."""
         sizes = [(str(bucket.dtype), bucket.numel, bucket.params) for bucket in self.buckets]
         return hashlib.sha256(repr(sizes).encode()).hexdigest()
 
@@ -92,7 +94,7 @@ class Layout:
             if parameter.requires_grad:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(index)
         total = sum(_padded(p) for p in self.parameters if p.requires_grad)
-        enough = -(-total // max(most - len(kinds) - 2, 1))  # one more for each kind, the first one and the lanes
+        enough = -(-total // max(most - len(kinds) - 2, 1))  # spare: one a kind, the first one, the lanes
         for (dtype, device), indexes in kinds.items():
             unit = ALIGNMENT // dtype.itemsize
             params: list[int] = []
@@ -117,13 +119,13 @@ class Layout:
                     params, offsets, numel = [], [], 0
 
     def elements(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of that parameter's shape, flat, in the order of the bucket's elements."""
+        """Returns `tensor`, which has the shape of parameter `index`, flat and in the bucket's element order."""
         if _channels_last(self.parameters[index]):
             tensor = tensor.permute(0, 2, 3, 1)
         return tensor.detach().reshape(-1)
 
     def views(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The parameters' places in a bucket's memory, in each parameter's own shape and memory format."""
+        """Returns views into a bucket's memory by parameter index, with each parameter's shape and memory format."""
         views: dict[int, torch.Tensor] = {}
         for index, offset in zip(bucket.params, bucket.offsets, strict=True):
             parameter = self.parameters[index]
@@ -145,7 +147,7 @@ def _padded(parameter: torch.Tensor) -> int:
 
 
 def flat(bucket: Bucket, memory: Memory) -> torch.Tensor:
-    """Room for a bucket where it lives, 64-byte aligned (as torch's own allocators do on a device)."""
+    """Returns memory for a bucket on its device, 64-byte aligned (as torch's own allocators align on a device)."""
     if bucket.device.type == "cpu":
         return memory.empty(bucket.numel, bucket.dtype)
     return torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
@@ -153,17 +155,17 @@ def flat(bucket: Bucket, memory: Memory) -> torch.Tensor:
 
 # --- partials ---------------------------------------------------------------------------------------------------------
 #
-# This worker's partial sums of a round's gradients, which it adds upward in the summation tree as far as it can.
+# This worker's partial sums of a round's gradients. It adds them upward in the summation tree as far as it can.
 #
-# What a shard costs beside its backward pass is memory traffic. So a gradient stays where autograd has made it, and
-# goes all the way up at once, parameter by parameter: it is added to what waits for its shard there, and so on
-# upward, in place. That reads and writes what plain accumulation into `.grad` does. Only what is exchanged, the sums
-# of the maximal nodes, goes into a slot of memory that peers can read; with the last shard at once, else when it is
-# asked for. At most about `2 * log2(shards)` sums are held at a time.
+# The cost of a shard beside its backward pass is memory traffic. So a gradient stays in the memory in which autograd
+# made it, and goes all the way up at once, parameter by parameter: it is added in place to the sum that waits for its
+# shard, and so on upward. That reads and writes as much memory as plain accumulation into `.grad`. Only the sums that
+# are exchanged, those of the maximal nodes, go into a slot of memory that peers can read: for the last shard at once,
+# otherwise at the first use. At most about `2 * log2(shards)` sums are held at a time.
 
 
 class Slot:
-    """Memory for one node of one bucket."""
+    """The memory for one node's sum of one bucket."""
 
     __slots__ = ("flat", "views")
 
@@ -174,9 +176,9 @@ class Slot:
 
 
 class ShardSum:
-    """The sum of some shards' gradients of one bucket: of each parameter in memory of its own, or all in one slot.
+    """The sum of some shards' gradients in one bucket: one tensor for each parameter, or all in one slot.
 
-    `parts` has none for a parameter that none of the shards has used: zero.
+    `parts` has no entry for a parameter that none of the shards used; its sum is zero.
     """
 
     __slots__ = ("_new", "parts", "slot")
@@ -188,7 +190,7 @@ class ShardSum:
 
     @property
     def flat(self) -> torch.Tensor:
-        """In a slot, shape (bucket.numel,)."""
+        """The whole sum in a slot, of shape (bucket.numel,)."""
         if self.slot is None:
             slot = self._new()
             for index, place in slot.views.items():
@@ -202,15 +204,15 @@ class ShardSum:
 
 
 class Partials:
-    """See the module's head.
+    """The partial sums of this worker in one round; see the comment above.
 
-    For each shard in turn: `open(shard)`, then `fold` for each gradient as the backward pass produces it, then
-    `close()`, which adds zeros for the parameters that got none. `complete(bucket)` is called when a bucket has all of
-    the shard's gradients.
+    For each shard in turn, call `open(shard)`, then `fold` for each gradient as the backward pass produces it, then
+    `close()`, which adds zeros for the parameters without a gradient. The attribute `complete` is called with the
+    bucket's number when a bucket has all of the shard's gradients.
     """
 
     def __init__(self, layout: Layout, memory: Memory | None = None) -> None:
-        """`memory`: where the slots lie; None for this process's own."""
+        """`memory` allocates the slots; None: ordinary memory of this process."""
         self.layout = layout
         self._memory = memory or Ordinary()
         self.nodes: list[dict[Node, ShardSum]] = [{} for _ in layout.buckets]
@@ -223,19 +225,19 @@ class Partials:
         self.complete: Callable[[int], None] = _nobody
 
     def warm(self) -> None:
-        """Have a slot of each bucket: else a joiner's first step of its own would wait for its page faults."""
+        """Allocates one slot for each bucket, so that a joiner's first step does not wait for page faults."""
         for bucket, free in enumerate(self._free):
             free.append(self._new(bucket))
 
     def begin(self, shards: int) -> None:
-        """A new round of `shards` shards: what was kept for the last one is given up."""
+        """Begins a new round of `shards` shards, and frees the sums of the last round."""
         self.shards = shards
         for bucket, nodes in enumerate(self.nodes):
             self._give_back(bucket, *nodes.values())
             nodes.clear()
 
     def open(self, shard: int, *, last: bool = False) -> None:
-        """The gradients of `shard` come next. `last`: the sums that it completes are exchanged next."""
+        """Begins `shard`, whose gradients come next. `last`: the sums that it completes are exchanged next."""
         assert self.shard < 0, f"shard {self.shard} is still open"
         self.shard = shard
         self._missing = [set(params) for params in self._all]
@@ -243,7 +245,7 @@ class Partials:
         self._ways = [self._way(bucket, node, others, last=last) for bucket in range(len(self.nodes))]
 
     def fold(self, index: int, gradient: torch.Tensor) -> None:
-        """The gradient of parameter `index` for the open shard, complete for this shard; it is the sums' own now."""
+        """Adds the open shard's complete gradient of parameter `index`. This object owns the tensor from now on."""
         bucket = self.layout.where[index]
         missing = self._missing[bucket]
         missing.remove(index)
@@ -255,7 +257,7 @@ class Partials:
         return index not in self._missing[self.layout.where[index]]
 
     def close(self, lanes: torch.Tensor | None) -> None:
-        """The shard's backward passes are done. `lanes`: its float64 lanes, shape (lanes,)."""
+        """Ends the open shard after its backward passes. `lanes`: its float64 lanes, of shape (lanes,)."""
         for bucket in self.layout.buckets:
             missing = self._missing[bucket.index]
             if not bucket.params:
@@ -270,12 +272,12 @@ class Partials:
         self.shard = -1
 
     def _climb(self, shard: int) -> tuple[Node, list[Node]]:
-        """How far up the shard comes, and the nodes that it is added to on its way. All buckets have the same ones."""
-        there, others = self.nodes[0] if self.nodes else {}, list[Node]()
+        """Returns the node that the shard reaches, and the nodes that are added on its way; the same in all buckets."""
+        sums, others = self.nodes[0] if self.nodes else {}, list[Node]()
         node, top = (0, shard), root(self.shards)
         while node != top:
             other = sibling(node)
-            if other in there:
+            if other in sums:
                 others.append(other)
             elif exists(other, self.shards):
                 break
@@ -290,7 +292,7 @@ class Partials:
         return _BucketPath(node, held, others, self._new(bucket) if slotted else None)
 
     def _merge(self, bucket: int) -> None:
-        """All of the shard is in."""
+        """Stores the sum of a bucket that has all of the shard's gradients."""
         way = self._ways[bucket]
         if way.slot is not None:
             way.held.lie_in(way.slot)
@@ -307,9 +309,9 @@ class Partials:
 
 
 class _BucketPath:
-    """Upward from the open shard in one bucket: to `node`, by adding the `others`.
+    """The path from the open shard up to `node` in one bucket, on which the `others` are added.
 
-    The sum ends in `held`, which is the first of them if there is one; in its `slot` if that is given.
+    The sum ends in `held`, which is the first of `others` if there is one; and in `slot` if that is given.
     """
 
     def __init__(self, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None) -> None:
@@ -319,7 +321,7 @@ class _BucketPath:
         self.slot = slot
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
-        """One parameter's part; None is zero."""
+        """Adds one parameter's gradient; None is zero."""
         total = gradient
         last = len(self.others) - 1
         place = self.slot.views[index] if self.slot is not None else None
@@ -327,7 +329,7 @@ class _BucketPath:
             part = other.parts.get(index)
             into = place if number == last else None
             if into is None and total is None and number and other.slot is not None and part is not None:
-                into = torch.empty_like(part)  # that slot is given back
+                into = torch.empty_like(part)  # that slot is freed afterwards
             total = _plus(total, part, into) if number else _plus(part, total, into)
         if place is not None and (last < 0 or total is None):
             _lay(total, place)
@@ -345,8 +347,9 @@ class _BucketPath:
 
 
 def _plus(left: torch.Tensor | None, right: torch.Tensor | None, into: torch.Tensor | None) -> torch.Tensor | None:
-    """Their sum, in the place of the left one if no other is given. None is zero, and adding that is not nothing: it
-    turns -0.0 into 0.0, here as on any other worker.
+    """Returns the sum, in the memory of `left` if `into` is None.
+
+    None is zero. Zero is really added, because that turns -0.0 into 0.0, as on every other worker.
     """
     if left is None:
         left, right = right, None
@@ -365,22 +368,22 @@ def _nobody(bucket: int) -> None:
 
 # --- staging ----------------------------------------------------------------------------------------------------------
 #
-# Buckets of an accelerator on their way through pinned host memory, where no collective library of its own serves.
+# Buckets of an accelerator go through pinned host memory where the device's own collective library is not used.
 #
-# Each of the device's flat tensors has one mirror in host memory, allocated once; the exchange sends, receives and adds
-# there. A bucket in host memory is its own mirror.
+# Each flat tensor of the device has one mirror in host memory, allocated once. The exchange sends, receives and adds
+# in the mirrors. A bucket in host memory is its own mirror.
 
 
 class Staging:
-    """`force` stages host memory too (True): how the path is tested without an accelerator."""
+    """The mirrors of device tensors in host memory. `force=True` also stages host memory, to test without a device."""
 
     def __init__(self, memory: Memory, force: bool | None = None) -> None:
         self._memory = memory
         self._force = force
-        self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the device's tensor, which is kept
+        self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the device tensor; kept alive here
 
     def host(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The host memory that stands for `flat` on the wire, shape (bucket.numel,)."""
+        """Returns the host memory that is sent in place of `flat`, of shape (bucket.numel,)."""
         if not self.serves(bucket):
             return flat
         if id(flat) not in self._mirrors:
@@ -392,16 +395,16 @@ class Staging:
         return self._mirrors[id(flat)][1]
 
     def out(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """Bring `flat` to the host; waits for the device, since it is sent next."""
+        """Copies `flat` to the host. Waits for the device, because the copy is sent next."""
         mirror = self.host(flat, bucket)
         return mirror if mirror is flat else mirror.copy_(flat)
 
     def back(self, flat: torch.Tensor, bucket: Bucket) -> None:
-        """Bring `flat` back from the host; waits for the device, since the next round receives into the mirror."""
+        """Copies `flat` back from the host. Waits for the device, because the next round writes to the mirror."""
         mirror = self.host(flat, bucket)
         if mirror is not flat:
             flat.copy_(mirror)
 
     def serves(self, bucket: Bucket) -> bool:
-        """Whether a bucket has mirrors."""
+        """Returns True if the bucket has mirrors."""
         return bucket.device.type != "cpu" if self._force is None else self._force

@@ -1,15 +1,17 @@
-"""The reproducible exchange of one view: every member gets the same sums, in the tree's order, whoever held what.
+"""The reproducible exchange of one view: every member gets the same sums, added in the tree's order, for any assignment
+of the shards.
 
-What is sent, received and added when, and why, is a value: `order`. Here are the threads and the tensors that follow
-it. The training thread sends from the backward pass; a thread of the view does the rest, and the training thread waits
-for "ended or view lost" instead. Latency is two hops; bytes on the wire are those of a ring all-reduce.
+`schedule.order` returns the sends, receives and additions as a value, and its module explains them. This module has the
+threads and tensors that execute that value. The training thread sends from the backward pass. A thread of the view does
+the rest, and the training thread waits for "ended or view lost" meanwhile. The latency is two hops; the bytes on the
+wire are those of a ring all-reduce.
 
-Fault contract: a lost peer is reported through `Agreement.lost`, the round then never ends here. The partial sums are
-untouched and serve the next view's exchange; the reduced buckets are garbage unless `Agreement.word` was called; the
-receive buffers are never used again (R3). `settle` lets the peers' pending receives complete once everyone has
-abandoned the view.
+Fault contract: a lost peer is reported through `Agreement.lost`, and then the round never ends on this worker. The
+partial sums are unchanged, and the next view's exchange uses them. The reduced buckets are garbage unless
+`Agreement.word` was called. The receive buffers are never used again (R3). `settle` lets the peers' pending receives
+complete after every worker has abandoned the view.
 
-A world of one runs the same acts, with nobody to send to, on the training thread.
+A single process (`world_size=1`) runs the same acts on the training thread, without peers.
 """
 
 from __future__ import annotations
@@ -57,16 +59,16 @@ from farandole.protocol.view import WORD_LENGTH, CommitMessage, Lineage, View
 
 # --- waits ------------------------------------------------------------------------------------------------------------
 #
-# Whom a worker's exchanges have waited for, kept only while somebody asks (`farandole trace`).
+# The waits of a worker's exchanges for its peers. They are recorded only during a trace (`farandole trace`).
 #
-# One object for all of a worker's exchanges, of one view after the other. The views' threads add to it, the training
-# thread takes what is there: lists are handed over whole, so nobody needs a lock.
+# There is one object for all of a worker's exchanges, over all views. The threads of the views append to its list, and
+# the training thread takes the whole list, so no lock is needed.
 
-SHORTEST_NS = 20_000  # what came sooner was there already
+SHORTEST_NS = 20_000  # a shorter wait means that the message had already arrived
 
 
 class Wait(NamedTuple):
-    """For `peer`'s message; times are of the monotonic clock."""
+    """A wait for a message of `peer`; times are in nanoseconds of the monotonic clock."""
 
     peer: str
     began_ns: int
@@ -74,8 +76,10 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """Attributes:
-    kept: those since somebody asked, at most `most`; None: nobody does.
+    """The record of waits.
+
+    Attributes:
+        kept: the waits since the trace began, at most `most`; None if there is no trace.
     """
 
     def __init__(self) -> None:
@@ -90,23 +94,23 @@ class Waits:
 
 # --- round ------------------------------------------------------------------------------------------------------------
 #
-# What one worker knows of one round's exchange: its order, and how far it is.
+# The state of one round's exchange at one worker: its order and its progress.
 
 
 class Round:
-    """One round's exchange. `tag`: what all tags of its messages have in common. `trains`: it is a training step's.
+    """One round's exchange. `tag` is common to all its messages. `trains` is True for the round of a training step.
 
     Attributes:
-        scattered: the buckets that all have been sent this worker's partial sums of; set by the training thread.
-        held: for each bucket, the sums that this worker has: its own partial sums, in the memory of the training
-            thread's `Partials`; then those of its host. With each the element of the bucket with which it begins.
-        served: how many acts of the order are done; set by the view's thread.
-        received: what is on its way here, by sender and place, and where it may land.
-        here: where it lies, once it is here.
-        flushes: whether the training thread, which makes this, takes denormal numbers for zero; as of when it last
-            handed something in, since the script may alter that in the loop's body.
-        sent: what is on its way to others, which may read it for as long as the round lasts.
-        words: by who says them; this worker's own, once it has given it.
+        scattered: for each bucket, True if this worker's partial sums of it are sent; set by the training thread.
+        held: for each bucket, the sums that this worker has: first its own partial sums, in the memory of the training
+            thread's `Partials`, then those of its host. Each sum has the bucket's element with which it begins.
+        served: the number of acts of the order that are done; set by the view's thread.
+        received: pending receives and their buffers, by sender and place.
+        here: the tensors of the messages that have arrived, by sender and place.
+        flushes: True if the training thread, which makes this object, flushes denormal numbers to zero. It is read
+            each time the thread hands in a bucket, because the script may change that mode in the loop's body.
+        sent: pending sends; peers may read their tensors for as long as the round lasts.
+        words: the commit messages by worker; this worker's own after it is made.
     """
 
     def __init__(self, number: int, order: ExchangeOrder, partials: Partials, tag: int, *, trains: bool) -> None:
@@ -128,37 +132,37 @@ class Round:
         self.ended = False
 
     def take(self, message: ExchangeMessage) -> torch.Tensor:
-        """Blocks until a message is here. Returns where it lies.
+        """Blocks until a message has arrived. Returns its tensor.
 
         Raises:
-            PeerLost: it never will be.
+            PeerLost: the message can never arrive.
         """
         borrowing, _ = self.received[message.peer, message.place]
-        self.here[message.peer, message.place] = there = borrowing.wait()
+        self.here[message.peer, message.place] = tensor = borrowing.wait()
         if message.kind == WORD:
-            self.words[message.whose] = there
-        return there
+            self.words[message.whose] = tensor
+        return tensor
 
     def landed(self, message: ExchangeMessage) -> bool:
-        """Whether a message that is here lies in this worker's memory for it, not in its sender's."""
+        """Returns True if a message that has arrived is in this worker's own receive buffer, not in shared memory."""
         key = message.peer, message.place
         return self.received[key][1].holds(self.here[key])
 
     def sum_held(self, node: Node, bucket: int, start: int, stop: int) -> torch.Tensor:
-        """That part of a sum that this worker has."""
+        """Returns the elements `[start, stop)` of a sum that this worker has."""
         begins, flat = self.held[bucket][node]
         return flat[start - begins : stop - begins]
 
 
 # --- buffers ----------------------------------------------------------------------------------------------------------
 #
-# A view's own memory for its exchange (R3): the sums of the buckets, and where partial sums of others land.
+# The memory of one view's exchange (R3): the sums of the buckets, and the receive buffers for partial sums of others.
 #
-# Nothing of it is used by another view, so that what is still under way in an abandoned one spoils nothing.
+# No other view uses this memory, so pending messages of an abandoned view can't corrupt another view.
 
 
 class ExchangeBuffers:
-    """See the module's head. `lends`: a peer shares memory with this worker."""
+    """The memory of one view's exchange; see above. `lends` is True if a peer shares memory with this worker."""
 
     def __init__(self, view: View, worker: str, memory: Memory, stage: bool | None, *, lends: bool) -> None:
         self._levels, self._worker, self._alone = Levels.of(view), worker, view.size == 1
@@ -168,7 +172,7 @@ class ExchangeBuffers:
         self._lends = lends
         self.staging = Staging(memory, stage)
         self._sums: WeakKeyDictionary[Layout, list[Sum]] = WeakKeyDictionary()
-        self._used: list[InPlace] = []  # of the last training round, by all
+        self._used: list[InPlace] = []  # by all workers, in the last training round
         self._rests = False
         self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
 
@@ -177,37 +181,37 @@ class ExchangeBuffers:
             self._sums[layout] = [self._sum(bucket) for bucket in layout.buckets]
 
     def warm(self, layout: Layout, arrivals: Iterable[ExchangeMessage]) -> None:
-        """Allocate and touch what a round needs in which these land here."""
+        """Allocates and touches the memory that a round needs to receive these messages."""
         self.allocate(layout)
         for message in arrivals:
             if message.kind == PARTIAL:
                 self.where(layout, message)
 
-    def begin(self, layout: Layout, *, heard: bool) -> None:
+    def begin(self, layout: Layout, *, all_begun: bool) -> None:
         self.allocate(layout)
         sums = self._sums[layout]
         for each in sums:
-            each.begin(heard=heard)
+            each.begin(all_begun=all_begun)
         used = [each for each in sums if isinstance(each, InPlace)]
         if used and used != self._used:
             self.rest()
             self._used, self._rests = used, False
 
     def rest(self) -> None:
-        """Nothing new is summed up where the last training round's sums are; others may use those. Idempotent."""
+        """Stops writing to the sums of the last training round, because peers may still use them. Idempotent."""
         if isinstance(self._memory, Arena) and not self._rests:
             self._rests = True
             for each in self._used:
                 self._memory.rest(each)
 
     def woken(self) -> None:
-        """All have begun a later training round than the one that what rests is of."""
+        """Frees the resting memory: all workers have begun a later training round than the one that used it."""
         if isinstance(self._memory, Arena):
             self._memory.wake()
 
     @property
     def stood(self) -> bool:
-        """The sums in use are what they were."""
+        """True if no peer has overwritten the sums in use."""
         return all(each.stood for each in self._used)
 
     def reduced(self, layout: Layout) -> list[torch.Tensor]:
@@ -215,39 +219,39 @@ class ExchangeBuffers:
         return [each.flat for each in self._sums[layout]]
 
     def complete(self, layout: Layout) -> None:
-        """All slices of all buckets are here."""
+        """Completes the sums: all slices of all buckets have arrived."""
         for each in self._sums[layout]:
             each.complete()
 
-    def put(self, layout: Layout, message: ExchangeMessage, there: torch.Tensor) -> bool:
-        """The slice that a message tells of lies there. False: it did, and its owner has given the memory back."""
-        return self._sums[layout][message.bucket].put(message.start, message.stop, there)
+    def put(self, layout: Layout, message: ExchangeMessage, tensor: torch.Tensor) -> bool:
+        """Takes `tensor` as the slice of a message. Returns False if its owner has already freed that memory."""
+        return self._sums[layout][message.bucket].put(message.start, message.stop, tensor)
 
     def room(self, layout: Layout, message: ExchangeMessage) -> Room:
-        """Where a message may land."""
+        """Returns the receive buffer of a message."""
         if message.kind == WORD:
             return Room(WORD_LENGTH, torch.int64, lambda: torch.empty(WORD_LENGTH, dtype=torch.int64))
         dtype = layout.buckets[message.bucket].dtype
         return Room(message.stop - message.start, dtype, lambda: self.where(layout, message))
 
     def where(self, layout: Layout, message: ExchangeMessage) -> torch.Tensor:
-        """Where a partial sum or a slice lands, or the sum that is gathered lies."""
+        """Returns the memory of a received partial sum or slice, or of the sum that is sent in (e) and (f)."""
         bucket, sum_ = layout.buckets[message.bucket], self._sums[layout][message.bucket]
         if message.kind == PARTIAL and (message.landing or isinstance(sum_, InPlace)):
             return self._landing(bucket, message.landing, message.stop - message.start)
         return sum_.place(message.start, message.stop)
 
     def sum_up(self, round_: Round, act: Fold | Add) -> None:
-        """In the order of the tree over shards."""
+        """Executes an act, adding in the order of the tree over shards."""
         if isinstance(act, Fold):
             self._fold(round_, act)
         else:
             self._add(round_, act)
 
     def _fold(self, round_: Round, act: Fold) -> None:
-        """Make the host's sums of a stretch of a bucket. They are held from then on, instead of this worker's own.
+        """Computes the host's sums of a part of a bucket. The round holds them instead of this worker's own sums.
 
-        The first that takes adding up is made where the sum will be: its owner sends that when it has had this one.
+        The first one is made where the bucket's sum will be: the owner sends that sum only after it has received this.
         """
         bucket, sum_ = round_.layout.buckets[act.bucket], self._sums[round_.layout][act.bucket]
         values, landed = self._values(round_, act)
@@ -259,7 +263,7 @@ class ExchangeBuffers:
         round_.held[act.bucket] = made
 
     def _add(self, round_: Round, act: Add) -> None:
-        """Sum up a slice of a bucket."""
+        """Computes the sum of a slice of a bucket."""
         sum_ = self._sums[round_.layout][act.bucket]
         if isinstance(sum_, SingleProcessSums):
             (sum_.flat,) = (flat for _, flat in round_.held[act.bucket].values())
@@ -271,9 +275,9 @@ class ExchangeBuffers:
             target.copy_(total)
 
     def _values(self, round_: Round, act: Fold | Add) -> tuple[dict[Node, torch.Tensor], set[int]]:
-        """What a sum of that stretch is made of, in host memory; and the ids of what has landed here.
+        """Returns the addends of an act by node, in host memory, and the ids of those in this worker's receive buffers.
 
-        That may be overwritten. Partial sums may not: a redo needs them; nor what others have lent.
+        The latter may be overwritten. Partial sums may not, because a retry needs them; nor shared memory of peers.
         """
         values = {node: round_.sum_held(node, act.bucket, act.start, act.stop) for node in round_.held[act.bucket]}
         taken = {message.node: round_.here[message.peer, message.place] for message in act.taken}
@@ -289,25 +293,25 @@ class ExchangeBuffers:
         return Copied(bucket, self._stage)
 
     def _more(self, bucket: Bucket, number: int, act: Fold) -> torch.Tensor:
-        """Memory for one more sum of the host's, for as long as the round lasts."""
+        """Returns memory for one more sum of the host, for as long as the round lasts."""
         key = (bucket.dtype, bucket.index, -number)
         if key not in self._landings:
             self._landings[key] = torch.zeros(act.stop - act.start, dtype=bucket.dtype)
         return self._landings[key]
 
     def _landing(self, bucket: Bucket, k: int, numel: int) -> torch.Tensor:
-        """Memory for the k-th partial sum from elsewhere; `LANDINGS` buckets share it in turn."""
+        """Returns memory for the k-th partial sum from other workers; `LANDINGS` buckets share it in turn."""
         key = (bucket.dtype, bucket.index % LANDINGS, k)
-        found = self._landings.get(key)
-        if found is None or found.numel() < numel:
-            found = self._landings[key] = torch.zeros(numel, dtype=bucket.dtype)
-        return found[:numel]
+        landing = self._landings.get(key)
+        if landing is None or landing.numel() < numel:
+            landing = self._landings[key] = torch.zeros(numel, dtype=bucket.dtype)
+        return landing[:numel]
 
 
 def _total(
     values: dict[Node, torch.Tensor], spare: set[int], shards: int, node: Node, target: torch.Tensor
 ) -> torch.Tensor:
-    """A node's sum: in `target`, or one of the values itself. `spare`: the ids of those that may be overwritten."""
+    """Returns a node's sum: `target`, or one of the values itself. `spare`: ids of values that may be overwritten."""
     spare = set(spare)
 
     def add(left: torch.Tensor, right: torch.Tensor, last: bool) -> torch.Tensor:
@@ -328,7 +332,7 @@ def _total(
 
 
 class Agreement(Protocol):
-    """What the exchange needs of the member's state machine."""
+    """The part of the member's state machine that the exchange needs."""
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None: ...
 
@@ -340,7 +344,10 @@ class Agreement(Protocol):
 
 
 class Exchange:
-    """The exchange of one view. `links` may be None for a world of one; `waits` keeps whom it waits for."""
+    """The exchange of one view. `links` may be None for a single process; `waits` records the waits for peers.
+
+    The training thread calls all public methods.
+    """
 
     def __init__(
         self, view: View, worker: str, links: Links | None, agreement: Agreement, *, stage: bool | None = None,
@@ -366,19 +373,19 @@ class Exchange:
     # --- the training thread's side ----------------------------------------------------------------------------
 
     def warm(self, layout: Layout) -> None:
-        """Start the thread, and allocate and touch what a round of one shard each needs, ahead of the switch."""
+        """Starts the thread, and allocates and touches the memory of a round of one shard each, before the switch."""
         usual = self._order(layout, self.view.size, self.view.lineage(self.view.members))
         self._buffers.warm(layout, [message for message in usual.arrivals if message.peer not in self._shared])
         self._start_thread()
 
     def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
-        """Start a round, of a training step or for something else: post its receives. Buckets follow by `ready`."""
-        if self._peers and self._links is None:  # its connections are gone: another view is in force meanwhile
+        """Starts a round of a training step, or of anything else: posts its receives. Call `ready` for each bucket."""
+        if self._peers and self._links is None:  # its connections are closed: another view is in force meanwhile
             return
         layout = partials.layout
         tag = of_round(self.view, number, TRAINING if training else OTHER)
         self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag, trains=training)
-        self._buffers.begin(layout, heard=round_.order.heard)
+        self._buffers.begin(layout, all_begun=round_.order.all_begun)
         try:
             self._post(round_, round_.order.begin)
         except PeerLost as lost:
@@ -389,7 +396,7 @@ class Exchange:
             self._wake.notify_all()
 
     def ready(self, bucket: int) -> None:
-        """All of this worker's shards are in `bucket`: it is scattered."""
+        """Sends `bucket`, which has the gradients of all of this worker's shards."""
         round_ = self._round
         if round_ is None or self._abandoned:
             return
@@ -404,14 +411,14 @@ class Exchange:
             self._wake.notify_all()
 
     def withhold(self) -> None:
-        """This worker does not hold the state yet: give no word before `release`."""
+        """Delays the commit message until `release`, because this worker does not hold the state yet."""
         self._may_word.clear()
 
     def release(self) -> None:
         self._may_word.set()
 
     def finish(self) -> None:
-        """Everything is handed in; a world of one does its acts now, others' thread is at it."""
+        """Ends the handing in of buckets. A single process executes its acts now; otherwise the view's thread does."""
         if self._round:
             self._round.flushes = settings.flushes()
             if not self._peers and not self._round.ended:
@@ -427,11 +434,11 @@ class Exchange:
 
     @property
     def stood(self) -> bool:
-        """The reduced buckets are still what they were. If not, this worker was given up while it stood still."""
+        """True if the reduced buckets are not overwritten. They are if this worker was evicted while it was frozen."""
         return self._buffers.stood
 
     def close(self) -> None:
-        """The view is over, in order or not: its thread ends, unless it waits for a peer."""
+        """Ends the view, after success or failure. Its thread ends, unless it waits for a peer."""
         with self._wake:
             self._abandoned = True
             self._wake.notify_all()
@@ -439,9 +446,9 @@ class Exchange:
         self._buffers.rest()
 
     def settle(self) -> None:
-        """Send what the abandoned round still owes, contents aside, so that nobody's receive hangs for ever.
+        """Sends what the abandoned round still owes, with any contents, so that no peer's receive hangs forever.
 
-        Only after every survivor has abandoned the view: nobody takes what arrives for a result.
+        Call it only after every survivor has abandoned the view: then no worker takes the contents for a result.
         """
         round_ = self._round
         if round_ is None or round_.ended or self._links is None:
@@ -454,7 +461,7 @@ class Exchange:
     # --- following the order -----------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """The view's thread."""
+        """The body of the view's thread."""
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._abandoned or (self._round is not None and not self._round.ended))
@@ -466,7 +473,7 @@ class Exchange:
                 return
 
     def _serve(self, round_: Round) -> bool:
-        """False: the view is lost, or stopped."""
+        """Executes the round's acts. Returns False if the view is lost, or stopped."""
         try:
             for act in round_.order.serve:
                 if not self._do(round_, act):
@@ -514,7 +521,7 @@ class Exchange:
 
     def _vouch(self, round_: Round) -> bool:
         self._may_word.wait()
-        if self._abandoned:  # what arrived last may have been a settlement, which is no result
+        if self._abandoned:  # the last message may have come from `settle`, and is no result
             return False
         compute_us = int((time.monotonic() - round_.begun_at) * 1e6)
         word = self._agreement.word(
@@ -534,15 +541,15 @@ class Exchange:
         for message in round_.order.scatter[bucket]:
             self._send(round_, self._content(round_, message), message)
 
-    # --- small things ------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------
 
     def _order(self, layout: Layout, shards: int, lineage: Lineage) -> ExchangeOrder:
-        """Made once for all rounds that are alike."""
+        """Returns the order of a round, cached for rounds with the same arguments."""
         orders = self._orders.setdefault(layout, {})
-        found = orders.get((shards, lineage))
-        if found is None:
-            found = orders[shards, lineage] = order(self.view, self.worker, layout.buckets, shards, lineage)
-        return found
+        cached = orders.get((shards, lineage))
+        if cached is None:
+            cached = orders[shards, lineage] = order(self.view, self.worker, layout.buckets, shards, lineage)
+        return cached
 
     def _start_thread(self) -> None:
         if self._thread is None and self._peers:
@@ -556,21 +563,21 @@ class Exchange:
     def _wait(self, round_: Round, message: ExchangeMessage) -> None:
         self.waiting_for = (message.peer, time.monotonic())
         began_ns = None if self._waits.kept is None else time.monotonic_ns()
-        there = round_.take(message)
+        tensor = round_.take(message)
         self.waiting_for = None
         if began_ns is not None:
             self._waits.add(message.peer, began_ns, time.monotonic_ns())
         if message.kind != REDUCED or round_.landed(message):
             return
-        if not self._buffers.put(round_.layout, message, there):
-            raise PeerLost(message.peer, "it has gone on without this worker")
+        if not self._buffers.put(round_.layout, message, tensor):
+            raise PeerLost(message.peer, "it continued without this worker")
 
     def _send(self, round_: Round, tensor: torch.Tensor, message: ExchangeMessage) -> None:
         assert self._links is not None
         round_.sent.append(self._links.lend(tensor, message.peer, round_.tag | message.place))
 
     def _content(self, round_: Round, message: ExchangeMessage) -> torch.Tensor:
-        """Of what is sent when the round's buckets have been scattered."""
+        """Returns the tensor to send for a message."""
         if message.kind == WORD:
             return round_.words[message.whose]
         if message.kind == PARTIAL:
@@ -578,7 +585,7 @@ class Exchange:
         return self._buffers.where(round_.layout, message)
 
     def _nothing(self, round_: Round, message: ExchangeMessage) -> torch.Tensor:
-        """Of a message's size, and no result."""
+        """Returns a tensor of a message's size that is not a result."""
         if message.kind == WORD:
             return torch.full((WORD_LENGTH,), -1, dtype=torch.int64)
         return self._buffers.where(round_.layout, message)

@@ -1,7 +1,7 @@
-"""A transport in memory, for tests: the workers are threads of one process, and a fault strikes when the test says so.
+"""An in-memory transport for tests: the workers are threads of one process, and the test injects faults.
 
-It keeps what `transport` promises and no more: a tensor is read and written at the last moment, when both ends have
-started, and what a peer has sent before it is lost and nobody has asked for is lost too.
+It guarantees what `transport` promises and no more: a tensor is read and written at the last moment, when both ends
+have started. A message that a lost peer sent and that no receive has asked for is lost too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Way = tuple[int, str, str, int]  # group, sender, receiver, tag
 
 
 class FakeNetwork:
-    """What the workers of one test are connected through."""
+    """The network between the workers of one test."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -33,13 +33,13 @@ class FakeNetwork:
     # --- faults ----------------------------------------------------------------------------------------------
 
     def lose(self, worker: str) -> None:
-        """Its process has ended."""
+        """Simulates the end of the worker's process."""
         with self.changed:
             self._gone.add(worker)
             self.changed.notify_all()
 
     def freeze(self, worker: str) -> None:
-        """Its process stands still; what others ask of it waits."""
+        """Freezes the worker's process; operations of its peers wait for it."""
         with self.changed:
             self._frozen.add(worker)
 
@@ -49,7 +49,7 @@ class FakeNetwork:
             for way in list(self._sends):
                 self._hand_over(way)
 
-    # --- what links ask for, each of them with `changed` held ------------------------------------------------
+    # --- the operations of links, each called with `changed` held --------------------------------------------
 
     def come(self, view: View, me: str) -> None:
         self._came[view.group].add(me)
@@ -73,7 +73,7 @@ class FakeNetwork:
         return worker in self._frozen and worker not in self._gone
 
     def lost(self, pending: _Pending) -> bool:
-        """Whether it never will be done."""
+        """Returns True if the operation can never complete."""
         group, peer = pending.way[0], pending.peer
         closed = (group, peer) in self._closed and not self._under_way(group, peer)
         return not pending.done and (bool({peer, pending.me} & self._gone) or closed)
@@ -94,7 +94,7 @@ class FakeNetwork:
 
 
 class Fake:
-    """The transport."""
+    """The in-memory transport."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network
@@ -106,7 +106,7 @@ class Fake:
 
 
 class FakeLinks(Unshared):
-    """See `Links`."""
+    """The links of one group in a `FakeNetwork`."""
 
     def __init__(self, network: FakeNetwork, group: int, me: str) -> None:
         self._network = network
@@ -120,7 +120,7 @@ class FakeLinks(Unshared):
         return self._start(_Pending(self._network, (self._group, peer, self._me, tag), tensor, sends=False))
 
     def keep(self, memory: object) -> None:
-        """What is under way keeps its own."""
+        """Does nothing: pending operations keep their own tensors alive."""
 
     def close(self) -> None:
         with self._network.changed:

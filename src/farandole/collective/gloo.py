@@ -1,13 +1,14 @@
-"""Gloo as a transport: TCP between all pairs of a group, with a rendezvous over the control connection.
+"""The Gloo transport: TCP between all pairs of a group, with a rendezvous over the control connection.
 
-A group takes connections from its members alone (`listener`), and is used only when each of its pairs has proved itself
-(`proof`): nothing that a stranger sends over one is read.
+A group accepts connections only from its members (section `listener`), and is used only after each of its pairs has
+authenticated (section `proof`): data from an unauthenticated peer is never read.
 
-Gloo has no way to wake a pending receive and closes the pair of one that times out, so receives never time out here.
+Gloo can't wake a pending receive, and it closes the pair of a receive that times out. So receives never time out here.
 
-A forked process (a loader process) inherits groups without their threads, and Gloo's destructor waits for them: a group
-that is garbage in a cycle by then would hang the child in a collection. So what a child inherits is left out of its
-collections, and there is none while others' functions are called that have to do with forking.
+A forked process (a loader process) inherits groups without their threads, and Gloo's destructor waits for these
+threads: a group that is garbage in a reference cycle would hang the child in a garbage collection. So the child
+excludes all inherited objects from its collections (`gc.freeze`), and no collection runs while other libraries' fork
+handlers run.
 """
 
 from __future__ import annotations
@@ -45,61 +46,60 @@ from farandole.protocol.view import View
 
 # --- proof ------------------------------------------------------------------------------------------------------------
 #
-# Each pair of a new group proves itself before anything else is sent over it: both ends hold the group's key.
+# The authentication of each pair of a new group, before any other data is sent: both ends hold the group's key.
 #
-# The coordinator makes a key for each group (`coordinator/server.py`) and tells it to the members of that view
-# only, over connections that have shown the ticket. Every pair (a, b), a before b in the view, does this at once in
-# both directions:
+# The coordinator makes a key for each group (`coordinator/server.py`) and sends it to the members of that view only,
+# over connections that have authenticated with the ticket. Every pair (a, b), a before b in the view, does this in both
+# directions at the same time:
 #
 # 1. a sends a nonce of 32 random bytes, N(a); b sends N(b).
-# 2. a sends HMAC-SHA256(key, T | "a"); b sends HMAC-SHA256(key, T | "b"); where T, the transcript, is what this is for,
-#    the group's number, both names, N(a) and N(b), each with its length before it.
-# 3. Each compares what came with what the other must have sent, in constant time.
+# 2. a sends HMAC-SHA256(key, T | "a"); b sends HMAC-SHA256(key, T | "b"). T, the transcript, consists of the purpose,
+#    the group's number, both names, N(a) and N(b), each preceded by its length.
+# 3. Each end compares the received HMAC with the one that the other must send, in constant time.
 #
-# Who does not have the key can't make what is to come: a's own nonce is in it, so nothing that was recorded before
-# fits; the sender's name is in it, so what a sends does not fit as b's; the names and the group's number are in it,
-# so what another pair or another group has sent does not fit either. That the nonces come from the stranger does not
-# help it: it learns HMACs of transcripts that nobody but it will ever accept. The key is the run's and the group's
+# A process without the key can't compute the expected HMAC. It contains a's own nonce, so a replay of an earlier one
+# fails. It contains the sender's name, so a's HMAC is not valid as b's. It contains both names and the group's number,
+# so an HMAC of another pair or another group is not valid either. An attacker may choose its own nonce, but that does
+# not help: it learns HMACs of transcripts that no other process accepts. The key is specific to the run and the group
 # (both are in it).
 #
-# What it does not do: the proof shows who was at the other end, and nothing that is sent afterwards carries one. Who
-# sits on the wire between two members and passes their proof on unchanged can then read and change everything, and no
-# proof without encryption can show it. On one machine that is root alone, since the listener lets nobody else's
-# connection in (`listener`); in a network, who can put packets with another machine's address on the wire, or is its
-# router.
+# Limit: the proof authenticates the other end when the group forms; later data is not authenticated. An attacker on the
+# path between two members that forwards their proofs unchanged can then read and change all data, and no proof without
+# encryption can detect it. On one machine only root can do that, because the listener accepts no other process's
+# connection (section `listener`). In a network, a machine can that spoofs another machine's address, or its router.
 #
-# All sizes are fixed. Gloo itself trusts its peers: who speaks its format to it, in place of a member, can make it
-# end the process before any proof is due. Only the listener's filter prevents that, by letting nobody have such a
-# connection.
+# All sizes are fixed. Gloo itself trusts its peers: a process that connects in place of a member and speaks Gloo's
+# format can end this process before the proof begins. Only the listener's filter prevents that, because it lets no such
+# connection in.
 
 NONCE_BYTES = PROOF_BYTES = 32
-LIMIT = timedelta(seconds=60)  # as for the connections: a peer may still be waiting for those to others
+LIMIT = timedelta(seconds=60)  # as for the connections: a peer may still wait for its other connections
 _NONCES, _PROOFS = place(WORD), place(WORD, 1)  # nothing else is sent before a group's first view
 
 
 def prove(links: GlooLinks, worker: str, key: bytes) -> None:
-    """Blocks until all peers have proved that they hold `key`, and they know that `worker` does.
+    """Blocks until all peers have proved that they hold `key`, and `worker` has proved it to them.
 
     Raises:
-        Unproved: one does not.
-        PeerLost: a connection broke, or nothing came in time.
+        Unproved: a peer's proof is wrong.
+        PeerLost: a connection broke, or a peer did not answer in time.
     """
     peers = [member for member in links.members if member != worker]
     ours = {peer: secrets.token_bytes(NONCE_BYTES) for peer in peers}
     theirs = _swap(links, _NONCES, ours)
-    told: dict[str, bytes] = {}
+    own_proofs: dict[str, bytes] = {}
     expected: dict[str, bytes] = {}
     for peer in peers:
         nonces = {worker: ours[peer], peer: theirs[peer]}
-        told[peer] = proof(key, links.number, links.members, nonces, of=worker)
+        own_proofs[peer] = proof(key, links.number, links.members, nonces, of=worker)
         expected[peer] = proof(key, links.number, links.members, nonces, of=peer)
-    for peer, told_us in _swap(links, _PROOFS, told).items():
-        if not hmac.compare_digest(told_us, expected[peer]):
+    for peer, received in _swap(links, _PROOFS, own_proofs).items():
+        if not hmac.compare_digest(received, expected[peer]):
             raise Unproved(peer, links.address(peer))
 
 
 def proof(key: bytes, group: int, members: tuple[str, ...], nonces: dict[str, bytes], *, of: str) -> bytes:
-    """What `of`, one of the two whose `nonces` these are, has to send."""
+    """Returns the proof that `of` must send; `nonces` are those of the pair, by worker."""
     pair = sorted(nonces, key=members.index)
     parts = [
         b"farandole pair",
@@ -113,7 +113,7 @@ def proof(key: bytes, group: int, members: tuple[str, ...], nonces: dict[str, by
 
 
 def _swap(links: GlooLinks, tag_: int, ours: dict[str, bytes]) -> dict[str, bytes]:
-    """Send each peer its bytes and receive as many from each."""
+    """Sends each peer its bytes, and receives the same number of bytes from each."""
     sent: list[GlooPending] = []
     received: dict[str, tuple[GlooPending, torch.Tensor]] = {}
     for peer, data in ours.items():
@@ -127,9 +127,9 @@ def _swap(links: GlooLinks, tag_: int, ours: dict[str, bytes]) -> dict[str, byte
 
 # --- packet filter ----------------------------------------------------------------------------------------------------
 #
-# A socket's packet filter: the program that the kernel runs on each packet, in classic BPF.
+# A socket's packet filter: a classic BPF program that the kernel runs on each packet.
 #
-# It lets pass the first packet of every connection, and otherwise what comes from the ends that it names, nothing else.
+# It accepts the first packet of every connection, and all packets from a list of ends; it drops everything else.
 
 # From Linux's headers.
 _LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _AND, _JUMP, _EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x54, 0x05, 0x15, 0x06
@@ -139,14 +139,16 @@ _SOURCE_ADDRESS = {4: 12, 6: 8}
 _SYN, _SYN_OR_ACK = 0x02, 0x12
 _ALL, _NOTHING = 0xFFFFFFFF, 0
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
-ALL_OUT: tuple[Instruction, ...] = ((_RETURN, 0, 0, _NOTHING),)  # not even a first packet passes
+ALL_OUT: tuple[Instruction, ...] = ((_RETURN, 0, 0, _NOTHING),)  # drops all packets, first packets too
 
 
 def only(ends: Iterable[str]) -> list[Instruction]:
-    """The program that lets pass the beginning of every connection, and all packets from `ends` ("address port").
+    """Returns the program that accepts the first packet of every connection, and all packets from `ends`.
+
+    An end is written "address port".
 
     Raises:
-        ValueError: what is no such end.
+        ValueError: an end is not of that form.
     """
     ports: dict[Any, set[int]] = defaultdict(set)
     for end in ends:
@@ -163,10 +165,10 @@ def only(ends: Iterable[str]) -> list[Instruction]:
         for port in sorted(of_address):
             of_ports += [(_EQUAL, 0, 1, port), (_RETURN, 0, 0, _ALL)]
         words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
-        for number, word in enumerate(words):  # each that differs jumps to the next address, beyond all that follows
-            left = 3 * (len(words) - number - 1) + len(of_ports)
+        for number, word in enumerate(words):  # a word that differs jumps to the next address, past the rest of this
+            rest = 3 * (len(words) - number - 1) + len(of_ports)
             at = _IP_HEADER + _SOURCE_ADDRESS[address.version] + 4 * number
-            program += [(_LOAD_WORD, 0, 0, at), (_EQUAL, 1, 0, word), (_JUMP, 0, 0, left)]
+            program += [(_LOAD_WORD, 0, 0, at), (_EQUAL, 1, 0, word), (_JUMP, 0, 0, rest)]
         program += of_ports
     return [*program, (_RETURN, 0, 0, _NOTHING)]
 
@@ -174,15 +176,15 @@ def only(ends: Iterable[str]) -> list[Instruction]:
 def port_of(text: str) -> int:
     port = int(text)
     if not 0 < port < 65536:
-        raise ValueError(f"port {port}: there is none below 1 or above 65535")
+        raise ValueError(f"port {port}: a port is between 1 and 65535")
     return port
 
 
 # --- sockets ----------------------------------------------------------------------------------------------------------
 #
-# This process's sockets, those that others have made and own among them: looked at, and given filters.
+# Access to all sockets of this process, including those that other libraries own: their state and their filters.
 #
-# A socket is known by its descriptor's number; it is neither copied, which would keep it open, nor closed.
+# A socket is identified by its descriptor number. It is not duplicated, because that would keep it open; nor closed.
 
 # From Linux's headers; Python's `socket` does not name them.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ACCEPTCONN = 26, 27, 30
@@ -190,9 +192,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Socket:
-    """One that others own: looked at by its number, and neither copied, which would keep it open, nor closed.
+    """A socket that another library owns, by its descriptor number. It is neither duplicated nor closed here.
 
-    Python's own `socket` changes the mode (blocking or not) of what it is made of.
+    Python's own `socket` is not used, because it changes the mode (blocking or not) of the descriptor.
     """
 
     def __init__(self, number: int) -> None:
@@ -200,15 +202,15 @@ class Socket:
 
     def listens(self) -> bool:
         value, size = ctypes.c_int(0), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
-        asked = (self.number, socket.SOL_SOCKET, _SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size))
-        return _libc.getsockopt(*asked) == 0 and value.value == 1
+        arguments = (self.number, socket.SOL_SOCKET, _SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size))
+        return _libc.getsockopt(*arguments) == 0 and value.value == 1
 
     def near(self) -> str:
-        """Its own end, as "address port"; "" if it has none."""
+        """The local end, as "address port"; "" if there is none."""
         return self._end(_libc.getsockname)
 
     def far(self) -> str:
-        """The end that it is connected to; "" if there is none."""
+        """The remote end, as "address port"; "" if there is none."""
         return self._end(_libc.getpeername)
 
     def attach(self, program: Sequence[Instruction]) -> None:
@@ -217,7 +219,7 @@ class Socket:
         self._set(_SO_ATTACH_FILTER, described)
 
     def detach(self) -> None:
-        with contextlib.suppress(OSError):  # it has none, or is gone
+        with contextlib.suppress(OSError):  # it has no filter, or is closed
             self._set(_SO_DETACH_FILTER, ctypes.c_int(0))
 
     def _end(self, ask: Any) -> str:
@@ -238,13 +240,13 @@ class Socket:
 
 
 def lowest_free() -> int:
-    """The number that the next descriptor gets."""
+    """Returns the number that the next descriptor will get."""
     with open(os.devnull, "rb", buffering=0) as null:
         return null.fileno()
 
 
 def own_sockets() -> Iterator[Socket]:
-    """All sockets of this process. None without /proc."""
+    """Yields all sockets of this process; nothing without /proc."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -253,7 +255,7 @@ def own_sockets() -> Iterator[Socket]:
 
 
 def connected_at(listening: Socket) -> bool:
-    """Whether the kernel knows a connection at this socket's port, accepted or not, or its remains."""
+    """Returns True if the kernel lists a connection at this socket's port: accepted, not yet accepted, or closing."""
     address, _, port = listening.near().partition(" ")
     table = Path("/proc/self/net/tcp6" if ":" in address else "/proc/self/net/tcp")
     rows = (line.split()[:4] for line in table.read_text().splitlines()[1:])
@@ -269,48 +271,46 @@ class _Program(ctypes.Structure):
 
 # --- listener ---------------------------------------------------------------------------------------------------------
 #
-# Who may connect to the listener of a group: the group's own members, and only while it is being made.
+# The listener of a group. Only the group's own members may connect to it, and only while the group is being made.
 #
-# Gloo accepts everyone: each connection costs the process a descriptor for as long as the group lives, a failed
-# `accept` ends the process, whoever first sends a pair's number (a small one) has the pair, and what it sends then
-# can end the process too. So no connection of a stranger may ever come to be accepted. A socket filter on the
-# listener sees to it:
+# Gloo accepts every connection. Each one takes a descriptor of the process for as long as the group lives. A failed
+# `accept` ends the process. The first connection that sends a pair's number (a small one) gets the pair, and the data
+# that it sends then can end the process too. So no connection of an unauthenticated peer may ever be accepted. A socket
+# filter on the listener ensures that:
 #
-# 1. When the device has been made, the listener gets a filter that lets the first packet of a connection (SYN) pass,
-#    and nothing else. The kernel answers for us; without the packet that completes the handshake there is no
-#    connection, no descriptor and nothing for Gloo to accept. Should anybody have come in between `listen` and the
-#    filter, the device is thrown away, with whatever it has accepted, and another one is made. That takes some 0.2
-#    ms; who watches for nothing else and is always faster keeps the group from being made, which is said, and does no
-#    other harm.
-# 2. Every member says where it listens, and, when Gloo has connected it to a peer, that peer which address and port the
-#    connection comes from, both over the control connection. The one who listens adds that address and port to what its
-#    filter lets pass. The packets that were dropped before are sent again by the kernel, after a fifth of a second at
-#    the latest, and Gloo accepts.
-# 3. When all pairs are connected, the filter lets nothing pass any more: strangers time out. An accepted connection has
-#    inherited the filter as it was then, which lets its own packets pass; it is taken off, to cost nothing.
+# 1. When the device is made, the listener gets a filter that accepts the first packet of a connection (SYN), and
+#    nothing else. The kernel answers the SYN. Without the packet that completes the handshake there is no connection,
+#    no descriptor and nothing for Gloo to accept. If any connection arrived between `listen` and the filter, the device
+#    is dropped, with all connections that it accepted, and another one is made. That takes about 0.2 ms. An attacker
+#    that only waits for this moment and is always faster can prevent the group; the worker logs that, and the attacker
+#    can do no other harm.
+# 2. Every member publishes where it listens. When Gloo has connected it to a peer, it reports to that peer the address
+#    and port of its own end. Both go over the control connection. The listening member adds that address and port to
+#    its filter. The kernel retransmits the packets that were dropped before, after at most a fifth of a second, and
+#    Gloo accepts.
+# 3. When all pairs are connected, the filter drops all packets: connections of others time out. An accepted connection
+#    has inherited the filter of that time, which accepts its own packets; that filter is removed, to cost nothing.
 #
-# What that rests on: nobody else can send packets from an address and a port of a member. On one machine the kernel
-# gives a pair of ends to one socket only, and raw packets need root. In a network who can put packets with another's
-# address on the wire can; that is what `proof` is for. Addresses must be the same on both ends: translation (NAT)
-# between workers would keep them apart. A member is trusted with what it says here, as with everything on the data
-# plane.
+# Assumption: no other process can send packets from an address and port of a member. On one machine the kernel gives a
+# pair of ends to one socket only, and raw packets need root. In a network a machine can that spoofs another's address;
+# `proof` protects against that. Addresses must be the same on both ends: address translation (NAT) between workers
+# prevents the connections. A member's reports here are trusted, like everything on the data plane.
 #
-# A SYN costs the kernel a short-lived entry, and us nothing; where too many come it does without (SYN cookies).
+# A SYN costs the kernel a short-lived entry, and this process nothing; under a SYN flood the kernel uses SYN cookies.
 #
-# On a system without such filters (they are Linux's) the listener stays open; that is said once, in the worker's
-# output.
+# On a system without such filters (only Linux has them) the listener stays open; the worker's output has one warning.
 
 _log = logging.getLogger(__name__)
-TRIES_S = 15.0  # for devices to be made until one has no stranger at its listener
-NEAR = 16  # descriptors that making a device takes, at most
-MOST_SOURCES = 64  # of one peer: one, and one for each connection that Gloo has tried again
-PAUSE_S = (0.001, 0.02)  # between two looks at our own sockets while peers connect
-_RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw of this thread would show in the bits
-_one_at_a_time = threading.Lock()  # who makes a device recognises its listener by its being new
+TRIES_S = 15.0  # limit for making devices until the listener of one has no unknown connection
+NEAR = 16  # largest number of descriptors that making a device takes
+MOST_SOURCES = 64  # of one peer: one, and one for each connection that Gloo retried
+PAUSE_S = (0.001, 0.02)  # shortest and longest pause between two looks at our own sockets while peers connect
+_RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw here would change its results
+_one_at_a_time = threading.Lock()  # a new device's listener is recognised by being the only new one
 
 
 class Mailbox(Protocol):
-    """What the members of a group say to each other while it is made."""
+    """The messages between the members of a group while it is made. `said` returns the values by key, for a prefix."""
 
     def set(self, key: str, value: str) -> None: ...
     def wait(self, keys: list[str]) -> None: ...
@@ -320,15 +320,15 @@ class Mailbox(Protocol):
 
 
 class PeerListener:
-    """A device and its listening socket, shut for everyone at first.
+    """A Gloo device and its listening socket, which accepts no connection at first.
 
     Attributes:
-        device: what `make` returned.
-        end: where it listens, as "address port"; "" if that could not be found out, so that it is open to all.
+        device: the result of `make`.
+        end: the address that it listens at, as "address port"; "" if it is unknown, and then it is open to all.
     """
 
     def __init__(self, make: Callable[[], Any], interface: str) -> None:
-        files.allow_all()  # for those who connect in the instant before the filter is there
+        files.allow_all()  # for connections in the instant before the filter is attached
         self.device: Any = None
         self.end = ""
         self._socket: Socket | None = None
@@ -336,7 +336,7 @@ class PeerListener:
         with _one_at_a_time:
             self._open(make)
         if not self.end:
-            warn_once(_log, f"the listener at {interface} stays open to all who can reach it: see docs/security.md")
+            warn_once(_log, f"any host that can reach {interface} can connect to its listener: see docs/security.md")
 
     def _open(self, make: Callable[[], Any]) -> None:
         until = time.monotonic() + TRIES_S
@@ -346,33 +346,35 @@ class PeerListener:
             self.device = make()
             try:
                 near = [Socket(number) for number in range(lowest, lowest + NEAR) if number not in before]
-                soon = [own for own in near if own.listens()]
-                for own in soon:  # at once: what is found out below takes longer than who waits for a listener
+                candidates = [own for own in near if own.listens()]
+                for own in candidates:  # first, because the full search below is slower than a waiting attacker
                     own.attach(only(()))
                 new = [own for own in own_sockets() if own.listens() and own.number not in before]
-                for own in soon:
+                for own in candidates:
                     if len(new) != 1 or own.number != new[0].number:
-                        own.detach()  # the script's, which has begun to listen at the same moment: it is let go again
+                        own.detach()  # the script's own socket, which began to listen at the same moment
                 if not new or (len(new) == 1 and self._take(new[0])):
                     return
             except OSError as error:
-                warn_once(_log, f"this system takes no socket filter ({error})")
+                warn_once(_log, f"this system does not support socket filters ({error})")
                 return
             self.device = None
             time.sleep(_RANDOM.uniform(0, PAUSE_S[1]))
-        raise OSError(f"each listener was connected to by strangers as soon as it listened, for {TRIES_S:g} s")
+        raise OSError(
+            f"for {TRIES_S:g} s, unknown processes connected to every new listener before its filter was attached"
+        )
 
     def _take(self, own: Socket) -> bool:
-        """Shut it. False: somebody has come in before."""
+        """Attaches the filter to the listener. Returns False if a connection arrived before."""
         own.attach(only(()))
-        time.sleep(PAUSE_S[0])  # for a packet that was under way
+        time.sleep(PAUSE_S[0])  # for a packet that is still being processed
         if connected_at(own):
             return False
         self._socket, self.end = own, own.near()
         return True
 
     def admit(self, peer: str, sources: Iterable[str]) -> None:
-        """`peer` says that its connections come from these ends: they may come in."""
+        """Accepts connections from these ends, which `peer` reported as its own."""
         sources = tuple(sources)[:MOST_SOURCES]
         if self._socket is None or self._sources.get(peer) == sources:
             return
@@ -381,38 +383,38 @@ class PeerListener:
         self._socket.attach(program)
 
     def shut(self) -> None:
-        """All are connected, or nobody is to be any more: nobody comes in from now on. Idempotent."""
+        """Accepts no connection from now on: all peers are connected, or the group was given up. Idempotent."""
         if self._socket is not None:
             self._socket.attach(ALL_OUT)
             for own in own_sockets():
                 if own.near() == self.end and own.far():
                     own.detach()
-        self._socket = self.device = None  # which the group has now
+        self._socket = self.device = None  # the group owns the device now
 
     def address(self, peer: str, mailbox: Mailbox) -> str:
-        """Where the connection that stands for `peer` leads to, as far as can be told."""
+        """Returns the remote end of the connection that is used for `peer`, or the possible ones."""
         at = mailbox.said("at ").get(peer, b"").decode("ascii", "replace")
         ends = {(own.near(), own.far()) for own in own_sockets()}
         if at and any(far == at for _, far in ends):
             return at
-        here = {far for near, far in ends if near == self.end and far}
+        connected = {far for near, far in ends if near == self.end and far}
         announced = {end for ends in self._sources.values() for end in ends}
-        found = here.intersection(self._sources.get(peer, ())) or here - announced
-        return ", ".join(sorted(found)) or "an unknown address"
+        matches = connected.intersection(self._sources.get(peer, ())) or connected - announced
+        return ", ".join(sorted(matches)) or "an unknown address"
 
 
 @contextlib.contextmanager
 def introductions(
     listener: PeerListener, worker: str, members: Sequence[str], mailbox: Mailbox
 ) -> Generator[tuple[str, ...]]:
-    """While Gloo connects the members: tell them where our connections come from, and let theirs in; then shut.
+    """While Gloo connects the members: reports the ends of our connections to them, and accepts theirs; then shuts.
 
-    Gloo makes a process's connections one after the other in the order of the ranks, and of two the one with the higher
-    end connects. Yields the members in an order in which nobody has to wait before it connects to others, so that all
-    that is sent again is sent again at once.
+    Gloo makes a process's connections one after the other in the order of the ranks, and of two members the one with
+    the higher end connects. Yields the members in an order in which no member has to wait before it connects to others,
+    so that all retransmissions happen at the same time.
 
     Raises:
-        RuntimeError: not all have said in time where they listen.
+        RuntimeError: not all members published in time where they listen.
     """
     over = threading.Event()
     thread = threading.Thread(target=_introduce, args=(listener, worker, mailbox, over), name="introductions")
@@ -430,27 +432,27 @@ def introductions(
 
 
 def _height(end: str) -> tuple[bytes, int]:
-    """As Gloo compares them: the port's bytes as they are sent, taken for a number of this machine."""
+    """Returns a sort key that compares ends as Gloo does: the port's bytes in network order, read in native order."""
     address, _, port = end.partition(" ")
     return ipaddress.ip_address(address).packed, int.from_bytes(port_of(port).to_bytes(2, "big"), sys.byteorder)
 
 
 def _introduce(listener: PeerListener, worker: str, mailbox: Mailbox, over: threading.Event) -> None:
-    told: dict[str, set[str]] = {}
+    reported: dict[str, set[str]] = {}
     pause = PAUSE_S[0]
     last = False
     while not last:
-        last = over.is_set()  # what Gloo has connected last is told, too
+        last = over.is_set()  # one more pass, which reports the connections that Gloo made last
         for peer, value in mailbox.said("from ").items():
-            with contextlib.suppress(ValueError):  # what no member of ours says
+            with contextlib.suppress(ValueError):  # an invalid report
                 listener.admit(peer, value.decode("ascii").split("\n"))
         ours: dict[str, set[str]] = defaultdict(set)
         for own in own_sockets():
             ours[own.far()].add(own.near())
         for peer, value in mailbox.said("at ").items():
             sources = ours[value.decode("ascii", "replace") or "nowhere"]
-            if peer != worker and not sources <= told.get(peer, set()):
-                told[peer] = sources
+            if peer != worker and not sources <= reported.get(peer, set()):
+                reported[peer] = sources
                 mailbox.tell(f"from {worker}", "\n".join(sorted(sources)).encode(), to=peer)
         if not last:
             mailbox.wait_for_news(pause)
@@ -459,9 +461,9 @@ def _introduce(listener: PeerListener, worker: str, mailbox: Mailbox, over: thre
 
 # --- rendezvous -------------------------------------------------------------------------------------------------------
 #
-# How the members of a view's group find each other: keys and values, pushed over the control connection.
+# The rendezvous of a view's group: keys and values that are pushed over the control connection.
 #
-# It is the store that Gloo asks for, and a mailbox for what Gloo knows nothing of.
+# It is the store that Gloo needs, and a mailbox for the messages that Gloo does not know.
 
 CONNECT_TIMEOUT = timedelta(seconds=60)
 _Store: Any = getattr(dist, "Store")  # noqa: B009  torch's annotations leave it out
@@ -470,7 +472,7 @@ _Store: Any = getattr(dist, "Store")  # noqa: B009  torch's annotations leave it
 class Rendezvous(_Store):
     """A store whose keys are pushed to the group's other members over the control connection.
 
-    `publish` takes key, value, and the one member that it is for, "" for all.
+    `publish` takes a key, a value, and the member that gets them; "" stands for all members.
     """
 
     def __init__(self, publish: Callable[[str, bytes, str], None]) -> None:
@@ -481,13 +483,13 @@ class Rendezvous(_Store):
         self._closed = False
 
     def put(self, key: str, value: bytes) -> None:
-        """A key from another member."""
+        """Stores a key from another member."""
         with self._arrived:
             self._values[key] = value
             self._arrived.notify_all()
 
     def close(self) -> None:
-        """The view is no more: whoever waits for a key gets an error."""
+        """Ends the rendezvous of a view that was given up: all waits for keys raise RuntimeError."""
         with self._arrived:
             self._closed = True
             self._arrived.notify_all()
@@ -503,25 +505,25 @@ class Rendezvous(_Store):
 
     def wait(self, keys: list[str], timeout: timedelta = CONNECT_TIMEOUT) -> None:
         with self._arrived:
-            there = self._arrived.wait_for(
+            complete = self._arrived.wait_for(
                 lambda: self._closed or all(key in self._values for key in keys), timeout.total_seconds()
             )
-        if self._closed or not there:
+        if self._closed or not complete:
             raise RuntimeError(f"rendezvous keys {keys} did not arrive")
 
-    # --- what Gloo knows nothing of: see `listener` ------------------------------------------------------------
+    # --- messages that Gloo does not know: see `Mailbox` -------------------------------------------------------
 
     def tell(self, key: str, value: bytes, to: str = "") -> None:
-        """A key for the others, or for one of them."""
+        """Sends a key to the other members, or to one of them."""
         self._publish(key, value, to)
 
     def said(self, prefix: str) -> dict[str, bytes]:
-        """The keys of others that begin so, without the prefix, and their values."""
+        """Returns the values of the keys that begin with `prefix`, by key without the prefix."""
         with self._arrived:
             return {key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)}
 
     def wait_for_news(self, seconds: float) -> None:
-        """Until a key comes, or so long."""
+        """Waits until a key arrives, at most `seconds`."""
         with self._arrived:
             self._arrived.wait(seconds)
 
@@ -530,7 +532,7 @@ class Rendezvous(_Store):
 
 _Gloo: Any = dist.ProcessGroupGloo  # torch's annotations leave much of it out
 _FOREVER = timedelta(days=3650)
-_collected: list[bool] = []  # of each fork that is under way: whether garbage was, before it
+_collected: list[bool] = []  # for each fork in progress: True if garbage collection was enabled before it
 
 
 def _hold() -> None:
@@ -555,7 +557,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Gloo:
-    """The transport. `interface`: the address that this worker's listener binds to; `key`: the group's."""
+    """The Gloo transport. `interface` is the address that this worker's listener binds to; `key` is the group's key."""
 
     def __init__(self, rendezvous: Rendezvous, key: bytes, interface: str) -> None:
         self._rendezvous = rendezvous
@@ -569,7 +571,7 @@ class Gloo:
 
 
 class GlooPending:
-    """See `Pending`. Holds its tensor: Gloo reads or writes it until the wait returns."""
+    """A pending send or receive. Keeps its tensor alive, because Gloo accesses it until the wait returns."""
 
     __slots__ = ("_peer", "_tensor", "_work")
 
@@ -579,7 +581,7 @@ class GlooPending:
         self._tensor = tensor
 
     def wait(self, timeout: timedelta = _FOREVER) -> torch.Tensor:
-        """After `timeout` the connection is broken."""
+        """Blocks until the operation is done. Gloo breaks the connection after `timeout`."""
         try:
             self._work.wait(timeout)
         except RuntimeError as error:
@@ -588,7 +590,7 @@ class GlooPending:
 
 
 class GlooLinks(Unshared):
-    """See `Links`."""
+    """The links of one Gloo group."""
 
     def __init__(self, number: int, worker: str, members: tuple[str, ...], store: Rendezvous, interface: str) -> None:
         self.number = number
@@ -605,7 +607,7 @@ class GlooLinks(Unshared):
         self._ranks = {member: rank for rank, member in enumerate(order)}
 
     def address(self, peer: str) -> str:
-        """Where the connection that stands for `peer` leads to, for people."""
+        """Returns the remote end of the connection that is used for `peer`, for messages to the user."""
         return self._listener.address(peer, self._store)
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> GlooPending:
@@ -624,12 +626,12 @@ class GlooLinks(Unshared):
         self._kept.append(memory)
 
     def close(self) -> None:
-        self._gloo = _Closed()  # what is pending holds Gloo's own connections for as long as it is
+        self._gloo = _Closed()  # pending operations keep Gloo's own connections alive
         self._kept.clear()
 
 
 class _Closed:
-    """In the place of a group that is no more."""
+    """The replacement of a closed group; every operation raises."""
 
     def send(self, *_: object) -> NoReturn:
         raise RuntimeError("the links are closed")
@@ -638,6 +640,6 @@ class _Closed:
 
 
 def _reason(error: Exception) -> str:
-    """Its first sentence, without the place in Gloo's sources that it begins with."""
+    """Returns the first sentence of an error, without its location in Gloo's sources."""
     first = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
     return first[:200] or type(error).__name__

@@ -1,51 +1,54 @@
-"""The order of one round's exchange at one worker, as a value: which messages, when, and where they land.
+"""The order of one round's exchange at one worker, as a value: the messages, their order, and their receive buffers.
 
-`exchange` follows it with threads and tensors, and so does the simulator (`farandole.simulate`) with neither: what is
-decided here is what both do. Who sums up what is said by `levels`. For each bucket, as soon as this worker's last shard
-has filled it:
+`exchange.py` executes this order with threads and tensors, and the simulator (`farandole.simulate`) executes it without
+either: both do what is decided here. `Levels` decides which worker sums up which part. For each bucket, as soon as this
+worker's last shard has filled it:
 
-(a) scatter  every worker sends each other one of its host its partial sums of the columns that the other serves;
-(b) fold     who serves a column adds them, as far as the tree over shards goes within the host, and
-(c) across   sends the delegates of the other hosts the host's sums of the slices that those own;
-(d) sum      the owner of a slice adds them in the tree's order, and
-(e) share    sends the sum to the delegates of the other hosts;
-(f) gather   who has all slices of its columns sends those to everyone of its host.
+(a) scatter  each worker sends every other worker of its host its partial sums of the columns that the other serves;
+(b) fold     the worker that serves a column adds them, as far as the tree over shards goes within the host, and
+(c) across   sends the host's sums of each slice to the host leader (on another host) that owns the slice;
+(d) sum      the owner of a slice adds the sums in the tree's order, and
+(e) share    sends the result to the host leaders of the other hosts;
+(f) gather   a worker that has all slices of its columns sends those to every worker of its host.
 
-Then, when every bucket is reduced, (g) words: the control words go round (R1), within a host directly, and to another
-host by one of its workers, who passes them on; and the round ends. On one host (c) and (e) have nothing to do; who is
-alone on its host scatters what others send across, and (b) and (f) have nothing to do.
+When every bucket is reduced, (g) words: the workers exchange commit messages (R1). They send them directly within a
+host, and to one worker of each other host, which forwards them. Then the round ends. With one host (c) and (e) do
+nothing. A worker that is alone on its host sends in (a) what others send in (c), and (b) and (f) do nothing.
 
-Two threads. The training thread posts `begin` and sends `scatter[bucket]` as the backward pass fills the bucket. The
-view's thread does `serve`, one act after the other, because a wait on a peer that is frozen can't be woken. Each is
-alone with its part, so that the order within each is all that there is to decide. Why it is the right one:
+Two threads. The training thread posts `begin`, and sends `scatter[bucket]` as the backward pass fills the bucket. The
+view's thread executes `serve`, one act after the other, because a wait on a frozen peer can't be woken. The two threads
+share nothing else, so only the order within each thread has to be decided. The order is correct because:
 
-- *What arrives is known by its tag alone.* Sender and receiver make their messages from the same facts (view, lineage,
-  number of shards, buckets), each by itself: the k-th sum of a bucket that one sends the other is that of the k-th node
-  in `plan.tree.maximal` of what the sender, or its host, holds, column by column. After a loss the survivors' nodes are
-  other ones, more or larger ones; the lineage, which names the losses, is equal for all, so what is made from it is.
-- *Nothing lands on what is still needed.* A reduced slice lands in its own place. Before, the first of the host's sums
-  may be there: the slice's owner has that one when it sends the slice. Of what comes from others the first sum of a
-  bucket lands where its sum will be, unless a sum of the host is to be there; the others in landings that `LANDINGS`
-  buckets share in turn: those of bucket b + LANDINGS are posted when b has been folded, or summed, and not before.
-- *A slice is passed on when it is summed*, a word said when every slice is here; and since its peers' words say the
-  same of theirs (R1), what this worker has sent has arrived when it has all words. So the next round may write there;
-  where peers use what lies here, when they have begun it (`sums`). A word that is passed on says what it said.
-- *No circle of waits.* All serve in the same order of phases, `serve`'s: first (b) of bucket b, then (d) of the one
-  before, then (f) of the one before that, so that no host waits for another one's backward pass before it has folded
-  what is there. In each phase a worker sends before it waits for what others send in that phase; so of those who wait
-  nobody waits for who is in a later phase, and who is in the first one waits for a backward pass.
+- *The tag alone identifies a message.* Sender and receiver compute their messages independently from the same facts
+  (view, lineage, number of shards, buckets): the k-th sum of a bucket from one to the other is that of the k-th node in
+  `plan.shards.maximal` of the shards that the sender, or its host, holds, column by column. After a loss the survivors
+  have other nodes, more or larger ones. The lineage names the losses and is equal on all workers, so the messages that
+  are computed from it are equal too.
+- *No message overwrites memory that is still needed.* A reduced slice arrives in its own place. Before that, the first
+  of the host's sums may be there: the slice's owner has received that sum when it sends the slice. The first sum of a
+  bucket from other workers arrives where the bucket's sum will be, unless a sum of the host goes there. The others
+  arrive in landing buffers that `LANDINGS` buckets share in turn: the receives of bucket b + LANDINGS are posted only
+  after b has been folded, or summed.
+- *A slice is sent on after it is summed*, and a commit message after every slice has arrived. The commit messages of
+  the peers state the same for them (R1), so everything that this worker sent has arrived when it has all commit
+  messages. So the next round may write to that memory; if peers use the memory in place, only after they have begun
+  the next round (`shm_sums`). A forwarded commit message has the same content.
+- *No circular wait.* All workers execute the phases in the same order, that of `serve`: first (b) of bucket b, then (d)
+  of the bucket before, then (f) of the bucket before that. So no host waits for another host's backward pass before it
+  has folded the sums that it has. In each phase a worker sends before it waits for the messages of that phase. So no
+  waiting worker waits for one that is in a later phase, and a worker in the first phase waits for a backward pass.
 
-A loss. Who finds a peer lost says so; the round then never ends here, and what is in the reduced buckets is garbage
-unless a word was said. The partial sums are untouched, and the whole round is done again in the next view: every bucket
-is scattered again, the lost shards dealt out, with tags and buffers of that view (R3), so that what is still under way
-in the old one meets only what is left of the old one.
+A loss. A worker that finds a peer lost reports it. Then the round never ends on this worker, and the reduced buckets
+are garbage unless it has sent its commit message. The partial sums are unchanged, and the next view repeats the whole
+round: every bucket is scattered again, the shards of the lost worker are redistributed, with the tags and buffers of
+the new view (R3). So messages that are still pending in the old view meet only receives of the old view.
 
-Settling. A thread of the old view may wait for what a survivor has not sent, and nothing but that message ends the wait
-(`transport`). So each survivor, as it leaves the view, sends what it still `owed`, contents aside. It may do so only
-when every survivor has abandoned the view: nobody takes it for a result then, since `Agreement.word` refuses. What the
-view's thread was about to send when it was overtaken is sent twice; the second one meets nobody. That thread may go on
-long after, when the partial sums are those of a later round: so it adds what was scattered, by reference, and what
-comes of it is looked at by nobody.
+Settling. A thread of the old view may wait for a message that a survivor has not sent, and only that message ends the
+wait (see `transport`). So each survivor, as it leaves the view, sends what it still owes (`owed`), with any contents.
+It may do so only after every survivor has abandoned the view: then no worker takes the contents for a result, because
+`Agreement.word` refuses. A message that the view's thread was about to send at that moment is sent twice; the second
+one has no receiver. That thread may continue long after, when the partial sums are those of a later round. So it adds
+the tensors that were scattered, by reference, and its results are not used.
 """
 
 from __future__ import annotations
@@ -62,29 +65,33 @@ from farandole.protocol.view import Lineage, View
 
 # --- levels -----------------------------------------------------------------------------------------------------------
 #
-# Who sums up what of a bucket: within each host its workers, between hosts those that serve the same column.
+# The assignment of parts of a bucket to workers: first within each host, then between hosts (hierarchical reduction).
 #
-# A bucket is cut into *columns*, as many as the host with most workers has. Of each column every host has one
-# *delegate*: it adds up what the workers of its host have of it, and exchanges that with the delegates of the other
-# hosts. So a column is cut once more, into one slice a host, of which that host's delegate makes the sum. What goes
-# from host to host is then the size of the sums, whatever number of workers a host has, and a worker exchanges with
-# those of its host and one on each other host; with several, where the other host has more workers.
+# A bucket is cut into *columns* (inter-host slices), as many as the largest number of workers on one host. Each host
+# has one *delegate* (host leader) for each column: it adds up the column over the workers of its host, and exchanges
+# the result with the delegates of the other hosts. So a column is cut once more, into one slice for each host, and that
+# host's delegate computes the sum of the slice. So the traffic between hosts has the size of the sums, for any number
+# of workers on a host. A worker exchanges with the workers of its host and with one on each other host; with several
+# if the other host has more workers.
 #
-# Where all workers are on one host, a column is one slice, and each worker's own. Where each has a host to itself there
-# is one column, of which each worker has a slice.
+# If all workers are on one host, a column is one slice, and each worker owns one. If each worker has a host of its own,
+# there is one column, and each worker owns one slice of it.
 
 
 class Sliced(Protocol):
-    """What has to be known of a bucket."""
+    """The part of a bucket's interface that the schedule needs."""
 
     def slice(self, part: int, parts: int) -> tuple[int, int]:
-        """One of so many parts of like size, as `[start, stop)`."""
+        """Returns part `part` of `parts` parts of similar size, as elements `[start, stop)`."""
         ...
 
 
 @dataclass(frozen=True)
 class Levels:
-    """`hosts`: the workers of each, in the order of their ranks; the hosts in that of their first ones."""
+    """The columns and delegates of a view.
+
+    `hosts` lists the workers of each host in the order of their ranks. Hosts are in the order of their first worker.
+    """
 
     hosts: tuple[tuple[str, ...], ...]
 
@@ -107,99 +114,100 @@ class Levels:
         return self._host[worker]
 
     def near(self, worker: str) -> tuple[str, ...]:
-        """The others of its host."""
+        """The other workers of its host."""
         return tuple(other for other in self.hosts[self.host(worker)] if other != worker)
 
     def delegate(self, host: int, column: int) -> str:
+        """The worker that serves `column` for `host`."""
         workers = self.hosts[host]
         return workers[column * len(workers) // self.columns]
 
     def served(self, worker: str) -> range:
-        """The columns of which a worker is its host's delegate: at least one, all in a row."""
+        """The columns of which a worker is its host's delegate: at least one, and contiguous."""
         workers = self.hosts[self.host(worker)]
         place = workers.index(worker)
         return range(*(-(-each * self.columns // len(workers)) for each in (place, place + 1)))
 
     def shared(self, worker: str, other: str) -> range:
-        """The columns that both serve, on different hosts."""
+        """The columns that both workers serve, each for its own host."""
         mine, theirs = self.served(worker), self.served(other)
         return range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
 
     def slice(self, bucket: Sliced, column: int, host: int) -> tuple[int, int]:
-        """The part of a bucket that the host's delegate for that column makes the sum of."""
+        """The elements `[start, stop)` of a bucket whose sum the host's delegate for that column computes."""
         return bucket.slice(column * len(self.hosts) + host, self.columns * len(self.hosts))
 
     def slices(self, bucket: Sliced, worker: str) -> list[tuple[int, int]]:
-        """What a worker makes the sums of, for all."""
+        """The slices whose sums a worker computes for all workers."""
         return [self.slice(bucket, column, self.host(worker)) for column in self.served(worker)]
 
     def stretch(self, bucket: Sliced, worker: str) -> tuple[int, int]:
-        """All columns that a worker serves."""
+        """The elements `[start, stop)` of all columns that a worker serves."""
         served, last = self.served(worker), len(self.hosts) - 1
         return self.slice(bucket, served[0], 0)[0], self.slice(bucket, served[-1], last)[1]
 
 
 # --- tags -------------------------------------------------------------------------------------------------------------
 #
-# The tags of messages: what tells one from another between the same two workers.
+# The tags of messages. A tag distinguishes the messages between the same two workers.
 #
-# A tag is 31 bits, since Gloo's is a C int:
+# A tag has 31 bits, because Gloo's tag is a C int:
 #
 #     purpose 1   a training step, or anything else
 #     view    9   modulo 512
 #     round   2   modulo 4
-#     kind    2   partial sum, reduced slice, control word, state
+#     kind    2   partial sum, reduced slice, commit message, state
 #     bucket  8
-#     node    9   which of its sender's partial sums
+#     node    9   the index of the sum among its sender's partial sums
 #
-# The last three, the *place*, are the same in every round; the first three, the *round's*, are added to it.
+# The last three fields, the *place*, are the same in every round. The first three, those of the *round*, are added.
 #
-# Where a message and what waits for it differ in size, Gloo ends the process. So their tags must differ where their
-# sizes might: what the purpose is for says `protocol/coordinator/view_changes.py`. Within a view rounds go in
-# lockstep, at most one apart, so two bits tell them apart.
+# If a message and its receive differ in size, Gloo ends the process. So their tags must differ if their sizes may
+# differ: `protocol/coordinator/view_changes.py` explains the need for the purpose. Within a view rounds go in lockstep,
+# at most one apart, so two bits are enough.
 #
-# What goes on over the connections of an earlier view (R3) leaves receives behind in them that nothing ends: a
-# message of a later view that had the same tag would be taken for theirs. The connections are made anew, ahead of the
-# switch, when they have served half of the 512 numbers (`protocol/coordinator/view_changes.py`), and that is tried
-# again for as long as the other half lasts. No view uses connections that have served all of them: `of_round` refuses.
+# A view that reuses the connections of an earlier view (R3) may leave receives in them that nothing ends. A message of
+# a later view with the same tag would match such a receive. So the connections are renewed, ahead of the switch, when
+# they have served half of the 512 view numbers (`protocol/coordinator/view_changes.py`); the coordinator retries that
+# while it uses the other half. No view uses connections that have served all 512 numbers: `of_round` refuses.
 
 # Kinds.
 PARTIAL, REDUCED, WORD, STATE = range(4)
-# Purposes of a round: a training step (or waiting for one), or anything else.
+# Purposes of a round: a training step (or the wait for one), or anything else.
 TRAINING, OTHER = range(2)
-VIEWS = 512  # numbers that the tags of one group's messages tell apart
+VIEWS = 512  # view numbers that the tags of one group can distinguish
 ROUNDS = 4
-MOST_BUCKETS = 256  # of a layout, which makes them larger rather than more
+MOST_BUCKETS = 256  # of a layout, which makes larger buckets instead of more
 MOST_SUMS = 512  # of a worker in a round: a contiguous range of shards has at most 62, each loss in a step adds some
 
 
 def place(kind: int, bucket: int = 0, node: int = 0) -> int:
-    """What is the same of a message's tag in every round."""
+    """Returns the part of a message's tag that is the same in every round."""
     assert bucket < MOST_BUCKETS, f"bucket {bucket}: at most {MOST_BUCKETS} buckets"
     assert node < MOST_SUMS, f"node {node}: at most {MOST_SUMS} partial sums a worker"
     return kind << 17 | bucket << 9 | node
 
 
 def of_round(view: View, round_: int, purpose: int = TRAINING) -> int:
-    """What all tags of one round have in common.
+    """Returns the part of the tag that all messages of one round have in common.
 
     Raises:
-        ProtocolError: the tags of this view's group have been used up.
+        ProtocolError: the group of this view has used all its view numbers.
     """
     if view.number - view.group >= VIEWS:
         raise ProtocolError(
-            f"view {view.number} is to use the connections of view {view.group}, which are good for {VIEWS} numbers: "
-            f"its members could not be connected anew for that long; see what keeps them apart, then resume the run"
+            f"view {view.number} would use the connections of view {view.group}, which can serve only {VIEWS} views, "
+            f"and all attempts to renew them failed: check the network between the workers, then resume the run"
         )
     return purpose << 30 | view.number % VIEWS << 21 | round_ % ROUNDS << 19
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
 #
-# All messages of a round's exchange that one worker sends or receives, by the phases in `order`.
+# All messages of a round's exchange that one worker sends or receives, by the phases at the top of this file.
 #
-# Each is made from what sender and receiver both know, in the same order, so that the k-th one of its kind and bucket
-# from one to the other has the same tag on both sides.
+# Sender and receiver compute each message from the same facts, in the same order, so that the k-th message of a kind
+# and bucket from one to the other has the same tag on both sides.
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +215,11 @@ class ExchangeMessage:
     """One message, to or from `peer`.
 
     Attributes:
-        place: of its tag, see `tags`.
-        bucket, start, stop: the elements that it carries, of a bucket; all 0 for a word.
-        node: of a partial sum, whose sum.
-        landing: of a partial sum that is received, where: 0 for the slice's own place.
-        whose: of a word, who says it.
+        place: the part of its tag that is the same in every round, see `place`.
+        bucket, start, stop: the elements of a bucket that it carries; all 0 for a commit message.
+        node: for a partial sum, the node in the tree over shards whose sum it is.
+        landing: for a received partial sum, the number of its receive buffer; 0 is the slice's own place.
+        whose: for a commit message, the worker that made it.
     """
 
     kind: int
@@ -226,16 +234,17 @@ class ExchangeMessage:
 
 
 class Routes:
-    """Of `worker` in `view`. `held`: the shards that each worker has sums of.
+    """The messages of `worker` in `view`. `held` maps each worker to the shards that it has sums of.
 
     Attributes:
-        own: the nodes of which this worker has the sums; `nodes_of_host`: those of which its host has.
-        near: the others of its host.
-        one_host: nobody is on another one.
-        folds: this worker adds up what its host has, to be sent across.
-        heard: all are on one host, and each has partial sums: who has those of all others knows that they have begun.
-        behind: how many buckets a phase is behind the one before.
-        most: how many sums of one bucket go from one worker to another at most, anywhere in the view.
+        own: the nodes whose sums this worker has; `nodes_of_host`: the nodes whose sums its host has.
+        near: the other workers of its host.
+        one_host: True if all workers are on one host.
+        folds: True if this worker adds up the sums of its host, to send them to other hosts.
+        all_begun: True if all workers are on one host and each has partial sums. Then a worker that has received
+            those of all others knows that all have begun the round.
+        behind: how many buckets a phase is behind the phase before it.
+        most: the largest number of sums of one bucket that one worker sends to another, anywhere in the view.
     """
 
     def __init__(
@@ -254,23 +263,23 @@ class Routes:
         self.nodes_of_host = self._of_hosts[self._host]
         self.one_host = len(levels.hosts) == 1
         self.folds = bool(self.near) and not self.one_host
-        self.heard = self.one_host and all(self._nodes.values())
+        self.all_begun = self.one_host and all(self._nodes.values())
         self.behind = int(levels.columns > 1 and not self.one_host)
-        columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # that two share at most
+        columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # most that two share
         self.most = max(*map(len, self._nodes.values()), columns * max(map(len, self._of_hosts)))
 
     def stretch(self, bucket: int) -> tuple[int, int]:
-        """What this worker adds up for its host."""
+        """The elements `[start, stop)` that this worker adds up for its host."""
         return self._levels.stretch(self._buckets[bucket], self._worker)
 
     def slices(self, bucket: int) -> list[tuple[int, int]]:
-        """What this worker makes the sums of, for all."""
+        """The slices whose sums this worker computes for all workers."""
         return self._levels.slices(self._buckets[bucket], self._worker)
 
     # --- partial sums --------------------------------------------------------------------------------------------
 
     def scattered(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """What this worker's own sums are sent as."""
+        """The messages (a) with this worker's own sums."""
         if not self.near:
             return self._across(bucket)
         return tuple(
@@ -280,7 +289,10 @@ class Routes:
         )
 
     def partials_of_host(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """What the others of this host scatter. Where sums of the host are sent on, the first one's place is theirs."""
+        """The messages (a) from the others of this host.
+
+        If the host's sums are sent to other hosts, the first of those takes the bucket's own place, landing 0.
+        """
         landing = count(0 if self.one_host else 1)
         return tuple(
             ExchangeMessage(
@@ -291,12 +303,14 @@ class Routes:
         )
 
     def across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The sums of this host, to those who own the slices; where they are this worker's, that is to scatter them."""
+        """The messages (c): the sums of this host, to the owners of the slices; none if this worker is alone on its
+        host, because `scattered` sends them then.
+        """
         return self._across(bucket) if self.near else ()
 
     def sums_of_hosts(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The sums of the other hosts."""
-        found: list[ExchangeMessage] = []
+        """The messages (c) from the other hosts."""
+        messages: list[ExchangeMessage] = []
         landing = count(1 + len(self.partials_of_host(bucket)))
         first = set(self._levels.served(self._worker)) if not self.near else set[int]()
         for peer in self._far:
@@ -304,11 +318,11 @@ class Routes:
                 where = 0 if column in first else next(landing)
                 first.discard(column)
                 cut = self._cut(bucket, column, self._host)
-                found.append(ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node, where))
-        return tuple(found)
+                messages.append(ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node, where))
+        return tuple(messages)
 
     def _across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        made = [
+        messages = [
             ExchangeMessage(
                 PARTIAL, peer, place(PARTIAL, bucket, k), bucket,
                 *self._cut(bucket, column, self._levels.host(peer)), node,
@@ -316,30 +330,30 @@ class Routes:
             for peer in self._far
             for k, node, column in self._between(self._worker, peer)
         ]  # fmt: skip
-        return tuple(sorted(made, key=lambda message: self.nodes_of_host.index(message.node)))
+        return tuple(sorted(messages, key=lambda message: self.nodes_of_host.index(message.node)))
 
     def _between(self, sender: str, peer: str) -> Iterator[tuple[int, Node, int]]:
-        """What `sender`, who is this worker or `peer`, sends the other of the two: number, node of its host, column."""
+        """The sums that `sender`, either this worker or `peer`, sends the other: (number, node of its host, column)."""
         sums = product(self._of_hosts[self._levels.host(sender)], self._levels.shared(self._worker, peer))
         return ((number, node, column) for number, (node, column) in enumerate(sums))
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def to_share(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """This worker's slices, to the delegates of the other hosts."""
+        """The messages (e): this worker's slices, to the delegates of the other hosts."""
         return self._shared(bucket, own=True)
 
     def shared(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """Theirs."""
+        """The messages (e) from the delegates of the other hosts."""
         return self._shared(bucket, own=False)
 
     def to_gather(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """All columns that this worker serves, to everyone of its host."""
+        """The messages (f): all columns that this worker serves, to every worker of its host."""
         cut = self.stretch(bucket)
         return tuple(ExchangeMessage(REDUCED, peer, place(REDUCED, bucket), bucket, *cut) for peer in self.near)
 
     def gathered(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """Those that they serve."""
+        """The messages (f) from the workers of its host: the columns that they serve."""
         return tuple(
             ExchangeMessage(REDUCED, peer, place(REDUCED, bucket), bucket, *self._stretch_of(bucket, peer))
             for peer in self.near
@@ -355,37 +369,39 @@ class Routes:
             for k, column in enumerate(self._levels.shared(self._worker, peer))
         )  # fmt: skip
 
-    # --- words ---------------------------------------------------------------------------------------------------
+    # --- commit messages -----------------------------------------------------------------------------------------
 
     def to_say(self) -> tuple[ExchangeMessage, ...]:
-        """This worker's word: to its host, and to one worker of each other host."""
+        """This worker's commit message: to its host, and to one worker of each other host."""
         return tuple(_word(peer, self._worker) for peer in (*self.near, *self._far) if self._tells(self._worker, peer))
 
     def words(self) -> tuple[ExchangeMessage, ...]:
-        """Those of its host, and those that it is told for its host."""
-        return tuple(_word(peer, peer) for peer in (*self.near, *self._told(self._worker)))
+        """The commit messages of its host, and those that it receives from other hosts on behalf of its host."""
+        return tuple(_word(peer, peer) for peer in (*self.near, *self._senders(self._worker)))
 
     def to_pass_on(self) -> tuple[ExchangeMessage, ...]:
-        """What it is told, to its host."""
+        """The commit messages from other hosts that this worker forwards to its host."""
         return tuple(
             _word(peer, whose, number)
-            for number, whose in enumerate(self._told(self._worker), start=1)
+            for number, whose in enumerate(self._senders(self._worker), start=1)
             for peer in self.near
         )
 
     def words_passed_on(self) -> tuple[ExchangeMessage, ...]:
-        """What the others of its host are told."""
+        """The commit messages from other hosts that the others of its host forward."""
         return tuple(
-            _word(peer, whose, number) for peer in self.near for number, whose in enumerate(self._told(peer), start=1)
+            _word(peer, whose, number)
+            for peer in self.near
+            for number, whose in enumerate(self._senders(peer), start=1)
         )
 
     def _tells(self, worker: str, peer: str) -> bool:
-        """Whether a worker says its word to that peer: within its host, or to the delegate for its first column."""
+        """Returns True if `worker` sends `peer` its commit message: to its host and its first delegates."""
         host = self._levels.host(peer)
         return host == self._levels.host(worker) or self._levels.delegate(host, self._levels.served(worker)[0]) == peer
 
-    def _told(self, worker: str) -> list[str]:
-        """Who of other hosts says its word to that one of this host."""
+    def _senders(self, worker: str) -> list[str]:
+        """The workers of other hosts that send their commit message to this `worker` of this host."""
         elsewhere = (
             other for workers in self._levels.hosts for other in workers if other not in self._levels.hosts[self._host]
         )
@@ -409,26 +425,29 @@ def _word(peer: str, whose: str, number: int = 0) -> ExchangeMessage:
 LANDINGS = 2  # buckets whose partial sums may be arriving at a time: bounds the memory for them
 
 
-# --- what the view's thread does -----------------------------------------------------------------------------
+# --- the acts of the view's thread ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Until this worker has scattered `bucket`."""
+    """Wait until this worker has scattered `bucket`."""
 
     bucket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Until these are here."""
+    """Wait until these messages have arrived."""
 
     messages: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Make the host's sums of a stretch of `bucket`, these `nodes`: of this worker's own, and what it has `taken`."""
+    """Compute the host's sums of the elements `[start, stop)` of `bucket`, for these `nodes`.
+
+    They are made from this worker's own sums and the messages in `taken`.
+    """
 
     bucket: int
     start: int
@@ -439,7 +458,10 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Sum up a slice of `bucket`: of the sums that this worker has, or its host, and what it has `taken`."""
+    """Compute the sum of the slice `[start, stop)` of `bucket`.
+
+    It is made from the sums that this worker or its host has, and the messages in `taken`.
+    """
 
     bucket: int
     start: int
@@ -449,26 +471,26 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class PostReceives:
-    """Be ready to receive these."""
+    """Post the receives of these messages."""
 
     messages: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SendMessages:
-    """Send these."""
+    """Send these messages."""
 
     messages: tuple[ExchangeMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Vouch:
-    """This worker holds every reduced bucket: make its word, which the next act sends. None: the round ends here."""
+    """This worker holds every reduced bucket: make its commit message, which the next act sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """All words are here."""
+    """All commit messages have arrived."""
 
 
 Act = Await | Take | Fold | Add | PostReceives | SendMessages | Vouch | RoundEnd
@@ -476,35 +498,35 @@ Act = Await | Take | Fold | Add | PostReceives | SendMessages | Vouch | RoundEnd
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOrder:
-    """See the module's head.
+    """The order of one round's exchange at one worker; see the docstring of the module.
 
     Attributes:
         begin: receives that are posted as the round begins.
-        scatter: for each bucket, what is sent when this worker's shards are all in it.
-        serve: what follows, in this order.
-        mine: how many shards are this worker's.
-        own: the nodes that it holds the sums of.
-        heard: see `Routes`.
+        scatter: for each bucket, the messages that are sent when all of this worker's shards are in it.
+        serve: the acts that follow, in this order.
+        mine: the number of this worker's shards.
+        own: the nodes whose sums it holds.
+        all_begun: see `Routes`.
     """
 
     shards: int
     mine: int
     own: tuple[Node, ...]
-    heard: bool
+    all_begun: bool
     begin: tuple[ExchangeMessage, ...]
     scatter: tuple[tuple[ExchangeMessage, ...], ...]
     serve: tuple[Act, ...]
 
     @property
     def arrivals(self) -> Iterable[ExchangeMessage]:
-        """All that is received."""
+        """All messages that are received."""
         yield from self.begin
         for act in self.serve:
             if isinstance(act, PostReceives):
                 yield from act.messages
 
     def owed(self, scattered: Sequence[bool], served: int) -> Iterable[ExchangeMessage]:
-        """What has not been sent when these buckets have been scattered and so many acts of `serve` are done."""
+        """The messages that are not sent yet, given the buckets' `scattered` flags and the number of acts `served`."""
         for bucket, messages in enumerate(self.scatter):
             if not scattered[bucket]:
                 yield from messages
@@ -514,17 +536,17 @@ class ExchangeOrder:
 
 
 def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, lineage: Lineage) -> ExchangeOrder:
-    """The order of a round of `shards` shards, dealt out by `lineage`, at `worker` in `view`.
+    """Returns the order of a round of `shards` shards, assigned by `lineage`, at `worker` in `view`.
 
     Raises:
-        UsageError: after so many losses a worker's shards are in more pieces than a tag can tell apart.
+        UsageError: after many losses, one worker sends another more partial sums than a tag can number.
     """
     held = lineage.assign(shards) if shards else {}
     routes = Routes(view, worker, buckets, shards, held)
     if routes.most > MOST_SUMS:
         raise UsageError(
-            f"after {len(lineage.sets) - 1} losses within one step of {shards:,} shards {routes.most} partial sums of "
-            f"them go from one worker to another, at most {MOST_SUMS} can: use larger micro-batches (micro=)"
+            f"after {len(lineage.sets) - 1} losses in one step of {shards:,} micro-batches one worker must send "
+            f"another {routes.most} partial sums, and the limit is {MOST_SUMS}: use larger micro-batches (micro=)"
         )
     numbers = range(len(buckets))
     near = [routes.partials_of_host(bucket) for bucket in numbers]
@@ -566,7 +588,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         shards=shards,
         mine=len(held.get(worker, ())),
         own=routes.own,
-        heard=routes.heard,
+        all_begun=routes.all_begun,
         begin=tuple(message for messages in posted for message in messages),
         scatter=tuple(routes.scattered(bucket) for bucket in numbers),
         serve=tuple(act for act in serve if not isinstance(act, Take | PostReceives | SendMessages) or act.messages),
@@ -574,6 +596,6 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
 
 
 def _next(arrivals: Sequence[tuple[ExchangeMessage, ...]], bucket: int) -> Iterable[PostReceives]:
-    """What lands where that bucket's have: see the module's head."""
+    """The receives that reuse the landing buffers of `bucket`; see the docstring of the module."""
     if bucket + LANDINGS < len(arrivals):
         yield PostReceives(arrivals[bucket + LANDINGS])

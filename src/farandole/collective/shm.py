@@ -1,11 +1,12 @@
-"""One worker's end of the connection to another one of its host: a Unix socket, and memory that the other can map.
+"""Shared-memory connections between the workers of one host: a Unix socket for each pair, and memory that the peer
+maps.
 
-A message is one packet of the socket. What lies in the sender's arena is *lent*: the packet says where it lies, and
-before the first of a segment goes the segment itself, as an open file. Anything else goes through the socket, after its
-head if it is long. Each direction of the socket keeps the order; the head names the tag that a receive waits for.
+A message is one packet of the socket. A tensor in the sender's arena is *lent* (shared): the packet has its location,
+and the segment itself is sent as an open file before its first use. Any other tensor is copied through the socket; a
+long one follows its head. Each direction of the socket keeps the order. The head has the tag of the receive.
 
-The end of the peer's process ends the socket, which is how its loss shows. What it had sent until then is read first,
-and what it had lent stays readable. See `transport` for what all of this keeps.
+When the peer's process ends, the socket ends: so a lost peer is detected. Messages that it had sent before are read
+first, and memory that it had lent stays readable. `transport` lists the guarantees.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from farandole.protocol.view import View
 
 # --- packets ----------------------------------------------------------------------------------------------------------
 #
-# What goes over the connection of a pair: the heads of its packets, and what they stand for.
+# The packets on the connection of a pair: the format of their heads.
 
-INLINE_BYTES = 16 << 10  # of a message that goes in one packet with its head
-LENT_BYTES = 256  # of a message that is worth lending
-CHUNK_BYTES = 64 << 10  # of a longer one, packet by packet after its head
-MOST_BYTES = 1 << 40  # of one message: what is more is none
+INLINE_BYTES = 16 << 10  # largest message that goes in one packet with its head
+LENT_BYTES = 256  # smallest message that is lent
+CHUNK_BYTES = 64 << 10  # size of the packets that follow the head of a longer message
+MOST_BYTES = 1 << 40  # largest message; a larger size is invalid
 CLOSED = "connection closed by peer"
 HEAD = struct.Struct("<BBIIQQ")  # kind, dtype, tag, segment, offset, bytes
 INLINE, LONG, LENT, SEGMENT = range(4)
@@ -49,66 +50,67 @@ DTYPES = (
 
 
 def head(kind: int, tensor: torch.Tensor, tag: int, segment: int = 0, offset: int = 0) -> bytes:
-    """Of a message. For a `LENT` one, where in which segment it lies."""
+    """Returns the head of a message; for a `LENT` one with its segment and offset."""
     return HEAD.pack(kind, DTYPES.index(tensor.dtype), tag, segment, offset, tensor.nbytes)
 
 
 def raw(flat: torch.Tensor) -> memoryview:
-    """A flat tensor's bytes."""
+    """Returns the bytes of a flat tensor, without a copy."""
     return flat.view(torch.uint8).numpy().data
 
 
 # --- incoming ---------------------------------------------------------------------------------------------------------
 #
-# What a worker receives from one peer of its host.
+# The receiving side of a pair.
 #
-# Who waits reads: of all threads that wait for this peer one reads, and notes what comes for the others. So between a
-# sender's call and the thread that waits for it there is one hop through the kernel, which also makes what was written
-# before visible to the other's core.
+# A waiting thread reads: of all threads that wait for this peer one reads, and stores the messages for the others. So
+# there is one hop through the kernel between the sender's call and the waiting thread. That hop also makes the sender's
+# earlier writes to shared memory visible to the other core.
 
-_NONSENSE = "it sent what no worker sends"
+_NONSENSE = "it sent an invalid packet"
 
 
 class Receiving:
-    """See `Pending`. `borrows`: what is lent need not be copied."""
+    """A pending receive. `borrows` is True if lent memory need not be copied."""
 
     def __init__(self, by: Incoming, room: Room, *, borrows: bool) -> None:
         self._by = by
         self.room = room
         self.borrows = borrows
         self.done = False
-        self._there: torch.Tensor | None = None
+        self._content: torch.Tensor | None = None
 
-    def take(self, what: torch.Tensor) -> None:
-        """It is here; in memory that stays as it is until it is asked for."""
-        self._there = what
+    def take(self, content: torch.Tensor) -> None:
+        """Completes the receive with `content`, in memory that does not change before `wait`."""
+        self._content = content
         self.done = True
 
     def wait(self) -> torch.Tensor:
         self._by.read_until(self)
-        there = self._there
-        assert there is not None
-        self._there = None
-        if there.numel() != self.room.numel or there.dtype != self.room.dtype:
+        content = self._content
+        assert content is not None
+        self._content = None
+        if content.numel() != self.room.numel or content.dtype != self.room.dtype:
             raise PeerLost(
                 self._by.peer,
-                f"it sent {there.numel()} of {there.dtype} where {self.room.numel} of {self.room.dtype} are due",
+                f"it sent {content.numel()} elements of {content.dtype}, and {self.room.numel} of {self.room.dtype} "
+                f"are expected",
             )
-        return there if self.borrows else self.room.memory.view(-1).copy_(there)
+        return content if self.borrows else self.room.memory.view(-1).copy_(content)
 
 
 class Incoming:
-    """From `peer`, over `connection`."""
+    """The messages from `peer`, over `connection`."""
 
     def __init__(self, peer: str, connection: socket.socket) -> None:
         self.peer = peer
         self._connection = connection
-        self._lost = ""  # why nothing comes any more
+        self._lost = ""  # why no more messages arrive
         self._news = threading.Condition()
         self._reading = False
         self._expected: dict[int, deque[Receiving]] = defaultdict(deque)
         self._arrived: dict[int, deque[torch.Tensor]] = defaultdict(deque)
-        self._segments: dict[int, Mapped] = {}  # theirs; of whoever reads
+        self._segments: dict[int, Mapped] = {}  # the peer's; used by the reading thread only
 
     def receive(self, room: Room, tag: int, *, borrows: bool = False) -> Receiving:
         receiving = Receiving(self, room, borrows=borrows)
@@ -125,7 +127,7 @@ class Incoming:
         return receiving
 
     def read_until(self, receiving: Receiving) -> None:
-        """Blocks until it is here; meanwhile reads, or waits while another thread does."""
+        """Blocks until `receiving` is done; meanwhile reads, or waits while another thread reads."""
         while True:
             with self._news:
                 self._news.wait_for(lambda: receiving.done or self._lost or not self._reading)
@@ -137,7 +139,7 @@ class Incoming:
             lost = ""
             try:
                 lost = self._read()
-            except (Unusable, OSError, RuntimeError) as error:  # RuntimeError: no memory for so long a message
+            except (Unusable, OSError, RuntimeError) as error:  # RuntimeError: not enough memory for the message
                 lost = str(error)
             finally:
                 with self._news:
@@ -146,7 +148,7 @@ class Incoming:
                     self._news.notify_all()
 
     def _read(self) -> str:
-        """One message, or one segment. Returns why there is none, and never will be."""
+        """Reads one message or one segment. Returns "", or the reason why no more can arrive."""
         packet, files = self._receive_packet()
         try:
             return self._heed(packet, files) if packet else CLOSED
@@ -155,48 +157,48 @@ class Incoming:
                 os.close(file)
 
     def _heed(self, packet: bytes, files: list[int]) -> str:
-        """`files`: that came with it; what is taken over is no longer in it."""
+        """Handles a packet. `files` came with it; a file that this takes over is removed from the list."""
         if len(packet) < HEAD.size:
             raise Unusable(_NONSENSE)
         kind, dtype, tag, number, offset, size = HEAD.unpack_from(packet)
         if kind == SEGMENT:
             if not files:
-                raise Unusable("it handed over no memory")
+                raise Unusable("it sent a segment without its file")
             self._segments[number] = mapped(files.pop())
             return ""
-        what = self._content(packet, kind, dtype, number, offset, size)
-        if what is None:
+        content = self._content(packet, kind, dtype, number, offset, size)
+        if content is None:
             return CLOSED
         with self._news:
             expected = self._expected.get(tag)
             if expected:
-                expected.popleft().take(what)
+                expected.popleft().take(content)
                 if not expected:
                     del self._expected[tag]
             else:
-                self._arrived[tag].append(what)
+                self._arrived[tag].append(content)
         return ""
 
     def _content(
         self, packet: bytes, kind: int, dtype: int, number: int, offset: int, size: int
     ) -> torch.Tensor | None:
-        """What a message carries, flat. None: it never came whole."""
+        """Returns the content of a message as a flat tensor; None if it is incomplete because the peer is lost."""
         if dtype >= len(DTYPES) or size % DTYPES[dtype].itemsize:
             raise Unusable(_NONSENSE)
         if kind == LENT and number in self._segments:
             return self._segments[number].tensor(offset, size, DTYPES[dtype])
         if not (kind == LONG and size <= MOST_BYTES) and not (kind == INLINE and len(packet) == HEAD.size + size):
             raise Unusable(_NONSENSE)
-        what = torch.empty(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype])
-        data = raw(what)
+        content = torch.empty(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype])
+        data = raw(content)
         if kind == LONG:
-            return what if self._read_long(data) else None
+            return content if self._read_long(data) else None
         data[:] = packet[HEAD.size :]
-        return what
+        return content
 
     def _receive_packet(self) -> tuple[bytes, list[int]]:
         while True:
-            with suppress(ConnectionResetError):  # said once, before what is still to be read
+            with suppress(ConnectionResetError):  # raised once, before the data that is still to be read
                 packet, files, _, _ = socket.recv_fds(
                     self._connection, HEAD.size + INLINE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
                 )
@@ -215,16 +217,19 @@ class Incoming:
 
 # --- outgoing ---------------------------------------------------------------------------------------------------------
 #
-# What a worker sends to one peer of its host.
+# The sending side of a pair.
 #
-# Nobody who sends waits for a peer that does not read: what the socket does not take at once is sent by a thread.
+# A sender never waits for a peer that does not read: a thread sends what the socket does not take at once.
 
 
 class Sending:
-    """See `Pending`. Done when the socket has taken it all.
+    """A pending send. It is done when the socket has taken all its data.
 
-    start: the first packet. body: what follows in packets of its own. lent: what the packet only tells of. file: goes
-    with the packet.
+    Attributes:
+        start: the first packet.
+        body: data that follows in packets of its own.
+        lent: a tensor whose location is in the packet.
+        file: the file descriptor that goes with the packet; -1 for none.
     """
 
     def __init__(
@@ -248,46 +253,46 @@ class Sending:
 
 
 class Outgoing:
-    """To `peer`, over `connection`. `arena`: where what is lent lies."""
+    """The messages to `peer`, over `connection`. Tensors in `arena` can be lent."""
 
     def __init__(self, peer: str, connection: socket.socket, arena: Arena) -> None:
         self._peer = peer
         self._connection = connection
         self._arena = arena
         self._room = threading.Condition()
-        self._waiting: deque[Sending] = deque()  # what the socket has not taken
-        self._handed_over: set[int] = set()  # segments of ours
+        self._waiting: deque[Sending] = deque()  # data that the socket has not taken
+        self._handed_over: set[int] = set()  # our segments that the peer has
         self.closed = self._broken = False
 
     def send(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """A copy of it."""
+        """Sends a copy of the tensor."""
         flat = tensor.view(-1)
         if flat.nbytes <= INLINE_BYTES:
             return self._go(Sending(self, head(INLINE, flat, tag) + raw(flat)))
         return self._go(Sending(self, head(LONG, flat, tag), body=flat))
 
     def lend(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """Where it lies, if that is in the arena."""
-        found = self._arena.find(tensor) if tensor.nbytes >= LENT_BYTES else None
-        if found is None:
+        """Sends the location of the tensor if it is in the arena, otherwise a copy."""
+        location = self._arena.find(tensor) if tensor.nbytes >= LENT_BYTES else None
+        if location is None:
             return self.send(tensor, tag)
-        segment, offset = found
-        with self._room:  # nobody is told of a place in a segment before it has gone
+        segment, offset = location
+        with self._room:  # the segment is sent before any location in it
             if segment.number not in self._handed_over:
                 self._handed_over.add(segment.number)
-                handed = HEAD.pack(SEGMENT, 0, 0, segment.number, 0, segment.size)
-                self._go(Sending(self, handed, file=segment.file))
+                start = HEAD.pack(SEGMENT, 0, 0, segment.number, 0, segment.size)
+                self._go(Sending(self, start, file=segment.file))
             return self._go(Sending(self, head(LENT, tensor, tag, segment.number, offset), lent=tensor))
 
     def sent(self, sending: Sending) -> None:
-        """Blocks until it is."""
+        """Blocks until `sending` is done."""
         with self._room:
             self._room.wait_for(lambda: sending.done or self._broken)
         if not sending.done:
             raise PeerLost(self._peer, CLOSED)
 
     def close(self) -> None:
-        """Nothing is sent after what has been sent until now. Idempotent."""
+        """Closes this direction after everything that was sent until now. Idempotent."""
         with self._room:
             self.closed = True
             if not self._waiting:
@@ -307,7 +312,7 @@ class Outgoing:
         return sending
 
     def _push(self) -> None:
-        """A thread, for as long as there is something that the socket has not taken."""
+        """The body of a thread that runs while there is data that the socket has not taken."""
         while True:
             with self._room:
                 sending = self._waiting[0]
@@ -325,7 +330,7 @@ class Outgoing:
                     return
 
     def _packet(self, sending: Sending, flags: int) -> bool:
-        """False: not now, or never."""
+        """Sends the first packet. Returns False if the socket does not take it now, or is broken."""
         files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", sending.file))] if sending.file >= 0 else []
         try:
             self._connection.sendmsg([sending.start], files, flags | socket.MSG_NOSIGNAL)
@@ -359,11 +364,14 @@ class Outgoing:
 
 
 class ShmConnection(socket.socket):
-    """Closed when nobody holds it any more, and in each forked process: else its parent's end would not be seen."""
+    """A socket that is closed with its last reference, and in each forked process.
 
-    def __init__(self, made: socket.socket) -> None:
-        """Takes over what `made` has."""
-        super().__init__(fileno=made.detach())
+    An open copy in a child would hide the end of its parent from the peer.
+    """
+
+    def __init__(self, original: socket.socket) -> None:
+        """Takes over the descriptor of `original`."""
+        super().__init__(fileno=original.detach())
         _open.add(self)
 
     def __del__(self) -> None:
@@ -384,7 +392,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Pair:
-    """See the module's head. `connection` is connected, and taken over; `arena` is where what is lent lies."""
+    """One worker's end of the connection to a peer of its host; see the docstring of the module.
+
+    Takes over `connection`, which is connected. Tensors in `arena` can be lent.
+    """
 
     def __init__(self, peer: str, connection: socket.socket, arena: Arena) -> None:
         self.connection = connection = ShmConnection(connection)
@@ -392,11 +403,11 @@ class Pair:
         self._incoming = Incoming(peer, connection)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """A copy of it."""
+        """Sends a copy of the tensor."""
         return self._outgoing.send(tensor, tag)
 
     def lend(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """Where it lies, if that is in the arena."""
+        """Sends the location of the tensor if it is in the arena, otherwise a copy."""
         return self._outgoing.lend(tensor, tag)
 
     def receive(self, room: Room, tag: int, *, borrows: bool = False) -> Receiving:
@@ -405,42 +416,45 @@ class Pair:
         return self._incoming.receive(room, tag, borrows=borrows)
 
     def close(self) -> None:
-        """Nothing is sent after what has been sent until now, nothing received that is not under way. Idempotent."""
+        """Ends sending after everything that was sent until now, and refuses new receives. Idempotent."""
         self._outgoing.close()
 
 
 # --- handover ---------------------------------------------------------------------------------------------------------
 #
-# How workers of one host come to share memory, before their group is used: pair by pair, and both ends agree on it.
+# How workers of one host set up shared memory before their group is used: pair by pair, so that both ends agree.
 #
-# That two workers are of one host is what they say (`View.hosts`, the kernel's boot id). It counts when memory has
-# really been handed over. Of two, a before b in the view, a listens at a Unix socket whose name is random, and says
-# so over the control connection; b connects. Each end then
+# Workers report their host (`View.hosts`, the kernel's boot id). The report counts only after memory has really been
+# handed over. Of two workers, a before b in the view, a listens at a Unix socket with a random name, and publishes the
+# name over the control connection; b connects. Each end then
 #
-# 1. asks the kernel whose process the other one is: another user's is sent away at once;
-# 2. proves that it holds the group's key, as over any connection (`proof`);
-# 3. hands over memory of its arena in which random bytes lie. The other maps it, and says what it reads there.
+# 1. asks the kernel for the user of the other process, and closes the connection of another user at once;
+# 2. proves that it holds the group's key, as on any connection (section `proof` of `gloo.py`);
+# 3. hands over memory of its arena that contains random bytes. The other end maps it, and sends the bytes back.
 #
-# b says over the control connection how that went for it, a waits for that and says which pairs stand: so both go by
-# what a says, and everybody knows what to use for whom. A container with a network of its own has sockets of its own,
-# and a machine that only has another one's boot id has no such socket at all: there the next transport is taken,
-# which is told.
+# b reports its result over the control connection. a waits for that, and publishes which of its pairs work. So both
+# ends follow the decision of a, and every member knows the transport of each pair. A container with its own network
+# namespace has its own sockets, and a machine with a copied boot id has no such socket at all: such pairs use the next
+# transport, and a warning is logged.
 
 _log = logging.getLogger(__name__)
-LIMIT_S = 20.0  # for each packet of the other end's
+LIMIT_S = 20.0  # for each packet from the other end
 _NAME_BYTES = 16
 _PLACE = struct.Struct("<IQ")  # segment, offset
 
 
 def boot_id() -> str:
-    """Of the kernel that runs; "" where it has none."""
+    """Returns the boot id of the running kernel; "" if it has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 class Meeting:
-    """Connects `me` with those of `near` that share memory with it. `near`: the members of its host, with itself."""
+    """Connects `me` to the members in `near` that share memory with it.
+
+    `near` lists the members of its host, in the order of the view and including itself.
+    """
 
     def __init__(
         self, view: View, me: str, near: Sequence[str], rendezvous: Rendezvous, key: bytes, arena: Arena | None
@@ -452,13 +466,13 @@ class Meeting:
         self._change = threading.Condition()
 
     def hold(self) -> dict[str, Pair]:
-        """Blocks until it is decided for each pair; returns those of this worker that stand.
+        """Blocks until each pair is decided. Returns this worker's pairs that share memory, by peer.
 
         Raises:
-            RuntimeError: the view was given up, or not all have said in time what they found.
+            RuntimeError: the view was given up, or not all members reported their result in time.
         """
         rendezvous, me = self._rendezvous, self._me
-        listener, here = self._listen()
+        listener, address = self._listen()
         after = [peer for peer in self._near if self._near.index(peer) > self._near.index(me)]
         before = [peer for peer in self._near if self._near.index(peer) < self._near.index(me)]
         try:
@@ -466,11 +480,11 @@ class Meeting:
                 threading.Thread(target=self._take_in, args=(listener, set(after)), daemon=True).start()
             for peer in self._near:
                 if peer != me:
-                    rendezvous.tell(f"host {me}", here.encode(), to=peer)
+                    rendezvous.tell(f"host {me}", address.encode(), to=peer)
             for peer in before:
                 rendezvous.wait([f"host {peer}"])
-                went = self._visit(peer, rendezvous.said(f"host {peer}")[""].decode("ascii", "replace"), here)
-                rendezvous.tell(f"{me} met {peer}", b"yes" if went else b"no", to=peer)
+                shared = self._visit(peer, rendezvous.said(f"host {peer}")[""].decode("ascii", "replace"), address)
+                rendezvous.tell(f"{me} met {peer}", b"yes" if shared else b"no", to=peer)
             rendezvous.wait([f"{peer} met {me}" for peer in after])
             stand = [
                 peer for peer in after if rendezvous.said(f"{peer} met {me}")[""] == b"yes" and self._has_come(peer)
@@ -495,12 +509,12 @@ class Meeting:
     # --- the two ends ----------------------------------------------------------------------------------------
 
     def _listen(self) -> tuple[socket.socket | None, str]:
-        """The socket and where this worker is: boot id and name; "" if it shares nothing."""
+        """Returns the listening socket and its address, boot id and name; (None, "") if it shares no memory."""
         if self._arena is None or not boot_id() or len(self._near) == 1:
             return None, ""
         name = secrets.token_hex(_NAME_BYTES)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(f"\0farandole-{name}")  # without a file: gone with its owner
+        listener.bind(f"\0farandole-{name}")  # an abstract name: it disappears with its owner
         listener.listen(len(self._near) + 8)
         return listener, f"{boot_id()} {name}"
 
@@ -518,32 +532,32 @@ class Meeting:
             connection.settimeout(LIMIT_S)
             peer = connection.recv(256).decode("ascii", "replace")
             if peer not in expected:
-                raise Unusable("who has connected is none of those who may")
+                raise Unusable("the process that connected is not an expected member")
             self._shake_hands(connection, peer)
         except (OSError, Unusable) as error:
             connection.close()
-            _log.info("a connection of this host was not taken: %s", error)
+            _log.info("rejected a connection from this host: %s", error)
 
-    def _visit(self, peer: str, there: str, here: str) -> bool:
-        """Connect to a peer that is `there`. False: nothing is shared with it."""
-        if not here or not there or here.split()[0] != there.split()[0]:
+    def _visit(self, peer: str, address: str, own_address: str) -> bool:
+        """Connects to a peer at `address`. Returns False if no memory is shared with it."""
+        if not own_address or not address or own_address.split()[0] != address.split()[0]:
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(LIMIT_S)
-            connection.connect(f"\0farandole-{there.split()[-1]}")
+            connection.connect(f"\0farandole-{address.split()[-1]}")
             if _user(connection) != os.getuid():
-                raise Unusable("another user's process has its socket")
+                raise Unusable("a process of another user owns its socket")
             connection.send(self._me.encode())
             self._shake_hands(connection, peer)
         except (OSError, Unusable) as error:
             connection.close()
-            warn_once(_log, f"no memory is shared with {peer}, which is on this host: {error}")
+            warn_once(_log, f"no shared memory with {peer}, which is on this host: {error}")
             return False
         return True
 
     def _shake_hands(self, connection: socket.socket, peer: str) -> None:
-        """See the module's head, 2 and 3. Then the connection is a pair's."""
+        """Executes 2 and 3 of the comment above, and makes the connection a pair."""
         arena, view = self._arena, self._view
         assert arena is not None
         ours = secrets.token_bytes(NONCE_BYTES)
@@ -552,61 +566,61 @@ class Meeting:
         connection.send(proof(self._key, view.group, view.members, nonces, of=self._me))
         expected = proof(self._key, view.group, view.members, nonces, of=peer)
         if not hmac.compare_digest(_packet(connection, PROOF_BYTES), expected):
-            raise Unusable("it has not proved that it is the run's")
+            raise Unusable("its proof of the group's key is wrong")
         page = arena.empty(PAGE, torch.uint8)
         written = secrets.token_bytes(NONCE_BYTES)
         page[:NONCE_BYTES] = torch.frombuffer(bytearray(written), dtype=torch.uint8)
-        found = arena.find(page)
-        if found is None:
-            raise Unusable("its own memory can't be shared")
-        segment, offset = found
+        location = arena.find(page)
+        if location is None:
+            raise Unusable("this worker's own memory can't be shared")
+        segment, offset = location
         socket.send_fds(connection, [_PLACE.pack(segment.number, offset)], [segment.file])
         place, files, _, _ = socket.recv_fds(connection, _PLACE.size, 1, socket.MSG_CMSG_CLOEXEC)
         if len(files) != 1 or len(place) != _PLACE.size:
-            raise Unusable("it handed over no memory")
+            raise Unusable("it sent no memory file")
         theirs = mapped(files[0]).tensor(_PLACE.unpack(place)[1], NONCE_BYTES, torch.uint8)
         connection.send(bytes(theirs.numpy()))
         if _packet(connection, NONCE_BYTES) != written:
-            raise Unusable("what it reads in the memory that it was handed is not what is there")
+            raise Unusable("it read other bytes in the shared memory than this worker wrote there")
         connection.settimeout(None)
         with self._change:
             self._pairs[peer] = Pair(peer, connection, arena)
             self._change.notify_all()
 
     def _has_come(self, peer: str) -> bool:
-        """What `peer` has found to be so is known here a moment later, or never."""
+        """Waits for this end's pair with `peer`, whose end is ready. Returns False if this end failed."""
         with self._change:
             return self._change.wait_for(lambda: peer in self._pairs, LIMIT_S)
 
 
 def standing(rendezvous: Rendezvous, member: str) -> set[str]:
-    """With whom of those after it `member` shares memory, as it has said."""
-    said = rendezvous.said(f"shared {member}").get("", b"")
-    return set(said.decode("ascii", "replace").split("\n")) - {""}
+    """Returns the members after `member` in the view that it has reported to share memory with."""
+    report = rendezvous.said(f"shared {member}").get("", b"")
+    return set(report.decode("ascii", "replace").split("\n")) - {""}
 
 
 def _packet(connection: socket.socket, size: int) -> bytes:
     packet = connection.recv(size + 1)
     if len(packet) != size:
-        raise Unusable("it went away" if not packet else "it sent what no worker sends")
+        raise Unusable("it closed the connection" if not packet else _NONSENSE)
     return packet
 
 
 def _user(connection: socket.socket) -> int:
-    """Whose process is at the other end."""
+    """Returns the user id of the process at the other end."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", packed)[1])
 
 
 # --- by host ----------------------------------------------------------------------------------------------------------
 #
-# The transport of a run: memory that both can read between workers of one host, Gloo between all others.
+# The transport of a run: shared memory between workers of one host, Gloo between all others.
 #
-# Gloo connects all members of a group or none. So there is none where all pairs share memory, as in a view of one host.
+# Gloo connects all members of a group or none. So Gloo is not used if all pairs share memory, as in a view of one host.
 
 
 class ByHost:
-    """The transport. `memory`: where what this worker lends lies; the others are Gloo's."""
+    """The transport of a run. Tensors in `memory` can be lent; the other arguments are those of `Gloo`."""
 
     def __init__(self, rendezvous: Rendezvous, key: bytes, interface: str, *, memory: Memory) -> None:
         self._rendezvous, self._key, self._interface = rendezvous, key, interface
@@ -630,7 +644,7 @@ class ByHost:
 
 
 class LinksByHost:
-    """See `Links`. `pairs`: with those that share memory; `others`: with everybody, None if nobody else is there."""
+    """The links of a group. `pairs` are those that share memory; `others` reach all members, None if not needed."""
 
     def __init__(self, pairs: Mapping[str, Pair], others: Links | None) -> None:
         self.pairs = pairs

@@ -1,24 +1,26 @@
-"""The sum of one bucket in one view, at one worker: its own slice, which it makes for all, and those of the others.
+"""The sum of one bucket in one view at one worker: the slice that it computes for all, and the slices of the others.
 
-`Copied` is one piece of memory, to which the slices of others are copied, or where they land. `InPlace` is for large
-buckets that workers of one host exchange: each slice is used where its owner has made it, as `.grad` of the parameters.
-Who knows what when:
+`Copied` is private memory, into which the slices of others are copied or received. `InPlace` is for large buckets that
+workers of one host exchange: each slice is used in the memory of its owner, as `.grad` of the parameters. Its rules:
 
-- *Until when a slice stays.* It is used until the update is over, of which no word tells. But who begins the next
-  training round has done its update, and says so by its partial sums, which an owner has before it writes (`order`).
-  So one place is enough where each has some, and all are on one host (`heard`). Where one has none, only its word
-  tells; and what other hosts share lands in the place, maybe as a settlement, long before its time. Then the owner
-  makes the slices of one round in one place and those of the next in another (`_turn`), and may write the first again
-  when it has all words of the second. Partial sums land in neither.
-- *A view is left.* What is in use may be of a round of the view before. Those places rest (`arena.rest`) until this
-  worker has all words of a training round in a later view. All its members have begun that one.
-- *Who was given up* while it stood still may go on too late: what it is told of may have been overwritten, though all
-  words are here. So each place has a *stamp*, a number of its view, which is wiped before the place is given back. Who
-  does not find it with a slice takes the peer for lost, and says no word; who does not find it after its update has a
-  replica that is no use (`stood`). Small buckets are sent, not lent: nothing can happen to those.
-- *Loops that write.* Clipping writes into `.grad`. The kernel copies page by page then (`row`): nobody else sees it,
-  but that is slow, and the page does not follow its file any more. Before a row shows the next sums it is looked at:
-  from the first time on that anything was written, this worker copies its sums.
+- *How long a slice is used.* It is used until the update is done, and no message reports that. But a worker that begins
+  the next training round has done its update, and signals this by its partial sums, which an owner receives before it
+  writes (`schedule.order`). So one place is enough if each worker has partial sums and all are on one host
+  (`all_begun`).
+  A worker without a shard sends no partial sum, so it signals this only with its commit message. And slices from other
+  hosts are received in the place, possibly from `settle`, long before their time. Then the owner uses two places in
+  turn (`_turn`), one for each round, and may overwrite the first one when it has all commit messages of the second
+  round. Partial sums are received in neither of them.
+- *A view is left.* The sums in use may be of a round of the view before. Those places rest (`Arena.rest`) until this
+  worker has all commit messages of a training round in a later view: all members of that view have begun that round.
+- *An evicted worker* that was frozen may resume too late: the memory that it reads may be overwritten, although it has
+  all commit messages. So each place has a *stamp*, a number of its view, which is erased before the place is freed. A
+  worker that does not find the stamp with a slice treats the peer as lost, and sends no commit message. A worker that
+  does not find it after its update has an invalid replica (`stood`). Small buckets are sent and not lent, so this can't
+  happen to them.
+- *Loops that write.* Gradient clipping writes into `.grad`. Then the kernel copies page by page (`Row`): no other
+  worker sees the change, but that is slow, and the page no longer shows its file. Before a row shows the next sums,
+  this worker checks it: after the first write that it finds, it copies its sums.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from farandole.collective.buckets import Bucket, Staging, flat
 
 # --- row --------------------------------------------------------------------------------------------------------------
 #
-# Addresses in a row, of which each part may show what lies in a file of memory: this worker's arena, or a peer's.
+# A contiguous address range. Each part of it can map (show) a part of a memory file: this worker's arena, or a peer's.
 #
-# So a tensor over parts that others have made needs no copy of them. What is shown is a private copy: the kernel
-# copies a page when it is written, so nobody else sees what is written here, and a part that was written does not
-# follow its file any more. `written` says whether that has happened; the kernel's page map tells it exactly.
+# So one tensor spans parts that other workers made, without a copy. The mappings are private: the kernel copies a page
+# when this worker writes to it, so other workers do not see the write, and that page no longer shows its file.
+# `written` reports whether that happened; the kernel's page map has the exact answer.
 
 _PAGE_BYTES = mmap.PAGESIZE
 _FIXED = 0x10
@@ -49,13 +51,13 @@ _PAGE_MAP = "/proc/self/pagemap"
 
 
 class SharedFile(Protocol):
-    """A segment of memory. `file`: open for as long as it is referred to."""
+    """A segment of memory. `file` is open as long as the segment is referenced."""
 
     file: int
 
 
 class Row:
-    """See the module's head. Of `numel` elements; what is not shown is memory of this row's own, which is zero."""
+    """An address range of `numel` elements; see above. A part that shows no file is own memory, at first 0."""
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
         self._itemsize = dtype.itemsize
@@ -63,15 +65,13 @@ class Row:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.tensor = torch.frombuffer(self._map, dtype=dtype, count=numel)
         self._address = self.tensor.data_ptr()
-        self._shown: dict[
-            int, tuple[int, SharedFile, int]
-        ] = {}  # by its first byte: its length, and what is shown there
+        self._shown: dict[int, tuple[int, SharedFile, int]] = {}  # by first byte: length, file, offset
 
     def show(self, start: int, numel: int, memory: SharedFile, offset: int) -> None:
-        """Let elements from `start` on be what lies in `memory` at `offset` bytes. Both begin with a page.
+        """Maps `numel` elements from `start` on to `memory` at `offset` bytes. Both must begin at a page boundary.
 
         Raises:
-            OSError: they do not, or it can't be mapped.
+            OSError: one does not, or the mapping fails.
         """
         at, size = start * self._itemsize, numel * self._itemsize
         if self._shown.get(at) != (size, memory, offset):
@@ -79,14 +79,14 @@ class Row:
             self._shown[at] = size, memory, offset
 
     def own(self, start: int) -> None:
-        """Let the part that begins with element `start` be memory of this row's own again."""
+        """Makes the part that begins with element `start` the row's own memory again."""
         shown = self._shown.pop(start * self._itemsize, None)
         if shown is not None:
             self._map_there(start * self._itemsize, shown[0], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
 
     @property
     def written(self) -> bool:
-        """Whether anything was written to what is shown. True if that can't be told."""
+        """True if this worker wrote to a part that shows a file, or if that is unknown."""
         try:
             with open(_PAGE_MAP, "rb", buffering=0) as pages:
                 return any(
@@ -98,14 +98,14 @@ class Row:
     def _map_there(self, at: int, size: int, flags: int, file: int, offset: int) -> None:
         where = self._address + at
         if where % _PAGE_BYTES or offset % _PAGE_BYTES:
-            raise OSError(f"{size} bytes at {offset} of a segment are to begin with byte {at}, which is no whole page")
+            raise OSError(f"can't map {size} bytes at {offset} of a segment to byte {at}: not at page boundaries")
         if _libc.mmap(where, size, _PROTECTION, flags | _FIXED, file, offset) != where:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
 
 
 def _has_copies(pages: int, address: int, size: int) -> bool:
-    """Whether one of the pages there is neither a file's nor missing."""
+    """Returns True if one of the pages is present or swapped and does not belong to a file."""
     first, count = address // _PAGE_BYTES, -(-size // _PAGE_BYTES)
     entries = bytearray(os.pread(pages, count * _ENTRY, first * _ENTRY))
     if len(entries) != count * _ENTRY:
@@ -132,62 +132,62 @@ STAMP = torch.int64
 
 
 class Sum(Protocol):
-    """See the module's head. Elements `[start, stop)` are always a whole slice."""
+    """The sum of one bucket; see the docstring of the module. Elements `[start, stop)` are always a whole slice."""
 
     @property
     def flat(self) -> torch.Tensor:
-        """The whole sum, shape (bucket.numel,), once all slices are `put`."""
+        """The whole sum, of shape (bucket.numel,), after `complete`."""
         ...
 
-    def begin(self, *, heard: bool) -> None:
-        """A training round begins, or another one over the same buckets. `heard`: see the module's head."""
+    def begin(self, *, all_begun: bool) -> None:
+        """Begins a training round, or another round over the same buckets. `all_begun`: see `schedule.Routes`."""
         ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
-        """Host memory in which this worker makes its slice, or another's may land."""
+        """Returns host memory in which this worker computes its slice, or another worker's slice is received."""
         ...
 
-    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
-        """That slice lies `there`. False: it did, and its owner has given the memory back."""
+    def put(self, start: int, stop: int, tensor: torch.Tensor) -> bool:
+        """Takes `tensor` as a slice. Returns False if its owner has already freed that memory."""
         ...
 
     def complete(self) -> None:
-        """All slices are there."""
+        """Completes the sum; all slices of other workers have been `put`."""
         ...
 
 
 class SingleProcessSums:
-    """What a world of one has summed up by itself."""
+    """The sum of a single process (`world_size=1`)."""
 
     def __init__(self) -> None:
         self.flat = torch.empty(0)
 
-    def begin(self, *, heard: bool) -> None: ...
+    def begin(self, *, all_begun: bool) -> None: ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
         return self.flat[start:stop]
 
-    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
-        raise AssertionError(f"elements {start} to {stop} in {there.nbytes} bytes of a peer's, and there is none")
+    def put(self, start: int, stop: int, tensor: torch.Tensor) -> bool:
+        raise AssertionError(f"a single process got elements {start} to {stop} in {tensor.nbytes} bytes of a peer")
 
     def complete(self) -> None: ...
 
 
 class Copied:
-    """A bucket's sum in memory that is this worker's alone."""
+    """A bucket's sum in private memory of this worker."""
 
     def __init__(self, bucket: Bucket, stage: bool | None) -> None:
         self._bucket = bucket
         self._staging = Staging(Ordinary(), stage)
         self.flat = flat(bucket, Ordinary())
 
-    def begin(self, *, heard: bool) -> None: ...
+    def begin(self, *, all_begun: bool) -> None: ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
         return self._staging.host(self.flat, self._bucket)[start:stop]
 
-    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
-        self.place(start, stop).copy_(there)
+    def put(self, start: int, stop: int, tensor: torch.Tensor) -> bool:
+        self.place(start, stop).copy_(tensor)
         return True
 
     def complete(self) -> None:
@@ -195,10 +195,11 @@ class Copied:
 
 
 class InPlace:
-    """A bucket's sum in the memory of those who make it. `own`: the elements `[start, stop)` that this worker has for
-    the others of its host: what it has summed up, and what has come for them from other hosts.
+    """A bucket's sum in the memory of the workers that compute its slices.
 
-    `stamp`: of all places of this view, and of no other's. Not 0.
+    `own` is the range `[start, stop)` of elements that this worker provides to the others of its host: the sums that it
+    computes, and those that it receives from other hosts. `stamp` is equal for all places of this view and different
+    from that of any other view; it is not 0.
     """
 
     def __init__(self, bucket: Bucket, own: tuple[int, int], arena: Arena, stamp: int) -> None:
@@ -219,13 +220,13 @@ class InPlace:
     def flat(self) -> torch.Tensor:
         return self._row.tensor
 
-    def begin(self, *, heard: bool) -> None:
-        if not heard and self._begun:
+    def begin(self, *, all_begun: bool) -> None:
+        if not all_begun and self._begun:
             self._turn = 1 - self._turn
             if len(self._places) == self._turn:
                 self._places.append(self._new_place())
         self._begun = True
-        if self._arena.copies_sums:  # no word is given before all is copied: one place is enough
+        if self._arena.copies_sums:  # no commit message is sent before all is copied: one place is enough
             self._rows = self._rows[:1] * 2
         self._row = self._rows[self._turn]
         self._looked = False
@@ -238,18 +239,18 @@ class InPlace:
         self._row.own(start)
         return self._row.tensor[start:stop]
 
-    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
+    def put(self, start: int, stop: int, tensor: torch.Tensor) -> bool:
         if start == stop:
             return True
         if not self._looked:
             self._looked = True
             self._arena.copies_sums = self._arena.copies_sums or self._row.written
-        theirs = lent(there)
-        if self._arena.copies_sums or not self._show(start, there, theirs or self._arena.find(there)):
+        theirs = lent(tensor)
+        if self._arena.copies_sums or not self._show(start, tensor, theirs or self._arena.find(tensor)):
             self._row.own(start)
-            self._row.tensor[start:stop].copy_(there)
+            self._row.tensor[start:stop].copy_(tensor)
         if theirs is not None:
-            self._stamps.append(theirs[0].tensor(theirs[1] + _whole(there.nbytes), STAMP.itemsize, STAMP))
+            self._stamps.append(theirs[0].tensor(theirs[1] + _whole(tensor.nbytes), STAMP.itemsize, STAMP))
         return self.stood
 
     def complete(self) -> None:
@@ -257,27 +258,27 @@ class InPlace:
 
     @property
     def stood(self) -> bool:
-        """What is in use has not been overwritten."""
+        """True if no slice in use has been overwritten."""
         return all(stamp.item() == self._stamp for stamp in self._stamps)
 
     def give_back(self) -> None:
-        """Nobody of the run uses what this worker has made. What is in the places is anything soon."""
+        """Erases the stamps: no worker of the run uses this worker's slices, and their memory is reused soon."""
         for place in self._places:
             place.stamp.zero_()
 
-    def _show(self, start: int, there: torch.Tensor, found: tuple[Mapped | Segment, int] | None) -> bool:
-        """Whether it could be done. `found`: in which segment it lies, and where."""
-        if found is None:
+    def _show(self, start: int, tensor: torch.Tensor, location: tuple[Mapped | Segment, int] | None) -> bool:
+        """Maps the tensor into the row. Returns False on failure. `location` is its segment and offset there."""
+        if location is None:
             return False
         try:
-            self._row.show(start, there.numel(), *found)
+            self._row.show(start, tensor.numel(), *location)
         except OSError:  # pages of another size, or too many maps
             return False
         return True
 
 
 class _Place:
-    """Where a worker makes its slice, for all to use, with its stamp behind it."""
+    """The memory in which a worker computes its slice for all workers, followed by the stamp."""
 
     def __init__(self, numel: int, dtype: torch.dtype, arena: Arena, stamp: int) -> None:
         end = _whole(numel * dtype.itemsize)
@@ -288,5 +289,5 @@ class _Place:
 
 
 def _whole(size: int) -> int:
-    """So many bytes in whole pages."""
+    """Returns `size` bytes rounded up to whole pages."""
     return -(-size // PAGE) * PAGE

@@ -1,26 +1,29 @@
-"""The state's way to joiners: the veterans send one stripe of its bytes each, piece by piece.
+"""The transfer of the state to joiners: each veteran (a member that holds the state) sends one stripe of its bytes.
 
-A piece is copied into memory of the veteran's arena and lent: a joiner of its host reads it there and copies it to its
-place, any other receives it there. So of each state one process copies each byte, and each joiner once more; beside the
-state itself a veteran has `IN_FLIGHT` pieces in shared memory, a joiner all of the state, until it is loaded.
+A veteran copies each piece of its stripe into its arena and lends it. A joiner on its host copies it from there to its
+own memory; any other joiner receives it in its own memory. So each byte is copied once by one veteran, and once more by
+each joiner. Beside the state itself a veteran has `IN_FLIGHT` pieces in shared memory, and a joiner has the whole state
+until it is loaded.
 
-Who knows what when:
+Why the state is consistent:
 
-1. A veteran reads its live tensors, in the background, while the script computes the next step. Nothing writes to
-   parameters or optimizer state before that step's update, and the joiner's control word, without which the step can't
-   end, says that it has everything (R1): so it comes after the last piece was read, and after the last checksum was
-   made. Buffers do change in a forward pass; the caller hands in copies of their values at the start of the step.
-2. What is lent stays as it is until each joiner has said that it has taken it: then its memory is used for a later
-   piece. A joiner says so once the bytes are in memory of its own, and looks only at those from then on.
-3. If a joiner is lost, another one may still read. So what was lent then is kept until the links are closed, which is
-   after everyone within reach has abandoned the view. A veteran that is lost leaves its memory as it was, and a joiner
-   that lacks a piece, or a checksum, holds no state and says no word.
-4. Who stands still holds up this veteran's thread, or this joiner's, and the step, until the control plane gives the
-   view up. The thread that goes on later sends what the parameters are then, to nobody who would take it: the joiner
-   of a view that was given up is told so before it looks (`Member.become_synced`).
+1. A veteran reads its live tensors in the background, while the script computes the next step. Nothing writes to
+   parameters or optimizer state before that step's update. The step can't end without the joiner's commit message,
+   which states that the joiner has everything (R1): so the update comes after the last piece was read, and after the
+   last checksum was made. Buffers do change in a forward pass; the caller passes copies of their values at the start of
+   the step.
+2. Lent memory does not change until each joiner has acknowledged the piece; then it is used for a later piece. A joiner
+   acknowledges a piece when the bytes are in its own memory, and reads only its own memory from then on.
+3. If a joiner is lost, another joiner may still read. So the lent memory is kept until the links are closed, which is
+   after every reachable worker has abandoned the view. The memory of a lost veteran does not change, and a joiner that
+   lacks a piece or a checksum has no state and sends no commit message.
+4. A frozen worker delays the thread of the veteran or of the joiner, and the step, until the control plane gives up the
+   view. A thread that continues later sends the parameters of that time, but no joiner takes them: the joiner of a
+   view that was given up learns that before it reads them (`Member.become_synced`).
 
-With each piece a veteran makes a checksum of the next veteran's, of its own memory, so that a joiner does not take one
-veteran's word for any part of the state if there is another; made and compared off the training threads.
+With each piece a veteran computes a checksum over its own copy of the next veteran's stripe. So if there are several
+veterans, a joiner does not rely on a single one for any part of the state. The checksums are made and compared outside
+of the training threads.
 """
 
 from __future__ import annotations
@@ -48,10 +51,10 @@ from farandole.protocol.view import View
 
 # --- state ------------------------------------------------------------------------------------------------------------
 #
-# State without pickling: nested state_dicts as a typed skeleton plus raw tensors.
+# The encoding of a state without pickling: nested state_dicts as a typed skeleton plus raw tensors.
 #
-# The skeleton is msgpack of tagged lists; nothing in it names code. The tensors follow each other in one run of bytes,
-# each at a 64-byte aligned offset.
+# The skeleton is msgpack of tagged lists, and nothing in it names code. The tensors follow each other in one sequence
+# of bytes, each at a 64-byte aligned offset.
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -63,10 +66,10 @@ _DTYPES = {
 
 
 def encode(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The skeleton of a nested state and its tensors, in order.
+    """Returns the skeleton of a nested state, and its tensors in order.
 
     Raises:
-        UnknownState: a value that is no tensor, number, text, None or container of those; names its path.
+        UnknownState: a value is not a tensor, number, text, None or container of those. The message has its path.
     """
     tensors: list[torch.Tensor] = []
     return msgspec.msgpack.encode(_encode(state, "state", tensors)), tensors
@@ -77,7 +80,7 @@ def _encode(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
         return value
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise UnknownState(f"{path}: the text {value!r} is no Unicode text and can't be sent")
+            raise UnknownState(f"{path}: the text {value!r} is not valid Unicode and can't be sent")
         return value
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 64:
@@ -88,7 +91,7 @@ def _encode(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         name = str(value.dtype).removeprefix("torch.")
         if name not in _DTYPES:
-            raise UnknownState(f"{path}: a tensor of {value.dtype} can't be sent; known are {', '.join(_DTYPES)}")
+            raise UnknownState(f"{path}: a tensor of {value.dtype} can't be sent; use one of {', '.join(_DTYPES)}")
         if value.layout != torch.strided:
             raise UnknownState(f"{path}: a tensor of layout {value.layout} can't be sent; make it dense")
         tensors.append(value.detach())
@@ -114,10 +117,10 @@ def _key(key: Any, path: str) -> Any:
 
 
 def decode(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """The nested state again.
+    """Returns the nested state of a skeleton and its tensors; the inverse of `encode`.
 
     Raises:
-        ProtocolError: `skeleton` is not what `encode` makes, or not of these tensors.
+        ProtocolError: `skeleton` is invalid, or does not match the number of tensors.
     """
     tree = _parsed(skeleton)
     if len(_shapes(tree)) != len(tensors):
@@ -141,12 +144,12 @@ def decode(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _parsed(skeleton: bytes) -> Any:
-    """The skeleton's tree, checked: it comes from a peer, whom nothing authenticates."""
+    """Returns the skeleton's tree after validation, because the data of a peer is not authenticated."""
     try:
         tree = msgspec.msgpack.decode(skeleton)
         _check(tree)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{len(skeleton)} bytes are no state's skeleton: {error}") from error
+        raise ProtocolError(f"invalid skeleton of a state, {len(skeleton)} bytes: {error}") from error
     return tree
 
 
@@ -165,19 +168,19 @@ def _check(item: Any) -> None:
                     case [None | bool() | int() | float() | str(), inner]:
                         _check(inner)
                     case _:
-                        raise ProtocolError("a state's skeleton holds a pair that is none")
+                        raise ProtocolError("invalid skeleton of a state: an entry of a dict is not a pair")
         case _:
-            raise ProtocolError(f"a state's skeleton holds a {type(item).__name__} that `encode` never makes")
+            raise ProtocolError(f"invalid skeleton of a state: it contains an invalid {type(item).__name__}")
 
 
 def _shapes(tree: Any) -> list[tuple[torch.dtype, list[int]]]:
-    found: list[tuple[torch.dtype, list[int]]] = []
+    shapes: list[tuple[torch.dtype, list[int]]] = []
 
     def walk(item: Any) -> None:
         if isinstance(item, list):
             items = cast("list[Any]", item)
             if items[0] == "T":
-                found.append((_DTYPES[items[1]], items[2]))
+                shapes.append((_DTYPES[items[1]], items[2]))
             elif items[0] in ("C", "d"):
                 for _, v in items[1]:
                     walk(v)
@@ -186,7 +189,7 @@ def _shapes(tree: Any) -> list[tuple[torch.dtype, list[int]]]:
                     walk(v)
 
     walk(tree)
-    return found
+    return shapes
 
 
 def _padded(tensor_bytes: int) -> int:
@@ -198,7 +201,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Snapshot:
-    """A replicated state as it is at a step's start, ready to be sent: references, not copies."""
+    """A replicated state at the start of a step, ready to be sent. It holds references, not copies."""
 
     def __init__(self, state: Any) -> None:
         self.skeleton, self.tensors = encode(state)
@@ -208,7 +211,7 @@ class Snapshot:
         self.bytes = self._offsets.pop()
 
     def piece(self, start: int, stop: int) -> torch.Tensor:
-        """The payload's bytes [start, stop), shape (stop - start,): where they lie, if they are of one tensor there."""
+        """Returns the payload's bytes [start, stop), of shape (stop - start,); a view if one host tensor has them."""
         at = max(bisect_right(self._offsets, start) - 1, 0)
         parts: list[tuple[int, torch.Tensor]] = []
         while at < len(self.tensors) and self._offsets[at] < stop:
@@ -229,10 +232,10 @@ class Snapshot:
 
 
 def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
-    """The nested state from its skeleton and bytes; tensors are aligned views of `payload`.
+    """Returns the nested state from its skeleton and bytes; its tensors are aligned views of `payload`.
 
     Raises:
-        ProtocolError: `skeleton` is not what `encode` makes, or not of so many bytes.
+        ProtocolError: `skeleton` is invalid, or does not match the number of bytes.
     """
     tensors: list[torch.Tensor] = []
     offset = 0
@@ -248,7 +251,7 @@ def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
 
 
 def cut(total: int, part: int, parts: int) -> tuple[int, int]:
-    """The stripe `[start, stop)` of `total` bytes that is one of so many `parts`."""
+    """Returns the bytes `[start, stop)` of stripe `part` of `parts`, of `total` bytes."""
     units = total // ALIGNMENT
     return units * part // parts * ALIGNMENT, units * (part + 1) // parts * ALIGNMENT
 
@@ -256,7 +259,7 @@ def cut(total: int, part: int, parts: int) -> tuple[int, int]:
 # --- transfer ---------------------------------------------------------------------------------------------------------
 
 PIECE_BYTES = 4 << 20
-IN_FLIGHT = 4  # pieces of a veteran's stripe
+IN_FLIGHT = 4  # pieces of a veteran's stripe that are lent at the same time
 _HEADER, _SKELETON, _STRIPE, _CHECK, _TAKEN = range(5)
 _ROW = 1023  # words of 8 bytes
 _WEIGHTS = torch.arange(1, _ROW + 1, dtype=torch.int64) * (0x9E3779B97F4A7C15 >> 2) * 2 + 1
@@ -266,11 +269,13 @@ def send_state(
     view: View, veterans: Sequence[str], worker: str, links: Links, round_: int, position: Position,
     snapshot: Snapshot, memory: Memory,
 ) -> None:  # fmt: skip
-    """A veteran's part: header and skeleton from the first veteran, a stripe and the next one's checksum from each, to
-    every joiner. `veterans`: those who send. `memory`: what is lent lies there.
+    """Sends a veteran's part of the state to every joiner of `view`. Blocks until the joiners have received it.
+
+    The first veteran sends the header and the skeleton. Each of the `veterans` sends its stripe, and a checksum of the
+    next one's stripe. The pieces are lent in `memory`.
 
     Raises:
-        PeerLost: a joiner is gone.
+        PeerLost: a joiner is lost.
     """
     part = veterans.index(worker)
     sent: list[Pending] = []
@@ -286,7 +291,7 @@ def send_state(
     mine = _pieces(snapshot.bytes, part, len(veterans))
     next_ = (part + 1) % len(veterans)
     theirs = _pieces(snapshot.bytes, next_, len(veterans)) if len(veterans) > 1 else []
-    checksum = 0 if next_ else zlib.crc32(snapshot.skeleton)  # the first one has sent that too
+    checksum = 0 if next_ else zlib.crc32(snapshot.skeleton)  # the first veteran sends that too
     lending = _Lending(view, links, memory)
     try:
         for lent, checked in zip_longest(mine, theirs):
@@ -306,28 +311,28 @@ def send_state(
 
 
 class _Lending:
-    """Pieces on their way to all joiners of `view`, of which so many are `IN_FLIGHT`."""
+    """The pieces that are being lent to all joiners of `view`, at most `IN_FLIGHT` at a time."""
 
     def __init__(self, view: View, links: Links, memory: Memory) -> None:
         self._view, self._links, self._memory = view, links, memory
-        self._slots: list[torch.Tensor] = []  # that no joiner reads
+        self._slots: list[torch.Tensor] = []  # memory that no joiner reads
         self._under_way: deque[tuple[torch.Tensor, list[Pending]]] = deque()
 
     def lend(self, piece: torch.Tensor) -> None:
-        """Waits for a place where to."""
+        """Lends a copy of `piece`. Waits for free memory first."""
         if len(self._under_way) == IN_FLIGHT:
             self._wait_for_one()
         slot = self._slots.pop() if self._slots else self._memory.empty(PIECE_BYTES, torch.uint8)
-        there = slot[: piece.numel()].copy_(piece)
+        copy = slot[: piece.numel()].copy_(piece)
         pending: list[Pending] = []
         self._under_way.append((slot, pending))
         for joiner in self._view.joining:
-            pending.append(self._links.lend(there, joiner, _tag(self._view, _STRIPE)))
+            pending.append(self._links.lend(copy, joiner, _tag(self._view, _STRIPE)))
             taken = torch.empty(1, dtype=torch.int64)
             pending.append(self._links.receive(taken, joiner, _tag(self._view, _TAKEN)))
 
     def wait(self) -> None:
-        """Until all joiners have taken everything."""
+        """Waits until all joiners have acknowledged all pieces."""
         while self._under_way:
             self._wait_for_one()
 
@@ -338,10 +343,13 @@ class _Lending:
 
 
 class Arrival:
-    """A joiner's part: `header` first, then `state`. Both block until the veterans send, or raise PeerLost. `ahead`:
-    memory that was made for it, used if it is large enough.
+    """A joiner's part of the transfer: call `header` first, then `state`.
 
-    `state` raises StateDisputed if one veteran's stripe is not what another one has there.
+    `ahead` is memory that was allocated before; it is used if it is large enough.
+
+    Raises:
+        PeerLost: a veteran is lost; both methods block until then, or until the veterans send.
+        StateDisputed: `state` received a stripe that differs from another veteran's copy.
     """
 
     def __init__(
@@ -355,7 +363,7 @@ class Arrival:
         self._sizes = (0, 0)
 
     def header(self) -> tuple[int, Position, list[bool]]:
-        """The round that the view begins with, the position of the run, each parameter's requires_grad."""
+        """Returns the first round of the view, the position of the run, and each parameter's requires_grad."""
         header = torch.empty(6 + self._parameters, dtype=torch.int64)
         self._take(header, self._veterans[0], _HEADER)
         round_, step, epoch, offset, skeleton, payload, *flags = header.tolist()
@@ -373,21 +381,21 @@ class Arrival:
             waits.append([(self._links.borrow(room, veteran, key), room) for room in rooms])
         self._take(skeleton, veterans[0], _SKELETON)
         checksums = [zlib.crc32(skeleton.numpy().data), *(0 for _ in veterans[1:])]
-        told: list[Pending] = []
+        acknowledgements: list[Pending] = []
         taken = torch.zeros(1, dtype=torch.int64)
-        for pieces in zip_longest(*waits):  # one of each veteran, in turn: none of them is held up
+        for pieces in zip_longest(*waits):  # one piece of each veteran in turn, so that none of them is delayed
             for part, piece in enumerate(pieces):
                 if piece is None:
                     continue
                 borrowing, room = piece
-                there = borrowing.wait()
-                if not room.holds(there):
-                    room.memory.copy_(there)
-                told.append(self._links.send(taken, veterans[part], _tag(self._view, _TAKEN)))
+                content = borrowing.wait()
+                if not room.holds(content):
+                    room.memory.copy_(content)
+                acknowledgements.append(self._links.send(taken, veterans[part], _tag(self._view, _TAKEN)))
                 if len(veterans) > 1:
                     checksums[part] = _checksum(room.memory, checksums[part])
         self._compare(checksums)
-        for pending in told:
+        for pending in acknowledgements:
             pending.wait()
         return restore(skeleton.numpy().tobytes(), payload)
 
@@ -402,8 +410,8 @@ class Arrival:
             witness = veterans[part - 1]
             if int(checks[part]) != checksum:
                 raise StateDisputed(
-                    f"part {part + 1} of {len(veterans)} of the state, as {veterans[part]} sends it, is not what "
-                    f"{witness} has there: one of the two holds, or sends, something else than the run's state",
+                    f"part {part + 1} of {len(veterans)} of the state, sent by {veterans[part]}, differs from the copy "
+                    f"of {witness}: one of the two holds, or sends, a wrong state",
                     veterans[part],
                     witness,
                 )
@@ -413,16 +421,17 @@ class Arrival:
 
 
 def _pieces(total: int, part: int, parts: int) -> list[tuple[int, int]]:
-    """A stripe in pieces of at most `PIECE_BYTES`, in the order in which they are sent."""
+    """Returns the pieces of a stripe, of at most `PIECE_BYTES` each, in the order in which they are sent."""
     start, stop = cut(total, part, parts)
     return [(low, min(low + PIECE_BYTES, stop)) for low in range(start, stop, PIECE_BYTES)]
 
 
 def _checksum(piece: torch.Tensor, before: int) -> int:
-    """Of a piece and what came before it, modulo 2^32. In rows of words, each weighted by its place there, modulo 2^64.
+    """Returns the checksum of a piece and of the pieces `before` it, modulo 2^32.
 
-    Weights are odd, so that no change of one word passes. So is the length of a row: of a word's highest bit, a sign,
-    only whether it has changed in an even number of a row's words counts. It takes a third of a CRC's time.
+    It is a CRC of weighted sums of rows of 8-byte words, modulo 2^64; a word's weight depends on its place in the row.
+    Weights are odd, so that any change of one word is detected. The length of a row is odd too: of the words' highest
+    bit, a sign, only the parity of the number of changes in a row is detected. It takes a third of the time of a CRC.
     """
     words = piece.view(torch.int64)
     whole = words.numel() // _ROW * _ROW
@@ -432,11 +441,11 @@ def _checksum(piece: torch.Tensor, before: int) -> int:
 
 
 def touched(size: int) -> torch.Tensor:
-    """Memory for a state of `size` bytes, touched, in huge pages where there are some."""
+    """Returns memory for a state of `size` bytes, touched, in huge pages if the system has them."""
     if not size or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without
+    with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).zero_()
 

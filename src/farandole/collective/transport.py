@@ -1,29 +1,30 @@
-"""How tensors get from worker to worker: what a transport gives to an exchange, and what happens when a peer fails.
+"""The interface of a transport: how an exchange sends tensors to other workers, and what happens when a peer fails.
 
-`connect` makes the links of a view's group: to every other member, and to nobody else. A view that only shrinks goes on
-over the links of an earlier one. A transport is made for one group and used once; what it needs beside the view (where
-to say how it is reached, the group's key) it was made with. So one that picks another transport for each peer, by the
-view's hosts, has the same face as those that it picks from.
+`connect` makes the links of a view's group: to every other member, and to nobody else. A view that only shrinks keeps
+using the links of an earlier view. A transport object is made for one group and is used once. Its constructor gets
+what it needs beside the view: the rendezvous and the group's key. So a transport that picks another transport for each
+peer, by the view's hosts, has the same interface as the transports that it picks from.
 
-What every transport keeps, and `tests/collective/test_transport.py` shows of each:
+Every transport guarantees the following, and `tests/collective/test_transport.py` tests it for each:
 
-- **Order.** A message goes to the receive of the same tag, of its peer's, whichever of the two is there first. Those
-  of one tag go in the order in which they were started. Nothing is said of the order of different tags.
-- **Memory.** A tensor that is being sent is read at any time until its receiver has it; one that is being received into
-  is written at any time until `wait` returns. Who starts either does not change, or read, the tensor meanwhile. A
-  `Pending` keeps its tensor alive; `keep` does so beyond that, until the links are closed. A send may not be done
-  before its receiver waits for it.
-- **Sizes.** A message and its receive are of the same size, which may be 0. Where they are not, the process may end.
-- **Lending.** What is lent may be read by its borrower where it lies, or land in the borrower's room: `wait` tells. So
-  the lender does not change it, and the borrower does not write there, until both know by other means that it is over:
-  in a round by the words (`sums` says which), of a state by what a joiner says (`transfer`). Where no memory is shared
-  to lend is to send, and to borrow to receive.
+- **Order.** A message matches the receive with the same tag and peer, whichever of the two starts first. Messages of
+  one tag match in the order in which they were started. There is no order between different tags.
+- **Memory.** A tensor that is being sent may be read at any time until its receiver has it. A tensor that is being
+  received into may be written at any time until `wait` returns. The caller must neither change nor read the tensor
+  meanwhile. A `Pending` keeps its tensor alive; `keep` keeps memory alive longer, until the links are closed. A send
+  may not complete before its receiver waits for it.
+- **Sizes.** A message and its receive have the same size, which may be 0. If the sizes differ, the process may end.
+- **Sharing.** `lend` may let the receiver read the sender's memory directly, without a copy. Otherwise the message is
+  copied into the receiver's `Room`. `borrow(...).wait()` returns the tensor that holds the data in either case. So the
+  sender must not change the memory, and the receiver must not write to it, until both know by other means that it is
+  no longer used: in a round by the commit messages (`shm_sums` has the rules), in a state transfer by the
+  acknowledgements of the joiner (`state_transfer`). Where no memory is shared, `lend` sends and `borrow` receives.
 - **A lost peer.** When the connection to a peer is broken, `send`, `receive` and the waits on what they returned raise
-  `PeerLost`; what had arrived before counts. The links to others are unharmed.
-- **A frozen peer** is not lost: a wait on it goes on until it goes on, or ends. Nothing else wakes it, no limit either,
-  so the one who waits is a thread of the view, and the control plane decides who hangs.
-- **Closing** ends the links for their owner, at once: nothing is started any more. For the peers he is lost when what
-  he had under way is done, or he is gone.
+  `PeerLost`. Messages that had arrived before are still delivered. The links to other peers keep working.
+- **A frozen peer** is not lost: a wait on it blocks until the peer resumes or ends. Nothing else wakes the wait, and
+  it has no time limit. So a thread of the view does the waiting, and the control plane decides which peer hangs.
+- **Closing** ends the links for their owner at once: it can't start new operations. The peers see the owner as lost
+  when its pending operations are done, or when its process has ended.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Where a message may land: `numel` elements of `dtype`, in memory that is made when it is needed first."""
+    """A receive buffer of `numel` elements of `dtype`. Its memory is allocated at the first use."""
 
     __slots__ = ("_make", "_memory", "dtype", "numel")
 
     def __init__(self, numel: int, dtype: torch.dtype, make: Callable[[], torch.Tensor]) -> None:
-        """`make`: gives the memory, contiguous."""
+        """`make` allocates the memory, as a contiguous tensor."""
         self.numel = numel
         self.dtype = dtype
         self._make = make
@@ -63,9 +64,9 @@ class Room:
             self._memory = self._make()
         return self._memory
 
-    def holds(self, what: torch.Tensor) -> bool:
-        """Whether `what` has landed here."""
-        return what is self._memory
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Returns True if `tensor` is this buffer's memory, so that the message was copied here."""
+        return tensor is self._memory
 
 
 class PeerLost(FarandoleError):
@@ -78,7 +79,7 @@ class PeerLost(FarandoleError):
 
 
 class Unproved(FarandoleError):
-    """Who is connected as a peer has not proved that it is that one."""
+    """The process that is connected as a peer has not authenticated as that peer."""
 
     def __init__(self, peer: str, address: str) -> None:
         super().__init__(f"{address} has not proved that it is {peer}")
@@ -87,34 +88,37 @@ class Unproved(FarandoleError):
 
 
 class Pending(Protocol):
-    """A send or receive under way."""
+    """A pending send or receive."""
 
     def wait(self) -> object:
-        """Blocks until it is done. To be called once.
+        """Blocks until the operation is done. Call it once.
 
         Raises:
-            PeerLost: it never will be.
+            PeerLost: the operation can never complete.
         """
         ...
 
 
 class Borrowing(Protocol):
-    """What a peer lends, under way."""
+    """A pending receive of shared memory."""
 
     def wait(self) -> torch.Tensor:
-        """Blocks until it is here. To be called once. Returns where it lies: in the room, or in the lender's memory.
+        """Blocks until the message is here. Call it once.
+
+        Returns:
+            The tensor that holds the message: the memory of the `Room`, or the sender's memory.
 
         Raises:
-            PeerLost: it never will be.
+            PeerLost: the message can never arrive.
         """
         ...
 
 
 class Links(Protocol):
-    """One worker's ends of the connections to its peers, who are named by worker id."""
+    """One worker's ends of the connections to its peers. Peers are named by worker id."""
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        """Start sending a contiguous tensor of host memory.
+        """Starts to send a contiguous tensor in host memory.
 
         Raises:
             PeerLost: the connection is broken.
@@ -122,7 +126,7 @@ class Links(Protocol):
         ...
 
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        """Start receiving into a contiguous tensor of host memory.
+        """Starts to receive into a contiguous tensor in host memory.
 
         Raises:
             PeerLost: the connection is broken.
@@ -130,7 +134,7 @@ class Links(Protocol):
         ...
 
     def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        """Start sending a flat tensor of host memory, which may be read where it lies.
+        """Starts to share a flat tensor in host memory; the peer may read it in place.
 
         Raises:
             PeerLost: the connection is broken.
@@ -138,7 +142,7 @@ class Links(Protocol):
         ...
 
     def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
-        """Start receiving what is lent.
+        """Starts to receive a tensor that the peer shares with `lend`.
 
         Raises:
             PeerLost: the connection is broken.
@@ -146,20 +150,20 @@ class Links(Protocol):
         ...
 
     def shares(self, peer: str) -> bool:
-        """Whether what `peer` lends is read where it lies."""
+        """Returns True if this worker reads in place what `peer` shares with `lend`."""
         ...
 
     def keep(self, memory: object) -> None:
-        """Do not let go of `memory` before the links are closed: a frozen peer may still read it, or write into it."""
+        """Keeps `memory` alive until the links are closed, because a frozen peer may still read it or write to it."""
         ...
 
     def close(self) -> None:
-        """The view's workers have left these links. May take a while. Idempotent."""
+        """Closes the links; the workers of the view no longer use them. May take a while. Idempotent."""
         ...
 
 
 class Unshared(ABC):
-    """What lending is over links whose ends share no memory: sending."""
+    """Base class of links whose ends share no memory: `lend` sends, `borrow` receives."""
 
     @abstractmethod
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending: ...
@@ -179,14 +183,14 @@ class Unshared(ABC):
 
 
 class Transport(Protocol):
-    """Makes the links of one group."""
+    """The factory of the links of one group."""
 
     def connect(self, view: View, me: str) -> Links:
-        """Blocks until all of `view.members` have come, each from its own process.
+        """Connects `me` to the other members. Blocks until all of `view.members` call it, each in its own process.
 
         Raises:
-            RuntimeError, KeyError, PeerLost: the view was given up, or not all came in time.
-            Unproved: somebody else has come in a peer's place.
-            OSError, ValueError: this worker can't be reached by others, or a peer's address can't be read.
+            RuntimeError, KeyError, PeerLost: the view was given up, or not all members connected in time.
+            Unproved: another process connected in a peer's place.
+            OSError, ValueError: others can't reach this worker, or a peer's address can't be parsed.
         """
         ...

@@ -1,3 +1,3 @@
-"""Shards, batch policies, learning-rate rules and the summation tree: pure arithmetic that every worker does alike,
-so that nothing of it has to be sent. No I/O, clock, thread or torch.
+"""Shards, batch policies, learning-rate rules and the summation tree: pure arithmetic that gives the same result on
+every worker, so that no part of a plan has to be sent. No I/O, clock, thread or torch.
 """

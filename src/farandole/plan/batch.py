@@ -1,8 +1,9 @@
-"""Batch policies: how many samples a step takes, and how they are cut into micro-batches.
+"""Batch policies: the number of samples in a step, and how they are cut into micro-batches; and learning-rate rules.
 
 A policy is a pure function of the number of workers that begin the step. `base` is the batch that the user's learning
-rate was chosen for: `len(loader)` and `Step.base_steps` count in it, so that a schedule does not drift when the batch
-does. Left out: the learning rate itself (`batch.py`), and who those workers are.
+rate was chosen for: `len(loader)` and `Step.base_steps` count in units of it, so that a schedule does not drift when
+the batch changes. This module neither changes an optimizer (`training/learning_rate.py` does) nor decides which workers
+begin a step.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from farandole.platform.bounds import whole
 
 # --- rules ------------------------------------------------------------------------------------------------------------
 #
-# Learning-rate rules: what becomes of the user's rate when the batch is `k` times the one that it was chosen for.
+# Learning-rate rules: how the user's rate changes when the batch is `k` times the one that it was chosen for.
 #
-# A rule is a pure function. From its memory and the facts of a step it gives the factor that multiplies whatever rate
-# the user's schedule has set, around `optimizer.step()` only, and its memory for the next step. Memory is a flat
-# mapping of numbers: it is part of the run's state, handed to joiners and written to checkpoints.
+# A rule is a pure function. From its memory and the facts of a step it computes a factor and its memory for the next
+# step. The factor multiplies the rate that the user's schedule has set, around `optimizer.step()` only. Memory is a
+# flat mapping of numbers: it is part of the run's state, sent to joiners and written to checkpoints.
 #
-# Every rule gives 1 for a history of k = 1, and comes back to 1 after any excursion. The first step's size is a change
-# from k = 1 like any other.
+# Every rule gives 1 for a history of k = 1, and returns to 1 when k does. The size of the first step is a change from
+# k = 1 like any other.
 #
 # | rule                 | optimizer            | factor                                                               |
 # | ---                  | ---                  | ---                                                                  |
@@ -34,18 +35,19 @@ from farandole.platform.bounds import whole
 # | `AdaScale`           | SGD                  | the gain that the gradient's measured noise allows, 1 to k           |
 # | `SquareRoot`         | Adam, AdamW, RMSprop | sqrt(k), slowly; a shrink at once; with betas, epsilon and moments   |
 #
-# An epoch's short last window is told to the rule with the k of its samples, and what the rule then remembers is
-# dropped.
+# For an epoch's short last window the rule gets the k of its samples, and the memory that the rule returns is dropped.
 
 Memory = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """The gradient's first two moments, as this step's shards show them.
+    """The first two moments of the gradient, measured from this step's micro-batches.
 
-    `variance`: of one sample's gradient around the true one, summed over the parameters; None from a single shard.
-    `square`: the squared norm of the step's mean gradient over `samples` samples.
+    Attributes:
+        variance: the variance of one sample's gradient, summed over the parameters; None if the step has one shard.
+        square: the squared norm of the step's mean gradient over `samples` samples.
+        samples: the number of samples of the step.
     """
 
     variance: float | None
@@ -54,7 +56,7 @@ class Noise:
 
     @staticmethod
     def of(squares: float, square: float, samples: int, shards: int) -> Noise:
-        """From `squares`, the sum over shards of samples times the squared norm of the shard's mean gradient.
+        """Computes the moments. `squares`: the sum over shards of samples times the squared norm of the mean gradient.
 
         For shards of n_i samples, n in all, with mean gradients g_i: E sum n_i |g_i|^2 = n |g|^2 + shards * variance
         and E n |mean|^2 = n |g|^2 + variance; the difference of the two gives the variance, whatever the n_i are.
@@ -65,8 +67,13 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFacts:
-    """What a rule is told of a step: `k`, its batch over the base batch of `base` samples, above 0; the `momentum` of
-    the optimizers, 0 without any; and the noise, for a rule that measures it, where this step's shards show some.
+    """The facts of a step that a rule gets.
+
+    Attributes:
+        k: the step's batch divided by the base batch; above 0.
+        base: the base batch, in samples.
+        momentum: the momentum of the optimizers; 0 without momentum.
+        noise: the gradient's noise, for a rule that measures it, if this step's micro-batches show it; otherwise None.
     """
 
     k: float
@@ -76,13 +83,13 @@ class StepFacts:
 
 
 class Rule:
-    """What rules have in common; a rule of your own gives `factor`.
+    """The base class of learning-rate rules; a rule of your own implements `factor`.
 
     Attributes:
-        fits: the optimizers that it has a source for, by name, and what is derived from them; none: any.
-        acts_on: what the factor changes: the "rate" alone; the "buffer" of momentum as well, which keeps the rate that
-            it was made with; or what optimizers of Adam's kind have, "moments".
-        measures_noise: whether it is to be told the gradient's noise.
+        fits: the names of the optimizers that the rule's source covers, subclasses included; empty: any optimizer.
+        acts_on: what the factor changes: "rate", the learning rate alone; "buffer", also the momentum buffer, which
+            keeps the rate that it was made with; or "moments", for optimizers like Adam.
+        measures_noise: True if the rule needs the gradient's noise.
         clock: what a step counts for in a run whose length is given in base steps: its "samples", or its factor, the
             "gain".
     """
@@ -93,11 +100,11 @@ class Rule:
     clock: ClassVar[Literal["samples", "gain"]] = "samples"
 
     def begin(self) -> Memory:
-        """The memory before the first step."""
+        """Returns the memory before the first step."""
         return {}
 
     def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
-        """This step's factor, and the memory after it."""
+        """Returns this step's factor, and the memory after it."""
         raise NotImplementedError
 
 
@@ -106,7 +113,7 @@ class LinearScaling(Rule):
     """The rate follows the batch at once: factor k.
 
     "Accurate, Large Minibatch SGD" (Goyal et al. 2017, arXiv 1706.02677). With momentum in PyTorch's form the new rate
-    multiplies the whole buffer, the noise of the smaller batches in it included: after a growth training overshoots.
+    multiplies the whole buffer, including the noise of the smaller batches in it: training overshoots after a growth.
     """
 
     fits = ("SGD",)
@@ -119,11 +126,11 @@ class LinearScaling(Rule):
 class RateInBuffer(LinearScaling):
     """Factor k at once, on new gradients only: v <- mu v + k eta g, w <- w - v.
 
-    What is in the buffer keeps the rate that it came in with, so a change smooths itself over 1 / (1 - mu) steps. This
-    is the form with the rate inside (Goyal et al. 2017, equation 10). Its authors warn of it where the rate changes:
-    their momentum correction turns it into PyTorch's form, and this is the reverse, PyTorch's buffer multiplied by
-    (old factor / new factor) before the step. It follows the factor only: a change of rate by the user's schedule is
-    PyTorch's.
+    Gradients in the buffer keep the rate at which they were added, so a change is smoothed over 1 / (1 - mu) steps.
+    This is the form with the rate inside (Goyal et al. 2017, equation 10). Its authors warn of it if the rate changes:
+    their momentum correction turns it into PyTorch's form. This rule does the reverse: it multiplies PyTorch's buffer
+    by (old factor / new factor) before the step. It applies to the factor only: a change of rate by the user's schedule
+    acts as in PyTorch.
     """
 
     acts_on = "buffer"
@@ -131,7 +138,7 @@ class RateInBuffer(LinearScaling):
 
 @dataclass(frozen=True)
 class _Ramped(Rule):
-    """Rules that go to a larger k in equal parts, and to a smaller one at once.
+    """The base class of rules that move to a larger k in equal increments, and to a smaller one at once.
 
         k_t = a + (t - t0) / T (k - a) while t - t0 < T, then k          after a change at step t0, with a = k_t0
 
@@ -144,14 +151,14 @@ class _Ramped(Rule):
     def __post_init__(self) -> None:
         if self.steps is not None and not 0 <= self.steps < math.inf:
             raise UsageError(
-                f"{type(self).__name__}(steps={self.steps}): use 0 or more; left out it is 0.8 / (1 - momentum)"
+                f"{type(self).__name__}(steps={self.steps}): use 0 or more; the default is 0.8 / (1 - momentum)"
             )
 
     def begin(self) -> Memory:
         return {"origin": 1.0, "target": 1.0, "since": 0.0, "period": 0.0}
 
     def ramped(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
-        """k as it is in force, and the memory after the step."""
+        """Returns the k that is in force, and the memory after the step."""
         k = facts.k
         if k != memory["target"]:
             origin = min(self._at(memory), k)
@@ -166,15 +173,15 @@ class _Ramped(Rule):
 
 @dataclass(frozen=True)
 class MomentumCompensation(_Ramped):
-    """The paper's Dynamic SGD: after a growth the factor moves to k in equal parts, over time for old noise to fade.
+    """The paper's Dynamic SGD: after a growth the factor moves to k in equal increments, while old noise decays.
 
         u <- mu u + g                     PyTorch's momentum, g the mean gradient over the batch
         w <- w - k_t eta u
 
     "Dynamic Mini-batch SGD for Elastic Distributed Training" (Lin et al. 2019, arXiv 1904.12043), which leaves the
     ramp's length open. Here it is `steps` times the growth: the time needed grows with the ratio between the old
-    buffer's noise and the new one's, and that is the growth of the factor, whatever the base. A shrink cuts at once: a
-    slow way down would overshoot.
+    buffer's noise and the new one's, and that is the growth of the factor, for any base. A shrink applies at once: a
+    slow decrease would overshoot.
 
     Raises:
         UsageError: `steps` is negative.
@@ -188,16 +195,16 @@ class MomentumCompensation(_Ramped):
 
 @dataclass(frozen=True)
 class SquareRoot(_Ramped):
-    """For optimizers that divide by the gradient's size: factor sqrt(k), with all that belongs to it.
+    """The rule for optimizers that divide by the gradient's size: factor sqrt(k), with changed betas and epsilon.
 
         rate     eta -> sqrt(k) eta            beta      1 - beta -> k (1 - beta), at most 1
         epsilon  eps -> eps / sqrt(k)          decoupled weight decay per sample as before
 
     "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (Malladi et al. 2022, arXiv 2205.10287, definitions
-    5.2 and 5.3), for a batch that is k times as large from the beginning. What becomes of weight decay, bias correction
-    and, where k changes, of the second moment follows from the same equations: see `training/learning_rate.py`. k
-    grows by the ramp of `MomentumCompensation`. The rule holds up to k = 1 / (1 - beta): 10 for a beta1 of 0.9; beyond
-    that the memory of the moment is a single step.
+    5.2 and 5.3), for a batch that is k times as large from the beginning. The changes of weight decay, of bias
+    correction and, when k changes, of the second moment follow from the same equations: see
+    `training/learning_rate.py`. k grows by the ramp of `MomentumCompensation`. The rule is valid up to
+    k = 1 / (1 - beta): 10 for a beta1 of 0.9; beyond that the memory of the moment is a single step.
 
     Raises:
         UsageError: `steps` is negative.
@@ -213,15 +220,19 @@ class SquareRoot(_Ramped):
 
 @dataclass(frozen=True)
 class AdaScale(Rule):
-    """The factor is the gain that the gradient's measured noise allows: k where noise dominates, 1 where there is none.
+    """The factor is the gain that the gradient's measured noise allows: k if noise dominates, 1 if there is none.
 
         gain = (variance / base + |g|^2) / (variance / (k base) + |g|^2)
         mean <- theta mean + (1 - theta) measured, theta = 1 - k / 1000; plain means for the first 1000 / k steps
 
-    "AdaScale SGD: A User-Friendly Algorithm for Distributed Training" (Johnson et al. 2020, arXiv 2007.05105). The
-    shards' gradients are what both moments are measured from, so that they do not depend on the number of workers. The
-    paper's clock is the sum of gains, its scale-invariant steps: so is `Step.base_steps` in a run whose length is given
-    in them, `run.steps(loader, base_steps=...)`. In a run of so many epochs schedules go by samples.
+    "AdaScale SGD: A User-Friendly Algorithm for Distributed Training" (Johnson et al. 2020, arXiv 2007.05105). Both
+    moments are measured from the gradients of the micro-batches, so that they do not depend on the number of workers.
+    The paper's clock is the sum of gains, its scale-invariant steps. `Step.base_steps` counts them in a run whose
+    length is given in base steps, `run.steps(loader, base_steps=...)`. In a run whose length is given in epochs,
+    schedules count samples.
+
+    Raises:
+        UsageError: `memory_steps` is below 1 or infinite.
     """
 
     memory_steps: int = 1000
@@ -261,15 +272,15 @@ RULES: tuple[type[Rule], ...] = (MomentumCompensation, LinearScaling, RateInBuff
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A constant batch of `size` samples a step, whatever the number of workers, in micro-batches of `micro` samples.
+    """A constant batch of `size` samples a step, for any number of workers, in micro-batches of `micro` samples.
 
-    Where `micro` does not divide the batch, or an epoch's short last one, micro-batches differ by at most one sample:
+    If `micro` does not divide the batch, or an epoch's short last batch, micro-batches differ by at most one sample:
     65 samples at `micro=64` are 33 and 32.
 
-    The gradient is that of the mean over the batch if each loss is the mean over its micro-batch, and `micro` then
-    shows in rounding only. With `reduction="sum"` the gradient grows with `micro`: see `Step.backward`.
+    If each loss is the mean over its micro-batch, the gradient is that of the mean over the batch, and `micro` affects
+    rounding only. With `reduction="sum"` the gradient grows with `micro`: see `Step.backward`.
 
-    The weights then depend on nothing but the seed: not on how many workers there are, nor on who comes and goes.
+    The weights depend only on the seed: not on the number of workers, and not on which workers join or leave.
 
     Raises:
         UsageError: `micro` or `size` below 1, or `micro` above `size`.
@@ -286,23 +297,28 @@ class GlobalBatch:
         return self.size
 
     def samples(self, workers: int) -> int:
-        """The batch of a step that `workers` workers begin."""
+        """Returns the batch of a step that `workers` workers begin, in samples."""
         del workers
         return self.size
 
 
 @dataclass(frozen=True)
 class PerWorkerBatch:
-    """A batch that grows and shrinks with the workers: `size` samples for each, in micro-batches of `micro` samples.
+    """A batch that grows and shrinks with the number of workers, in micro-batches of `micro` samples.
 
-    The learning rate follows by `rule` (see `plan/batch.py`); with the default it is the paper's Dynamic SGD. `base`
-    is the batch that the script's own rate was chosen for, one worker's unless it is given. `min_batch` and `max_batch`
-    bound the batch in samples, `max_factor` bounds what multiplies the rate.
+    The weights depend only on the seed and on the number of workers that began each step.
 
-    The weights then depend on the seed and on how many workers began each step, and on nothing else.
+    Attributes:
+        size: samples for each worker.
+        micro: samples in a micro-batch.
+        base: the batch, in samples, that the script's learning rate was chosen for; default: `size`.
+        rule: the learning-rate rule that scales the rate; the default is the paper's Dynamic SGD.
+        min_batch, max_batch: bounds of the batch, in samples; `max_batch` None is no bound.
+        max_factor: a bound of the factor that multiplies the rate; None is no bound.
 
     Raises:
-        UsageError: a size below 1, `micro` above the smallest batch, bounds that exclude each other, or no rule.
+        UsageError: a size is below 1, `micro` is above the smallest batch, the bounds contradict each other, or `rule`
+            is not a `Rule`.
     """
 
     size: int
@@ -331,22 +347,22 @@ class PerWorkerBatch:
         if self.max_batch is not None and not max(self.micro, self.min_batch) <= self.max_batch:
             raise UsageError(
                 f"PerWorkerBatch(micro={self.micro}, min_batch={self.min_batch}, max_batch={self.max_batch}): "
-                f"max_batch must be at least both"
+                f"use a max_batch that is not below micro or min_batch"
             )
         if self.max_factor is not None and not self.max_factor > 0:
             raise UsageError(f"PerWorkerBatch(max_factor={self.max_factor}): it multiplies the rate; use more than 0")
 
     def samples(self, workers: int) -> int:
-        """The batch of a step that `workers` workers begin."""
-        wanted = max(self.size * workers, self.min_batch)
-        return wanted if self.max_batch is None else min(wanted, self.max_batch)
+        """Returns the batch of a step that `workers` workers begin, in samples."""
+        batch = max(self.size * workers, self.min_batch)
+        return batch if self.max_batch is None else min(batch, self.max_batch)
 
 
 BatchPolicy = GlobalBatch | PerWorkerBatch
 
 
 def _check(name: str, policy: BatchPolicy, *sizes: str) -> None:
-    """The sizes, in samples, become Python's own whole numbers. Raises UsageError."""
+    """Checks the sizes, in samples, and converts them to Python's own int. Raises UsageError."""
     for each in sizes:
         object.__setattr__(policy, each, whole(f"{name}({each}={{}})", getattr(policy, each), 1, why="samples"))
     size, micro = policy.size, policy.micro

@@ -1,9 +1,10 @@
-"""Windows, shards and plans: which samples a step takes, how they are cut, and who computes what.
+"""Windows, shards and plans: the samples of a step, the shards (micro-batches) of them, and the worker of each shard.
 
-All of it is integer arithmetic on the position in the epoch and on the lineage of views, so every worker computes every
-worker's plan and nothing needs to be sent. The last window of an epoch may be shorter. A window is cut as evenly as
-possible, so that no shard is left with a single sample, which batch normalisation can't take, while others have many.
-Who computes a shard changes nothing in the sum, whose order is that of the shards: so they may be dealt by speed.
+A plan is integer arithmetic on the position in the epoch and on the lineage of views (the history of the shard
+assignment in a round). So every worker computes the plan of all workers, and no plan is sent. The last window of an
+epoch may be shorter. A window is cut as evenly as possible, so that no shard has a single sample, which batch
+normalisation can't take, while others have many. The assignment of shards does not change the sum, whose order is that
+of the shards: so shards may be assigned by the workers' speed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from farandole.platform.bounds import MAX_WORKERS, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where the run is: the epoch, the first position of the next window in it, and the number of the next step."""
+    """The position of a run: the epoch, the offset of the next window in it, and the number of the next step."""
 
     epoch: int = 0
     offset: int = 0
@@ -33,8 +34,10 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The samples `[start, stop)` of an epoch's order that one step takes, cut into shards of at most `micro` samples:
-    as few as possible, of sizes that differ by at most one, the larger ones first.
+    """The samples `[start, stop)`, in the epoch's order, of one step.
+
+    They are cut into as few shards as possible of at most `micro` samples. Sizes differ by at most one, the larger
+    shards first.
     """
 
     start: int
@@ -50,7 +53,7 @@ class Window:
         return -(-self.samples // self.micro)
 
     def shard(self, number: int) -> tuple[int, int]:
-        """Positions `[start, stop)` of one shard."""
+        """Returns the positions `[start, stop)` of one shard."""
         return self._edge(number), self._edge(number + 1)
 
     def _edge(self, number: int) -> int:
@@ -59,12 +62,12 @@ class Window:
 
 
 def window(position: Position, length: int, size: int, micro: int) -> Window:
-    """The window at `position` of an epoch of `length` samples, for a batch of `size`."""
+    """Returns the window at `position` of an epoch of `length` samples, for a batch of `size` samples."""
     return Window(start=position.offset, stop=min(position.offset + size, length), micro=micro)
 
 
 def advance(position: Position, taken: Window, length: int) -> Position:
-    """The position after the step that took `taken`."""
+    """Returns the position after the step with the window `taken`."""
     if taken.stop >= length:
         return Position(epoch=position.epoch + 1, offset=0, step=position.step + 1)
     return Position(epoch=position.epoch, offset=taken.stop, step=position.step + 1)
@@ -74,11 +77,11 @@ def advance(position: Position, taken: Window, length: int) -> Position:
 def assign(
     shards: int, lineage: tuple[tuple[str, ...], ...], shares: tuple[int, ...] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """Who computes which shards of a round.
+    """Returns the shards of a round by worker.
 
-    The first tuple of `lineage` gets contiguous ranges in its order, in proportion to `shares` (one for each of it;
-    none: equal ranges). Each later one is a subset of the one before: its workers keep what they have, and the shards
-    of the missing are dealt out over them, equally.
+    The workers in the first tuple of `lineage` get contiguous ranges in their order, in proportion to `shares` (one for
+    each of them; empty: equal ranges). Each later tuple is a subset of the one before: its workers keep their shards,
+    and the shards of the missing workers are distributed equally over them.
     """
     first = lineage[0]
     edges = [0, *accumulate(split(shards, len(first), shares))]
@@ -93,9 +96,10 @@ def assign(
 
 
 def split(shards: int, ranks: int, shares: Sequence[int] = ()) -> list[int]:
-    """How many shards each rank gets: equally, or in proportion to `shares` (1 or more each), by largest remainder.
+    """Returns the number of shards of each rank: equal, or in proportion to `shares` (1 or more each).
 
-    Where there are enough, everyone gets at least one, so that its speed goes on being measured; who has most gives it.
+    Proportions are rounded by largest remainder. If there are enough shards, every rank gets at least one, taken from
+    the rank with most, so that its speed is still measured.
     """
     if not shares:
         return [shards * (rank + 1) // ranks - shards * rank // ranks for rank in range(ranks)]
@@ -110,7 +114,7 @@ def split(shards: int, ranks: int, shares: Sequence[int] = ()) -> list[int]:
 
 
 def range_of(shards: int, rank: int, ranks: int) -> tuple[int, ...]:
-    """The contiguous range of one rank: sizes differ by at most one."""
+    """Returns the contiguous range of one rank; sizes differ by at most one."""
     return tuple(range(shards * rank // ranks, shards * (rank + 1) // ranks))
 
 
@@ -120,7 +124,7 @@ def deal(items: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
 
 # --- tree -------------------------------------------------------------------------------------------------------------
 #
-# The summation tree over a round's shards: it fixes the order of every sum, whoever holds what.
+# The summation tree over a round's shards: it fixes the order of every sum, for any assignment of the shards.
 #
 # Node `(level, i)` covers the shards `[i * 2**level, (i + 1) * 2**level)` that exist. A node's value is left + right; a
 # missing right child passes the left one through. A worker holds the values of its maximal nodes, at most about
@@ -147,7 +151,7 @@ def exists(node: Node, shards: int) -> bool:
 
 
 def maximal(held: Iterable[int], shards: int) -> tuple[Node, ...]:
-    """The fewest nodes that cover exactly the shards `held`, ordered by the first shard that each covers."""
+    """Returns the fewest nodes that cover exactly the shards `held`, ordered by the first shard of each."""
     nodes = {(0, shard) for shard in held}
     done: list[Node] = []
     level = 0
@@ -164,16 +168,16 @@ def maximal(held: Iterable[int], shards: int) -> tuple[Node, ...]:
 
 
 def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T], top: Node | None = None) -> T:
-    """The value of `top`, the root if none is given, from the values of nodes that together cover its shards.
+    """Returns the value of node `top`, by default the root, from `values` of nodes that together cover its shards.
 
-    `add(left, right, last)` adds two values; `last` tells that the result is the top's.
+    `add(left, right, last)` adds two values; `last` is True if the result is that of `top`.
     """
     top = root(shards) if top is None else top
 
     def value(node: Node) -> T:
         if node in values:
             return values[node]
-        assert node[0] > 0, f"shard {node[1]} is covered by nobody"
+        assert node[0] > 0, f"no node covers shard {node[1]}"
         left = (node[0] - 1, node[1] * 2)
         right = (node[0] - 1, node[1] * 2 + 1)
         if not exists(right, shards):
@@ -186,27 +190,30 @@ def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 #
-# Shards that are computed a second time, by another worker, to see that both find the same: which, and by whom.
+# Shards that a second worker computes too, to verify the result: which shards, and which workers.
 #
-# Each shard has one right answer, whoever computes it. So the digests of what two workers have found of the same shard
-# (loss, gradients, buffers) are equal, or one of them computes wrong, or is another machine, or runs another script.
+# Each shard has one correct result on any worker. So if two workers compute the same shard, the digests of their
+# results (loss, gradients, buffers) are equal; otherwise one of them computes wrong, or is a different kind of machine,
+# or runs a different script.
 #
-#     proof   in the first step that counts for a joiner it computes the first shard too, which another one holds
-#     audit   in any step each shard is chosen with a probability, by the run's seed; a worker's are checked by one
-#     other again   in a round that is done again the coordinator says who computes what too, since two have not found
-#     the same
+#     proof   admission check: in the first step that counts for a joiner, it also computes the first shard, which
+#             another worker holds
+#     audit   in any step each shard is chosen with a probability, by the run's seed; one other worker checks all chosen
+#             shards of a worker
+#     again   in a repeated round the coordinator assigns additional shards, because two workers had different results
 #
-# All of it follows from what every member knows, so nothing is sent but two numbers in each control word: of what a
-# worker has found of its own shards that are checked, and of what it has found of another's. So a worker checks one
-# other in a round, and all who check the same worker check the same shards: what does not fit in is left out.
+# All checks follow from facts that every member knows, so only two numbers are sent, in each commit message: a digest
+# of the worker's results for its own shards that are checked, and one of its results for the shards that it checks. So
+# a worker checks at most one other worker in a round, and all checkers of a worker check the same shards. A check that
+# does not fit these limits is dropped.
 
-Held = Mapping[str, Sequence[int]]  # who computes which shards of the round
-Asked = Sequence[tuple[str, tuple[int, ...]]]  # who is to compute which shards too
+Held = Mapping[str, Sequence[int]]  # the shards of the round by worker
+Asked = Sequence[tuple[str, tuple[int, ...]]]  # workers, and the shards that each must compute in addition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """`checker` computes `shards` too, which are some of `holder`'s."""
+    """One check: `checker` also computes `shards`, which belong to `holder`."""
 
     holder: str
     checker: str
@@ -214,18 +221,21 @@ class Check:
 
 
 def due(held: Held, unproven: Sequence[str], again: Asked | None, audited: Iterable[Check]) -> tuple[Check, ...]:
-    """The checks of a round. Who has to prove itself comes first, and an audit only where nothing else is due."""
-    asked = [*((worker, (0,)) for worker in unproven), *(again or ())]
-    kept = list[Check]()
-    for check in _pairs(held, asked) if asked or again is not None else audited:
-        fits = of_holder(kept, check.holder) in ((), check.shards)
-        if fits and of_checker(kept, check.checker) is None:
-            kept.append(check)
-    return tuple(kept)
+    """Returns the checks of a round. Admission checks come first; audits are used only if no other check is due.
+
+    `unproven`: workers that have not passed the admission check. `again`: checks that the coordinator requested.
+    """
+    requested = [*((worker, (0,)) for worker in unproven), *(again or ())]
+    checks = list[Check]()
+    for check in _pairs(held, requested) if requested or again is not None else audited:
+        fits = of_holder(checks, check.holder) in ((), check.shards)
+        if fits and of_checker(checks, check.checker) is None:
+            checks.append(check)
+    return tuple(checks)
 
 
 def audit(held: Held, workers: Sequence[str], fraction: float, seed: int, step: int) -> Iterator[Check]:
-    """Each shard with a probability of `fraction`. Whose are whose to check is another matter in each step."""
+    """Yields audits: each shard is chosen with probability `fraction`. The pairs of workers change with each step."""
     count = len(workers)
     if not fraction or count < 2:
         return
@@ -237,19 +247,19 @@ def audit(held: Held, workers: Sequence[str], fraction: float, seed: int, step: 
 
 
 def of_holder(checks: Iterable[Check], holder: str) -> tuple[int, ...]:
-    """Its shards that somebody checks."""
+    """Returns the shards of `holder` that another worker checks."""
     return next((check.shards for check in checks if check.holder == holder), ())
 
 
 def of_checker(checks: Iterable[Check], checker: str) -> Check | None:
-    """What it checks."""
+    """Returns the check that `checker` does; None if there is none."""
     return next((check for check in checks if check.checker == checker), None)
 
 
-def _pairs(held: Held, asked: Asked) -> Iterator[Check]:
-    """With whoever holds the shards; what a checker holds itself nobody else has computed."""
+def _pairs(held: Held, requested: Asked) -> Iterator[Check]:
+    """Yields the requested checks with their holders; none for a checker's own shards, which no other computes."""
     holders = {shard: worker for worker, mine in held.items() for shard in mine}
-    for checker, shards in asked:
+    for checker, shards in requested:
         for holder in dict.fromkeys(holders[shard] for shard in shards if shard in holders):
             theirs = tuple(shard for shard in shards if holders.get(shard) == holder)
             if holder != checker:
@@ -257,27 +267,28 @@ def _pairs(held: Held, asked: Asked) -> Iterator[Check]:
 
 
 def _draw(seed: int, step: int, shard: int) -> float:
-    """From [0, 1), the same everywhere."""
+    """Returns a pseudorandom number in [0, 1), the same on every worker."""
     digest = hashlib.blake2b(f"audit {seed} {step} {shard}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
 #
-# A history: how many workers began each step. With the seed, all that the weights depend on under any batch policy.
+# A history: the number of workers that began each step. The weights depend only on it and on the seed, under any batch
+# policy.
 #
 #     # step workers
 #     0      1
 #     300    12
 #     450    4
 #
-# Each line holds from its step on. It is what `farandole rehearse` is given and what `farandole replay` reads off a
-# run.
+# Each line is valid from its step on. A history is the input of `farandole rehearse`, and `farandole replay` reads it
+# from a run.
 
 
 @dataclass(frozen=True)
 class History:
-    """`changes`: (step, workers) pairs, from step 0 on, in the order of the steps."""
+    """The number of workers by step. `changes` are (step, workers) pairs in the order of the steps, from step 0 on."""
 
     changes: tuple[tuple[int, int], ...]
 
@@ -289,10 +300,10 @@ class History:
 
     @staticmethod
     def parse(text: str, name: str) -> History:
-        """The history in `text`; `name` is what errors call it.
+        """Parses a history; `name` is its name in errors.
 
         Raises:
-            UsageError: a line that is no change; names the line.
+            UsageError: a line is not a valid change. The message has the line.
         """
         changes: list[tuple[int, int]] = []
         for number, line in enumerate(text.splitlines(), 1):
@@ -300,7 +311,7 @@ class History:
             if words:
                 changes.append(_change(words, f"{name}, line {number}: {line.strip()!r}", changes))
         if not changes:
-            raise UsageError(f"{name}: no line says how many workers there are; write `0 4` for four from step 0 on")
+            raise UsageError(f"{name}: the history has no line; write `0 4` for four workers from step 0 on")
         return History(tuple(changes))
 
     @property
@@ -309,7 +320,7 @@ class History:
 
     @staticmethod
     def of(steps: Iterable[tuple[int, int]]) -> History:
-        """From each step's workers, as (step, workers) in order."""
+        """Builds a history from the workers of each step, as (step, workers) in order."""
         changes: list[tuple[int, int]] = []
         for step, workers in steps:
             if not changes or changes[-1][1] != workers:
@@ -321,11 +332,11 @@ def _change(words: list[str], where: str, before: list[tuple[int, int]]) -> tupl
     try:
         step, workers = map(int, words)
     except ValueError:
-        raise UsageError(f"{where}: two whole numbers, the step and the workers from there on") from None
+        raise UsageError(f"{where}: write two whole numbers, the step and the number of workers from it on") from None
     whole(f"{where}: step {{}}", step)
     whole(f"{where}: {{}} workers", workers, 1, MAX_WORKERS, why="at least one worker trains")
     if not before and step != 0:
-        raise UsageError(f"{where}: the first line is that of step 0")
+        raise UsageError(f"{where}: the first line must be for step 0")
     if before and step <= before[-1][0]:
-        raise UsageError(f"{where}: steps go up, and the line before is that of step {before[-1][0]}")
+        raise UsageError(f"{where}: steps must increase, and the line before is for step {before[-1][0]}")
     return step, workers

@@ -1,1 +1,3 @@
-"""A simulated run: the shipped state machines on a fake clock and network, under faults. No torch, threads or sleep."""
+"""A simulated run: the shipped state machines on a fake clock and network, with fault injection. It uses no torch,
+threads or sleep.
+"""

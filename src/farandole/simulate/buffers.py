@@ -1,6 +1,6 @@
-"""A simulated worker's own memory of one view. See `collective/buffers.Buffers`, which it stands for.
+"""A simulated worker's memory of one view. It replaces `ExchangeBuffers` of `collective/exchange.py`.
 
-The memory says whose bucket, stretch and sum it holds, and in which round's place.
+Each place in memory records the bucket, the elements and the sum that it holds, and the place of its round.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from farandole.simulate.witness import Violation
 
 
 class SimulatedBuffers:
-    """See the module's head."""
+    """The memory of one view; see the docstring of the module."""
 
     def __init__(self, worker: str, view: View) -> None:
         self.memory: Memory = {}
         self._worker, self._view, self._levels = worker, view, Levels.of(view)
         self._place = ("idle", 0)
-        self._turn = 0  # the sums of training rounds are in two places in turn where not everyone is heard
+        self._turn = 0  # training rounds use two places in turn, unless `all_begun` (see `Routes`)
         self._buckets: Sequence[SimulatedBucket] = ()
         self._shards = 0
         self._own: dict[int, Mapping[Node, Sum]] = {}
-        self._of_host: dict[tuple[int, int, int], dict[Node, Any]] = {}  # by the slice: where they are
+        self._of_host: dict[tuple[int, int, int], dict[Node, Any]] = {}  # by slice: the keys of the sums
 
-    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], shards: int, *, heard: bool) -> None:
-        if kind == "train" and not heard:
+    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], shards: int, *, all_begun: bool) -> None:
+        if kind == "train" and not all_begun:
             self._turn = 1 - self._turn
         self._place = (kind, self._turn)
         self._buckets, self._shards = buckets, shards
         self._own, self._of_host = {}, {}
 
     def hold(self, bucket: int, own: Mapping[Node, Sum]) -> None:
-        """The sums of what this worker has computed."""
+        """Sets the sums of the shards that this worker has computed."""
         self._own[bucket] = own
 
     def give_back(self) -> None:
-        """It is used for other things."""
+        """Frees this memory, which is then used for other data."""
         self.memory[GIVEN_BACK] = True
 
     def where(self, message: ExchangeMessage) -> Any:
-        """Of what is received, or sent on."""
+        """Returns the key of the memory of a message that is received or forwarded."""
         if message.kind == WORD:
             return message.whose
         if message.kind == PARTIAL and (message.landing or message.peer in self._levels.near(self._worker)):
@@ -57,19 +57,20 @@ class SimulatedBuffers:
         return (*cut, self._place)
 
     def fold(self, act: Fold) -> None:
-        """The first sum that takes adding up is made where the slices will be. If a settlement has landed there, this
-        worker has been given up: what it makes of that stays garbage.
+        """Makes the host's sums; the first one that needs an addition goes to the place of the slices.
+
+        If data of `settle` has arrived there, this worker was evicted: the result is garbage.
         """
         pieces = self._pieces(act)
         for number, node in enumerate(act.nodes):
-            made = combine(pieces, self._shards, _added, node)
-            in_place = not number and made is not pieces.get(node)
+            total = combine(pieces, self._shards, _added, node)
+            in_place = not number and total is not pieces.get(node)
             for start, stop in self._slices(act.bucket):
                 cut = (act.bucket, start, stop)
                 where = (*cut, self._place) if in_place else ("of the host", *cut, node)
                 self._of_host.setdefault(cut, {})[node] = where
                 if not (in_place and self.memory.get(where) == GARBAGE):
-                    self.memory[where] = _part(made, *cut)
+                    self.memory[where] = _part(total, *cut)
 
     def add(self, act: Add) -> None:
         if act.start < act.stop:
@@ -77,14 +78,14 @@ class SimulatedBuffers:
             self.memory[act.bucket, act.start, act.stop, self._place] = total
 
     def to_send(self, message: ExchangeMessage) -> Any:
-        """Where it is."""
+        """Returns the key of the memory of a message to send."""
         stretch = self._levels.stretch(self._buckets[message.bucket], self._worker) if message.kind == REDUCED else ()
         if stretch == (message.start, message.stop):
             self._join(message.bucket)
         return self.where(message)
 
     def result(self, round_: int) -> Any:
-        """What all parts of all buckets agree to be the round's result."""
+        """Returns the round's result, after verifying that all parts of all buckets agree on it."""
         held: set[Any] = set()
         for number, bucket in enumerate(self._buckets):
             self._join(number)
@@ -97,16 +98,16 @@ class SimulatedBuffers:
                 if piece == GARBAGE:
                     return GARBAGE
                 if piece is None or piece.shards != tuple(range(self._shards)):
-                    raise Violation(f"{self._worker} vouches for round {round_}, of which it holds {piece}")
+                    raise Violation(f"{self._worker} commits round {round_}, and holds only {piece} of it")
                 held.add(piece.values)
         if len(held) > 1:
             raise Violation(f"{self._worker}: the slices of round {round_} do not agree: {held}")
         return held.pop() if held else ()
 
     def _join(self, bucket: int) -> None:
-        """The slices that this worker has for its host are one stretch, if they are all there.
+        """Joins the slices that this worker has for its host, if they are all there.
 
-        In a view that has been left they may not agree, and nobody looks at them: what they hold is said, all of it.
+        In an abandoned view their values may differ, and no worker uses them: the joined piece has all of them.
         """
         start, stop = self._levels.stretch(self._buckets[bucket], self._worker)
         parts = [self.memory.get((bucket, *cut, self._place)) for cut in self._slices(bucket) if cut[0] < cut[1]]
@@ -126,7 +127,7 @@ class SimulatedBuffers:
             piece = pieces[message.node] = self.memory[self.where(message)]
             expected = (*cut, covered(message.node, self._shards))
             if piece != GARBAGE and (piece.bucket, piece.start, piece.stop, piece.shards) != expected:
-                raise Violation(f"{self._worker} takes {piece} of {message.peer} for {expected}")
+                raise Violation(f"{self._worker} got {piece} from {message.peer} and expected {expected}")
         return pieces
 
 

@@ -1,7 +1,7 @@
 """A simulated worker's control connection: the shipped session, on the fake clock and network.
 
-What `worker/connection.py` is to the session of a real worker: it opens and closes connections, carries what is said,
-and calls when a heartbeat is due.
+It does what `worker/connection.py` does for the session of a real worker: it opens and closes connections, transports
+messages, and sends heartbeats when they are due.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class SimulatedClient:
-    """The part of `Process` that talks to the coordinator."""
+    """The part of `Process` that communicates with the coordinator."""
 
     world: World
     name: str
     pool: str
-    reaches: str  # "" the run's store, "other": one that it takes for it, "none"
-    told: Instructions  # of the session
+    reaches: str  # the store that it reaches: "" the run's, "other" a wrong one, "none"
+    instructions: Instructions  # of the session
     member: Member
     shard_s: float
     whole: bool
@@ -45,15 +45,15 @@ class SimulatedClient:
             kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}"
         )  # fmt: skip
         self.session = Session(hello, self.member, self._activity, lambda: None, self.world.now)
-        self.told = self.session.instructions
+        self.instructions = self.session.instructions
         self.link: SimulatedLink | None = None
-        self.shut_until = 0.0  # it can't connect before
+        self.shut_until = 0.0  # it can't connect before this time
         self.inbox: deque[tuple[SimulatedLink, Callable[..., None], tuple[Any, ...]]] = (
             deque()
         )  # of control connections
 
     def take_control(self) -> None:
-        """The next message of a control connection, in the order in which they were sent."""
+        """Handles the next message of a control connection, in the order in which they were sent."""
         link, function, args = self.inbox.popleft()
         if not link.dumb_down:
             function(*args)
@@ -71,7 +71,7 @@ class SimulatedClient:
     # --- connections -----------------------------------------------------------------------------------------
 
     def greet(self, link: SimulatedLink) -> m.Hello:
-        """A connection stands."""
+        """Uses a new connection. Returns its Hello."""
         self.link = link
         hello = self.session.on_connected(self.world.now)
         link.attempt = hello.attempt
@@ -79,28 +79,28 @@ class SimulatedClient:
         return hello
 
     def hung_up(self) -> None:
-        """This side has closed the connection."""
+        """Handles that this side has closed the connection."""
         self.session.on_closed(self.session.attempt)
         self.link = None
 
     def broke(self, link: SimulatedLink) -> None:
-        """The connection has ended."""
+        """Handles the end of a connection."""
         self.session.on_closed(link.attempt)
         if self.link is link:
             self.link = None
             self.world.connect_again(self)
 
     def nobody_answers(self) -> None:
-        """A try has failed."""
+        """Handles a failed attempt to connect."""
         if self.session.unreachable(self.world.now):
             self.die("no coordinator answers", 1)
         else:
             self.world.connect_again(self)
 
     def _beat(self, attempt: int) -> None:
-        """For as long as the connection lasts."""
+        """Sends heartbeats as long as the connection lasts."""
         session, now = self.session, self.world.now
-        if self.link is None or attempt != session.attempt or self.told.exit is not None:
+        if self.link is None or attempt != session.attempt or self.instructions.exit is not None:
             return
         if session.silent(now):
             self.world.hang_up(self)
@@ -111,11 +111,11 @@ class SimulatedClient:
         self.after(session.terms.heartbeat_s, self._beat, attempt)
 
     def _watch(self) -> None:
-        if self.told.exit is None:
+        if self.instructions.exit is None:
             self.perform(self.session.watch(self.world.now))
             self.after(self.session.terms.heartbeat_s, self._watch)
 
-    # --- what is said and heard ------------------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------------------------------
 
     def tell(self, message: m.Message) -> None:
         self.session.tell(message, self.world.now)
@@ -128,7 +128,7 @@ class SimulatedClient:
         except Refused as error:
             if self.session.met:
                 raise
-            self.die(str(error), 1)  # it never was a worker of the run
+            self.die(str(error), 1)  # it was never admitted
             return
         self.perform(actions)
         if isinstance(message, m.Welcome):

@@ -1,4 +1,4 @@
-"""The data plane of a simulated worker: its links, and what the exchanges of its views ask for.
+"""The data plane of a simulated worker: its links, and the operations of the exchanges of its views.
 
 The methods that mutants replace are `may_word` and `say_word`.
 """
@@ -18,11 +18,11 @@ from farandole.simulate.replica import GARBAGE
 from farandole.simulate.witness import Violation
 
 HEADER, STATE = "header", "state"
-ARRIVED_S = 5.0  # by then all that is under way between two that run is there
+ARRIVED_S = 5.0  # after this time all pending messages between two running workers have arrived
 
 
 class DataPlane(SimulatedClient):
-    """The part of `Process` that talks to its peers."""
+    """The part of `Process` that communicates with its peers."""
 
     alive: bool
     frozen: bool
@@ -37,13 +37,13 @@ class DataPlane(SimulatedClient):
         self.groups: dict[int, tuple[str, ...]] = {}
         self.broken: set[tuple[int, str]] = set()
         self.under_way: dict[Way, deque[Parcel]] = defaultdict(deque)  # under way
-        self._parcels: dict[Way, deque[Parcel]] = defaultdict(deque)  # here, and nobody has asked for them
+        self._parcels: dict[Way, deque[Parcel]] = defaultdict(deque)  # arrived, without a receive
         self._landings: dict[Way, deque[Landing]] = defaultdict(deque)
-        self.partials: Memory = {}  # of the round in hand, as they have been scattered
-        self.exchanges: dict[int, SimulatedExchange] = {}  # by view, those whose thread may go on
+        self.partials: Memory = {}  # the scattered partial sums of the current round
+        self.exchanges: dict[int, SimulatedExchange] = {}  # those whose thread may continue, by view
         self.exchange: SimulatedExchange | None = None
-        self.resting: list[SimulatedExchange] = []  # left, with sums that others may use
-        self.apart_in: set[int] = set()  # rounds whose words differed
+        self.resting: list[SimulatedExchange] = []  # of views that it left, with sums that peers may use
+        self.apart_in: set[int] = set()  # rounds whose commit messages differed
         self.mail: dict[int, dict[str, dict[str, Any]]] = defaultdict(lambda: {HEADER: {}, STATE: {}})
 
     # --- links -----------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class DataPlane(SimulatedClient):
         self._take((group, peer, tag))
 
     def arrive(self, way: Way) -> None:
-        """The next one on this way: those of one tag are not mixed up."""
+        """Delivers the next message on this way; messages of one tag keep their order."""
         parcel = self.under_way[way].popleft()
         if way[:2] not in self.broken:
             self._parcels[way].append(parcel)
@@ -89,7 +89,7 @@ class DataPlane(SimulatedClient):
             self.perform(self.member.on_peer_lost(view.number, peer, "connection reset"))
 
     def _joining(self) -> View | None:
-        """The view in which a thread waits for the state that the others send."""
+        """Returns the view in which a thread waits for the state from the others; None if there is none."""
         member = self.member
         if member.phase == "waiting":
             return member.pending
@@ -102,7 +102,7 @@ class DataPlane(SimulatedClient):
         for exchange in list(self.exchanges.values()):
             exchange.go_on()
 
-    # --- the state, on its way to joiners ----------------------------------------------------------------------
+    # --- the transfer of the state to joiners ------------------------------------------------------------------
 
     def post(self, peer: str, view: View, kind: str, content: Any) -> None:
         if (view.group, peer) not in self.broken:
@@ -112,7 +112,7 @@ class DataPlane(SimulatedClient):
     def get(self, sender: str, view: View, kind: str, content: Any) -> None:
         if (view.group, sender) in self.broken:
             return
-        if kind == STATE:  # read out of the veteran's memory only now: it must not have changed meanwhile
+        if kind == STATE:  # read from the veteran's memory only now: it must not have changed
             content = self.world.workers[sender].state if content == self.world.workers[sender].state else GARBAGE
         self.mail[view.number][kind].setdefault(sender, content)
         self.changed()
@@ -120,18 +120,18 @@ class DataPlane(SimulatedClient):
     # --- memory of views that it has left --------------------------------------------------------------------
 
     def wake(self, kind: str) -> None:
-        """A round has ended. If it was a training step's, nobody of its view uses older sums."""
+        """Handles the end of a round. After a training step's round, no worker of its view uses older sums."""
         resting, self.resting = (self.resting, []) if kind == "train" else ([], self.resting)
         for exchange in resting:
             exchange.give_back()
 
     def stood(self, exchange: SimulatedExchange) -> bool:
-        """After an update: the sums that it was made from are what they were."""
+        """Returns True if the sums that the last update used are not overwritten."""
         for peer, parcel in exchange.in_use:
             if parcel.given_back or parcel.read() == GARBAGE:
                 owner = self.world.workers[peer]
                 if owner.exchange is not None and self.name in owner.exchange.view.members:
-                    raise Violation(f"{peer} has overwritten a sum that {self.name} uses, who is in its view")
+                    raise Violation(f"{peer} has overwritten a sum that {self.name}, a member of its view, uses")
                 return False
         return True
 
@@ -139,7 +139,7 @@ class DataPlane(SimulatedClient):
         self.world.at(ARRIVED_S, self._judge, view, round_, kind)
 
     def _judge(self, view: View, round_: int, kind: str) -> None:
-        """Nobody waits for ever for what this worker sent, or settled, before it left the view."""
+        """Verifies that no peer still waits for a message of this worker, which has left the view and settled."""
         world, group = self.world, view.group
         for peer in view.members:
             other = world.workers[peer]
@@ -149,23 +149,23 @@ class DataPlane(SimulatedClient):
             if waiting is None or waiting.round != round_ or waiting.kind != kind or not (stands and awake):
                 continue
             if waiting.waits_for() == self.name:
-                raise Violation(f"{peer} waits for {self.name} in view {view.number}, which it has left, for ever")
+                raise Violation(f"{peer} waits forever for {self.name} in view {view.number}, which that has left")
 
-    # --- what an exchange asks for -----------------------------------------------------------------------------
+    # --- the operations of an exchange -------------------------------------------------------------------------
 
     def _assigned(self, exchange: SimulatedExchange, worker: str) -> tuple[int, ...]:
         return exchange.lineage.assign(exchange.shards).get(worker, ()) if exchange.shards else ()
 
     def check_shards(self, exchange: SimulatedExchange) -> None:
-        if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be taken apart
-            raise Violation(f"{self.name} has computed shards {sorted(not_mine)}, which are somebody else's")
+        if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be split
+            raise Violation(f"{self.name} has computed shards {sorted(not_mine)} of another worker")
 
     def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
         view, now = exchange.view.number, self.world.now
         return self.session.commit_message(now, view=view, round_=exchange.round, compute_us=0, shards=0)
 
     def may_word(self, exchange: SimulatedExchange) -> bool:
-        """A joiner's thread waits for the state here; abandoning the view wakes it."""
+        """Returns False while a joiner's thread waits for the state; abandoning the view wakes it."""
         return exchange.may_word or exchange.abandoned
 
     def end_round(self, words: Sequence[CommitMessage]) -> bool:
@@ -180,7 +180,7 @@ class DataPlane(SimulatedClient):
 
     def _report(self) -> None:
         for message in self.member.report():
-            self.world.tempt("differs", self)
+            self.world.maybe_inject_fault("differs", self)
             if isinstance(message, m.Differs):
                 self.apart_in.add(self.member.round)
             assert isinstance(message, m.Differs | m.ShardsDiffer | m.Drifts)

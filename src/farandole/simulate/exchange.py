@@ -1,7 +1,7 @@
-"""The exchange of one view at a simulated worker: it follows the shipped `collective/order`.
+"""The exchange of one view at a simulated worker: it executes the shipped order of `collective/schedule.py`.
 
-As `collective/exchange` does, with threads and tensors. Here the view's thread may be late, and goes on after the
-training side has left the view.
+`collective/exchange.py` does the same with threads and tensors. Here the view's thread may be late, and continues after
+the training side has left the view.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedExchange:
-    """The exchange of one view, at one worker. See `collective/exchange.Exchange`, whose methods it has."""
+    """The exchange of one view at one worker. It has the methods of `Exchange` in `collective/exchange.py`."""
 
     def __init__(self, worker: DataPlane, view: View) -> None:
         self.view = view
@@ -50,9 +50,9 @@ class SimulatedExchange:
         self.abandoned = False
         self.may_word = True
         self.round, self.kind = -1, "idle"
-        self.result: Any = None  # of the round, held once every slice is there
+        self.result: Any = None  # of the round, set when every slice has arrived
         self.ended = False
-        self.in_use: list[tuple[str, Parcel]] = []  # of the sums, where others have made them
+        self.in_use: list[tuple[str, Parcel]] = []  # sums in the memory of peers
         self._worker = worker
         self._peers = [peer for peer in view.members if peer != worker.name]
         self._buffers = SimulatedBuffers(worker.name, view)
@@ -76,7 +76,7 @@ class SimulatedExchange:
 
     @property
     def words(self) -> list[CommitMessage]:
-        """Of the round that has ended."""
+        """The commit messages of the round that has ended."""
         return [self._words[member] for member in (self._worker.name, *self._peers)]
 
     # --- the training thread's side ----------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class SimulatedExchange:
         self.result, self.ended = None, False
         self._order = self._ordered()
         self._tag = of_round(self.view, number, TRAINING if training else OTHER)
-        self._buffers.begin(kind, self._buckets, self.shards, heard=self._order.heard)
+        self._buffers.begin(kind, self._buckets, self.shards, all_begun=self._order.all_begun)
         self._scattered = [False] * len(self._buckets)
         self._words, self._served, self._posted, self._asked = {}, 0, {}, False
         try:
@@ -119,17 +119,17 @@ class SimulatedExchange:
         self.may_word = False
 
     def release(self) -> None:
-        """This worker holds the state: it may say its word."""
+        """Allows the commit message, because this worker holds the state."""
         self.may_word = True
         if self._asked:
             self._vouch(self.round)
 
     def use(self) -> None:
-        """The update begins, with the sums that are held."""
+        """Begins the update, with the sums that it holds."""
         taken = [message for act in self._order.serve if isinstance(act, Take) for message in act.messages]
         sums = [message for message in taken if message.kind == REDUCED and message.start < message.stop]
-        found = [(message.peer, self._buffers.memory.get(self._buffers.where(message))) for message in sums]
-        self.in_use = [(peer, what) for peer, what in found if isinstance(what, Parcel)]
+        pieces = [(message.peer, self._buffers.memory.get(self._buffers.where(message))) for message in sums]
+        self.in_use = [(peer, piece) for peer, piece in pieces if isinstance(piece, Parcel)]
 
     def close(self) -> None:
         self._abandon()
@@ -138,7 +138,7 @@ class SimulatedExchange:
         self._worker.leaves(self.view, self.round, self.kind)
 
     def give_back(self) -> None:
-        """Its memory is used for other things."""
+        """Frees its memory, which is then used for other data."""
         self._buffers.give_back()
 
     def settle(self) -> None:
@@ -158,7 +158,7 @@ class SimulatedExchange:
     # --- the view's thread -------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """As far as it goes."""
+        """Executes acts until one has to wait."""
         try:
             while not self._over and self._do(self._order.serve[self._served]):
                 self._served += 1
@@ -169,7 +169,7 @@ class SimulatedExchange:
             self._worker.exchanges.pop(self.view.number, None)
 
     def _do(self, act: Act) -> bool:
-        """False: not yet, or never."""
+        """Executes an act. Returns False if it has to wait, or can't complete."""
         match act:
             case Await(bucket):
                 self._over = self.abandoned
@@ -199,27 +199,27 @@ class SimulatedExchange:
         return True
 
     def _missing(self, messages: Iterable[ExchangeMessage]) -> str:
-        """Whom it waits for, who is not lost."""
+        """Returns the peer that it waits for, "" for none. Raises LostError if that peer is lost."""
         peer = self._awaited(messages)
         if (self.view.group, peer) in self._worker.broken:
             raise LostError(peer)
         return peer
 
     def _awaited(self, messages: Iterable[ExchangeMessage]) -> str:
-        """The first, in the order in which it waits; it may be lost, and that not be seen yet."""
+        """Returns the first peer whose message is missing, in the order of the waits; it may be lost."""
         return next((each.peer for each in messages if not self._posted[each.peer, each.place].done), "")
 
     def _vouch(self, round_: int) -> None:
         if self._is_past(round_, Vouch) or not self._worker.may_word(self):
             return
         word = self._worker.say_word(self)
-        if word is not None:  # else the view has been left, and what came may be settlements
+        if word is not None:  # otherwise the view was left, and messages may be from `settle`
             self.result = self._buffers.result(self.round)
         if word is None or self.abandoned:
             self._over = True
             return
         self._words[self._worker.name] = word
-        self._worker.world.tempt("word", self._worker)
+        self._worker.world.maybe_inject_fault("word", self._worker)
         self._asked, self._served = False, self._served + 1
         self.go_on()
 
@@ -231,13 +231,13 @@ class SimulatedExchange:
             self.ended = True
             self._worker.wake(self.kind)
             self._worker.world.witness.ended(self._worker, self)
-            self._worker.world.tempt("end", self._worker)
+            self._worker.world.maybe_inject_fault("end", self._worker)
         self._worker.changed()
 
     def _is_past(self, round_: int, act: type[Act]) -> bool:
         return self._over or self.round != round_ or not isinstance(self._order.serve[self._served], act)
 
-    # --- small things ------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------
 
     def waits_for(self) -> str:
         act = None if self._over else self._order.serve[self._served]

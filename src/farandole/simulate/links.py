@@ -1,6 +1,7 @@
-"""The links of a simulated worker, which keep what `collective/transport` promises and no more.
+"""The links of a simulated worker, which guarantee what `collective/transport.py` promises and no more.
 
-A message goes to the receive of the same tag, what is sent is read when it is taken, and waits on a broken pair fail.
+A message matches the receive of the same tag. The sender's memory is read when the message is received. Waits on a
+broken pair fail.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Way = tuple[int, str, int]  # group, peer, tag
 
 @dataclass(eq=False)
 class Parcel:
-    """A message: what its sender's memory held when it was sent; it must still do so when it is taken."""
+    """A message: the content of its sender's memory when it was sent. The memory must not change before it is read."""
 
     memory: Memory
     key: Any
@@ -32,13 +33,13 @@ class Parcel:
 
     @property
     def given_back(self) -> bool:
-        """What it lends may be anything. What is being sent is kept."""
+        """True if the sender has freed the memory, so that lent content is undefined. Memory of a send is kept."""
         return GIVEN_BACK in self.memory
 
 
 @dataclass(eq=False)
 class Landing:
-    """A receive: where it lands, and whether it has. What is `lent` lies in its sender's memory until it is used."""
+    """A receive into `memory[key]`. A `lent` message stays in its sender's memory until it is used."""
 
     memory: Memory
     key: Any
@@ -51,11 +52,11 @@ class Landing:
         self.done = True
 
     def use(self, *, later: bool) -> bool:
-        """What is lent is read now, or later than it can be seen whether its owner has given it back: then False."""
-        found = self.memory[self.key]
-        if isinstance(found, Parcel) and not later:
-            self.memory[self.key] = GARBAGE if found.given_back else found.read()
-        return not (isinstance(found, Parcel) and later and found.given_back)
+        """Uses the message. Lent memory is read now, or `later`; False if it is read later and freed already."""
+        content = self.memory[self.key]
+        if isinstance(content, Parcel) and not later:
+            self.memory[self.key] = GARBAGE if content.given_back else content.read()
+        return not (isinstance(content, Parcel) and later and content.given_back)
 
 
 class LostError(Exception):
@@ -66,5 +67,5 @@ class LostError(Exception):
 
 
 def size(message: ExchangeMessage) -> int:
-    """In elements; a word's is like no other."""
+    """Returns the size in elements; that of a commit message differs from all others."""
     return -1 if message.kind == WORD else message.stop - message.start

@@ -1,8 +1,8 @@
-"""A member of a simulated run that is wrong: at a random moment one value in what it tells the coordinator is another.
+"""A faulty member of a simulated run: at a random moment a value in its messages to the coordinator is wrong.
 
-One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop
-it does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
-accusations, heartbeats and claims of a switch come from one that trains on.
+There is one such member in a run, with one wrong value or a few of one kind, in a view of three or more. After a wrong
+answer to a stop it freezes, because it would not act on that answer: so the effect of the wrong answer shows in what
+the others do. With wrong accusations, heartbeats and claims of a switch it continues to train.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE = ("accuse", "accuse", "storm", "waits", "switched", "differs", "not fin
 
 @dataclass
 class Mistaken:
-    """Who it is, and what it is about to get wrong."""
+    """The faulty member, and the kind of its wrong value."""
 
     worker: Process
     kind: str
@@ -36,7 +36,7 @@ class Mistaken:
         return self.worker.name
 
     def twist(self, rng: random.Random, message: m.Message) -> m.Message:
-        """What it says instead."""
+        """Returns the message that it sends instead of `message`."""
         if isinstance(message, m.Heartbeat) and self.kind == "waits" and self.left and self.worker.member.view:
             self.left -= 1
             peers = [peer for peer in self.worker.member.view.members if peer != self.name]
@@ -73,7 +73,7 @@ class Mistaken:
         return {"lineage": Lineage(sets=sets)}
 
     def _proposed(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
-        """As if the view on its way were in force."""
+        """Reports as if the proposed view were in force."""
         pending = self.worker.member.pending
         if pending is None:
             return {}
@@ -87,7 +87,7 @@ class Mistaken:
 
 
 class Mistakes:
-    """The part of `World` in which somebody is wrong. Subclass: it carries no messages."""
+    """The part of `World` that has a faulty member. Subclasses transport the messages."""
 
     rng: random.Random
     mistaken: Mistaken | None = None
@@ -95,22 +95,22 @@ class Mistakes:
     say: Callable[[str, str], None]
 
     def wrong(self, target: Process) -> str:
-        """From now on `target` may be mistaken, if it is one of three or more. Returns in what, "" for nothing."""
+        """Makes `target` faulty, if it is one of three or more members. Returns the kind of fault, "" for none."""
         view = target.member.view
         if self.mistaken or view is None or view.size < 3 or not target.member.synced:
             return ""
-        there = [name for name in view.members if self.workers[name].alive and self.workers[name].member.synced]
-        if len(there) < 3:
+        synced = [name for name in view.members if self.workers[name].alive and self.workers[name].member.synced]
+        if len(synced) < 3:
             return ""
         kind = self.rng.choice((*IN_A_REPORT, *AT_ONCE))
         self.mistaken = Mistaken(target, kind, left=6 if kind == "waits" else 1)
         self.say("fate", f"{target.name} is wrong: {kind}")
         if kind in AT_ONCE:
-            for message in self._told(target, view, kind):
+            for message in self._wrong_messages(target, view, kind):
                 target.tell(message)
         return kind
 
-    def _told(self, target: Process, view: View, kind: str) -> list[m.Message]:
+    def _wrong_messages(self, target: Process, view: View, kind: str) -> list[m.Message]:
         peers = [name for name in view.members if name != target.name]
         member = target.member
         several = self.rng.sample(peers, self.rng.randint(1, len(peers)))

@@ -1,9 +1,9 @@
 """The control plane of a simulated run: connections, the coordinator's process with its journal, and the pool.
 
-A connection is a `Link`: what is sent on it arrives in order, late, or not at all. It ends when either side closes it
-(the other side sees that after what was sent before), when it is reset (what is under way is lost), or when one
-direction or both go dumb, which each side finds out by itself. The coordinator's process can be frozen and killed, also
-in the middle of sending; the next one gets what the journal held, in its encoded form.
+A connection is a `SimulatedLink`: its messages arrive in order, late, or not at all. It ends when either side closes it
+(the other side sees that after the earlier messages), when it is reset (pending messages are lost), or when one
+direction or both drop all messages, which each side detects by itself. The coordinator's process can be frozen and
+killed, also while it sends; the next one gets the journal in its encoded form.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from farandole.protocol.coordinator.state import (
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process
+from farandole.simulate.random_shares import RandomShares
 from farandole.simulate.shortages import Shortages
-from farandole.simulate.whims import RandomShares
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class SimulatedLink:
 
     def __init__(self) -> None:
         self.up_at = self.down_at = 0.0  # when the newest message arrives
-        self.dumb_up = self.dumb_down = False  # nothing arrives any more
-        self.over = False  # for the coordinator's side
+        self.dumb_up = self.dumb_down = False  # all messages in that direction are dropped
+        self.over = False  # ended, for the coordinator's side
         self.attempt = 0  # the session's number for it
 
 
 class Network(Mistakes, Shortages):
-    """The part of `World` that carries messages. Subclass: it has no clock."""
+    """The part of `World` that transports messages. Subclasses have the clock."""
 
     now: float
     rng: random.Random
@@ -75,20 +75,20 @@ class Network(Mistakes, Shortages):
     say: Callable[[str, str], None]
     delay: Callable[..., float]
     spawn: Callable[..., None]
-    tempt: Callable[[str, SimulatedClient], None]
+    maybe_inject_fault: Callable[[str, SimulatedClient], None]
 
     @property
     def drifted(self) -> bool:
-        """Whether a script has done something on one worker alone."""
+        """True if a script has changed the state on one worker alone."""
         return any(worker.drifted_at is not None for worker in self.workers.values())
 
     def start_network(self, coordinator: type[Coordinator]) -> None:
-        self._make, self._whims = coordinator, self.rng.choice((0.0, 0.02, 0.2))
-        self.coordinator = self._with_whims(coordinator(self.settings))
+        self._make, self._share_rate = coordinator, self.rng.choice((0.0, 0.02, 0.2))
+        self.coordinator = self._with_random_shares(coordinator(self.settings))
         self.up, self.restarts = True, 0
         self.links: dict[str, SimulatedLink] = {}
         self.journal = self._write()
-        self.last_sends = -1  # of a coordinator that is killed while it sends: so many still go out
+        self.last_sends = -1  # messages that a coordinator still sends before it is killed; -1: no kill
         self._frozen: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
         self._exits: list[Process] = []
         self._leavers: set[str] = set()
@@ -97,14 +97,14 @@ class Network(Mistakes, Shortages):
         return f"host-{int(worker.name[1:]) % self.hosts}"
 
     def on_one_host(self, worker: str, peer: str) -> bool:
-        """Then what one sends the other lies where it was until it is used: see `collective/transport`, lending."""
+        """Returns True if the two share memory: then a lent message is read in place (`collective/transport.py`)."""
         return self.host_of(self.workers[worker]) == self.host_of(self.workers[peer])
 
     # --- a worker's side ---------------------------------------------------------------------------------------------
 
     def connect(self, worker: SimulatedClient) -> None:
-        """Or connect again, after a while, for as long as it takes."""
-        if worker.link is not None or worker.told.exit is not None:
+        """Connects a worker. If that fails, it tries again after a while, without a limit."""
+        if worker.link is not None or worker.instructions.exit is not None:
             return
         if not self.up or worker.shut_until > self.now:
             worker.nobody_answers()
@@ -133,7 +133,7 @@ class Network(Mistakes, Shortages):
             self._up(link, self._closed, worker, link)
 
     def exited(self, worker: Process) -> None:
-        """A process has ended; its pool sees it, and tells every coordinator that comes."""
+        """Handles the end of a process; its pool reports it, also to every later coordinator."""
         self.hang_up(worker)
         if worker.pool:
             self._exits.append(worker)
@@ -146,7 +146,7 @@ class Network(Mistakes, Shortages):
     # --- the coordinator's side --------------------------------------------------------------------------------------
 
     def _do(self, function: Callable[..., None], *args: Any) -> None:
-        """Something happens in the coordinator's process, if there is one that runs."""
+        """Calls a function in the coordinator's process; after a freeze if it is frozen, not at all if it is down."""
         if self._frozen is not None:
             self._frozen.append((function, args))
         elif self.up:
@@ -163,12 +163,12 @@ class Network(Mistakes, Shortages):
                 link.over = True
                 return
             if name != worker.name:
-                raise Violation(f"{worker.name} comes back as {name}")
+                raise Violation(f"{worker.name} reconnects as {name}")
             before = self.links.get(name)
             if before is not None:
                 before.over = True
             self.links[name] = link
-            self.say("coordinator", f"hears {name}'s Hello {message.attempt}")
+            self.say("coordinator", f"receives {name}'s Hello {message.attempt}")
         elif self.links.get(worker.name) is link:
             self.coordinator.on_message(worker.name, message, self.now)
 
@@ -188,7 +188,7 @@ class Network(Mistakes, Shortages):
         )
 
     def flush(self) -> None:
-        """The journal first, then messages: a coordinator killed in between has promised nothing."""
+        """Writes the journal first, then sends: a coordinator that is killed in between has sent no promise."""
         actions = self.coordinator.drain()
         if any(isinstance(action, Record) for action in actions):
             self.journal = self._write()
@@ -217,7 +217,7 @@ class Network(Mistakes, Shortages):
                         self.say("coordinator", f"-> {name}: {message}")
                     if not link.dumb_down:
                         self._down(worker, link, worker.hear, link.attempt, message)
-                    self.tempt(type(message).__name__, worker)
+                    self.maybe_inject_fault(type(message).__name__, worker)
             case Close(name):
                 if link := self.links.pop(name, None):
                     link.over = True
@@ -238,7 +238,7 @@ class Network(Mistakes, Shortages):
             self.say("coordinator", f"records {event}")
         self.witness.recorded(event)
 
-    # --- its process -------------------------------------------------------------------------------------------------
+    # --- the coordinator's process -----------------------------------------------------------------------------------
 
     def tick(self) -> None:
         self._do(self._tick)
@@ -248,7 +248,7 @@ class Network(Mistakes, Shortages):
         self.coordinator.tick(self.now)
 
     def kill_coordinator(self) -> None:
-        """All connections close. What was sent may still arrive, or not."""
+        """Kills the coordinator. All connections close. Messages that it has sent may or may not arrive."""
         self.say("coordinator", "is killed")
         self.up, self._frozen, self.last_sends = False, None, -1
         for name, link in self.links.items():
@@ -261,17 +261,17 @@ class Network(Mistakes, Shortages):
         self.at(self.rng.choice((0.05, 0.5, 2.5, 5.0)), self._restart)
 
     def _restart(self) -> None:
-        known = msgspec.json.decode(self.journal, type=reconnection.Durable)
-        self.say("coordinator", "is back")
+        durable = msgspec.json.decode(self.journal, type=reconnection.Durable)
+        self.say("coordinator", "is restarted")
         self.restarts += 1
         self.up = True
-        self.coordinator = self._with_whims(self._make(self.settings, known, self.now))
+        self.coordinator = self._with_random_shares(self._make(self.settings, durable, self.now))
         self.flush()
         for worker in self._exits:
             self._do(self._tell_exit, worker)
 
-    def _with_whims(self, coordinator: Coordinator) -> Coordinator:
-        coordinator.speeds = RandomShares(self.rng, self._whims)
+    def _with_random_shares(self, coordinator: Coordinator) -> Coordinator:
+        coordinator.speeds = RandomShares(self.rng, self._share_rate)
         return coordinator
 
     @property
@@ -291,7 +291,7 @@ class Network(Mistakes, Shortages):
     # --- the pool ----------------------------------------------------------------------------------------------------
 
     def pool(self) -> None:
-        """Replaces what is missing, kills what was evicted, sooner or later."""
+        """Starts missing workers, and kills evicted ones, sooner or later."""
         if self.listens:
             self._obey_roster(self.coordinator.roster())
         if not self.coordinator.over:

@@ -1,4 +1,4 @@
-"""What simulated workers exchange: buckets without elements, whose stretches say what they hold."""
+"""The data that simulated workers exchange: buckets without elements, whose parts record their content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNIT = 8  # elements
 
 @dataclass(frozen=True)
 class SimulatedBucket:
-    """Of so many elements, cut as real ones are."""
+    """A bucket of `numel` elements, cut like a real one."""
 
     numel: int
 
@@ -20,7 +20,7 @@ class SimulatedBucket:
         return units * part // parts * UNIT, units * (part + 1) // parts * UNIT
 
 
-# What a round of each kind exchanges. Sizes differ, so that a message which meets another kind's receive shows.
+# The buckets of a round of each kind. Sizes differ, so that a message that meets another kind's receive is detected.
 BUCKETS = {
     "train": (SimulatedBucket(64), SimulatedBucket(40), SimulatedBucket(16)),
     "evaluate": (SimulatedBucket(24),),
@@ -30,12 +30,12 @@ BUCKETS = {
 }
 
 
-Sum = tuple[tuple[int, ...], tuple[int, ...]]  # of which shards, and their values
+Sum = tuple[tuple[int, ...], tuple[int, ...]]  # the shards, and their values
 
 
 @dataclass(frozen=True)
 class SimulatedPiece:
-    """What a stretch of a bucket holds: the sum of these shards' values, added in this order."""
+    """The content of the elements `[start, stop)` of a bucket: the sum of these shards' values, in this order."""
 
     bucket: int
     start: int
@@ -45,6 +45,6 @@ class SimulatedPiece:
 
 
 def covered(node: Node, shards: int) -> tuple[int, ...]:
-    """The shards that a node of the tree over so many covers."""
+    """Returns the shards that a node of the tree over `shards` shards covers."""
     level, number = node
     return tuple(range(number << level, min((number + 1) << level, shards)))

@@ -1,4 +1,4 @@
-"""What a simulated worker's driver asks for: `Port` and `Entrance` of `protocol.worker.driver`, on fakes."""
+"""The port of a simulated worker's driver: `Port` and `Entrance` of `protocol.worker.driver`, on fakes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class SimulatedPort:
-    """Of one worker."""
+    """The port of one worker."""
 
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
         self._world = worker.world
-        self._first_view = 0  # the newest that this worker was to begin the run in
+        self._first_view = 0  # the newest view in which this worker was to begin the run
         self._mail = _Mail({HEADER: {}, STATE: {}}, View(number=0, members=(), group=0), ())
         self._loaded: set[Any] = set()
 
@@ -41,10 +41,10 @@ class SimulatedPort:
             elif not worker.member.synced:
                 worker.root = self._mail.root
             world.witness.applied(worker, view, message.round)
-            world.tempt("switch", worker)
+            world.maybe_inject_fault("switch", worker)
         if isinstance(message, m.Synced):
             world.witness.become_synced(worker, self._loaded)
-            world.tempt("synced", worker)
+            world.maybe_inject_fault("synced", worker)
         worker.tell(message)
 
     def answer(self, save: Save) -> None:
@@ -54,7 +54,7 @@ class SimulatedPort:
         error = "between two steps" if between else "disk full" if world.rng.random() < 0.1 else ""
         saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
         worker.after(world.delay(0.1), worker.tell, saved)
-        world.tempt("saved", worker)
+        world.maybe_inject_fault("saved", worker)
 
     def leave(self, exit_: Exit) -> NoReturn:
         if exit_.within_s is not None:
@@ -70,7 +70,7 @@ class SimulatedPort:
     def stand_back(self) -> None: ...
 
     def digest(self) -> int:
-        """The replica is one number here."""
+        """Returns the digest of the replica, which is one number here."""
         return replica_digest(self._worker.state, self._worker.step)
 
     def take_up(self, content: Any, shards: int) -> None:
@@ -98,14 +98,14 @@ class SimulatedPort:
         del shards
         assert worker.exchange is not None
         worker.exchange.begin(round_, worker.kind, lineage, training=task.trains)
-        self._world.tempt("begin", worker)
+        self._world.maybe_inject_fault("begin", worker)
 
     def hand_in(self) -> None:
         assert self._worker.exchange is not None
         for bucket in range(len(self._worker.world.buckets[self._worker.kind])):
             self._worker.exchange.ready(bucket)
 
-    # --- its state -------------------------------------------------------------------------------------------
+    # --- the state -------------------------------------------------------------------------------------------
 
     def save(self, between: bool) -> m.Saved:
         worker = self._worker
@@ -136,7 +136,7 @@ class SimulatedPort:
 
     def renew(self, state: Any) -> None:
         if GARBAGE in state:
-            raise Violation(f"{self._worker.name} takes over a state that has changed under way")
+            raise Violation(f"{self._worker.name} takes over a state that changed during the transfer")
         del self._worker.mail[self._mail.view.number]
         (self._worker.state,) = state
         self._world.records["renewed"] += 1
@@ -157,7 +157,7 @@ class SimulatedPort:
 
 
 class _Mail:
-    """What the veterans of `view` have sent."""
+    """The state that the veterans of `view` have sent."""
 
     def __init__(self, mail: dict[str, dict[str, Any]], view: View, senders: Sequence[str]) -> None:
         self._mail = mail

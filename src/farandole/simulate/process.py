@@ -1,4 +1,4 @@
-"""A worker's process in a simulated run, training thread apart: it starts, freezes, wakes up and dies."""
+"""A worker's process in a simulated run, without the training thread's script: it starts, freezes, resumes and dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Script = Generator["Change | Callable[[], Any] | float", Any, None]
 GRACE_S = 5.0
-LATE = 0.15  # how often the training thread comes to the driver's work only later
+LATE = 0.15  # probability that the training thread does the driver's work with a delay
 
 
 class ProcessEnd(Exception):
@@ -40,7 +40,7 @@ class Process(DataPlane):
         self.evicted = False
         self.start_client()
         self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
-        self.whole = False  # its state is that of a whole step
+        self.whole = False  # True if its state is that of a complete step
         self.finished = False
         self.code: int | None = None
         self.start_data_plane()
@@ -50,12 +50,12 @@ class Process(DataPlane):
         self.state = 0
         self.step = 0
         self.fails = False
-        self.starves = False  # where it next needs data there is none
-        self.unfed = False  # and it has said so
-        self.errs = 0.0  # how often what it computes of a shard is wrong
-        self.strays = ""  # how its script goes another way than the others'
-        self.drifts = False  # with its next update
-        self.drifted_at: int | None = None  # the step that began with it
+        self.starves = False  # True if its data is unavailable
+        self.unfed = False  # True if it has reported that
+        self.errs = 0.0  # probability that its result for a shard is wrong
+        self.strays = ""  # how its script deviates from the others' scripts
+        self.drifts = False  # True if its state drifts with its next update
+        self.drifted_at: int | None = None  # the first step with the drifted state
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._thread = self.script()
         self._computing = self._waking = False
@@ -78,7 +78,7 @@ class Process(DataPlane):
         self.world.at(seconds, self._thaw)
 
     def _thaw(self) -> None:
-        """All that has arrived meanwhile is there at once, in any order but the control connection's own."""
+        """Resumes. All pending events happen at once, in any order; only the control connection keeps its order."""
         self.frozen, self.thawed_at = False, self.world.now
         backlog, self._backlog = self._backlog, []
         for function, args in backlog:
@@ -87,7 +87,7 @@ class Process(DataPlane):
     def die(self, why: str, code: int) -> None:
         if not self.alive:
             return
-        self.world.say(self.name, f"is gone: {why}")
+        self.world.say(self.name, f"exits: {why}")
         self.alive, self.code = False, code
         self.world.exited(self)
         for group, members in self.groups.items():
@@ -97,12 +97,12 @@ class Process(DataPlane):
                     peer.after(self.world.delay(0.05), peer.pair_broken, group, self.name)
 
     def script(self) -> Script:
-        """Of its training thread."""
+        """Returns the script of its training thread."""
         raise NotImplementedError
 
     @property
     def hungry(self) -> bool:
-        """It, or its host, can't get at the data."""
+        """True if the data is unavailable to it or to its host."""
         return self.starves or self.world.host_of(self) in self.world.short_of
 
     def tell_unfed(self) -> None:
@@ -117,15 +117,15 @@ class Process(DataPlane):
 
     @property
     def exit(self) -> Exit | None:
-        return self.told.exit
+        return self.instructions.exit
 
     def resumed(self, message: m.Resume) -> None:
         if not message.commit:
-            self.apart_in.discard(self.member.round)  # it is done again, and compared again
+            self.apart_in.discard(self.member.round)  # the round is repeated, and compared again
         self.world.witness.resumed(self, message)
 
     def changed(self) -> None:
-        """Wake the training thread, which comes to it in its own time."""
+        """Wakes the training thread, after a random delay."""
         if not self._waking and not self._computing:
             self._waking = True
             self.after(self.world.delay(0.005), self._wake)
@@ -140,7 +140,7 @@ class Process(DataPlane):
         self._run()
 
     def _run(self, result: Any = None) -> None:
-        """Resume it, and do the driver's work, if it does not come to that only later."""
+        """Resumes the training thread, and does the driver's work, at once or with a delay."""
         world = self.world
         try:
             wanted = self._thread.send(result)
@@ -151,8 +151,8 @@ class Process(DataPlane):
                     return
                 wanted = self._thread.send(wanted())
         except ProcessEnd:
-            assert self.told.exit is not None
-            self.die(self.told.exit.reason, self.told.exit.code)
+            assert self.instructions.exit is not None
+            self.die(self.instructions.exit.reason, self.instructions.exit.code)
             return
         if not isinstance(wanted, Change):
             self._computing = True
@@ -165,12 +165,12 @@ class Process(DataPlane):
         self._run(work())
 
     def _must_go(self, code: int) -> None:
-        """The grace is over."""
+        """Ends the process after the grace period."""
         if not self._computing and self.world.now - self.thawed_at > GRACE_S:
-            raise Violation(f"{self.name} was told to go, has nothing to do, and stays")
-        self.die("the grace is over", code)
+            raise Violation(f"{self.name} was asked to exit, is idle, and does not exit")
+        self.die("the grace period is over", code)
 
-    # --- what the member asks for ------------------------------------------------------------------------------
+    # --- the member's actions ----------------------------------------------------------------------------------
 
     def perform(self, actions: Iterable[Action] | None) -> bool:
         for action in actions or ():
@@ -199,7 +199,7 @@ class Process(DataPlane):
         if self.unreachable:
             return
         if self.name not in view.members:
-            raise Violation(f"{self.name} is to connect a group that it is not in")
+            raise Violation(f"{self.name} is asked to connect a group that it is not in")
         arrived = self.world.rendezvous[view.group]
         arrived.add(self.name)
         if arrived == set(view.members):

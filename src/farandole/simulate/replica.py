@@ -1,7 +1,7 @@
 """The replicated state of a simulated run: one number.
 
-A shard's value is a hash of the state that it was computed from, so a round's result tells whether every shard was
-counted, from the right state, and the final state is that of a world of one exactly if every step was.
+A shard's value is a hash of the state that it was computed from. So a round's result shows that every shard was counted
+once, from the right state. The final state equals that of a single process if and only if this holds for every step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def next_state(state: int, step: int, result: Any) -> int:
 
 
 def alone(steps: int) -> int:
-    """The state of a world of one after so many steps."""
+    """Returns the state of a single process after so many steps."""
     state = ROOT_STATE
     for step in range(steps):
         shards = range(SHARDS["train"])

@@ -1,7 +1,8 @@
-"""Hosts of a simulated run that can't get their workers the data, for a while: a disk is full, a store out of reach.
+"""Simulated data shortages: the data is unavailable on a host for a while; a disk is full, or a store is unreachable.
 
-Its workers say so where they next need data, or before they ask in; or one does at any moment, and trains on. Whom it
-strikes, and when, is drawn from a generator of its own: schedules without shortages are what they are without all this.
+The host's workers report that when they next need data, or before they are ready. Or one worker reports it at any
+moment, and continues to train. The workers and times are drawn from a separate generator, so that schedules without
+shortages do not depend on this module.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from farandole.simulate.client import SimulatedClient
 from farandole.simulate.process import Process
 
 UNTIL = 8.0  # seconds, as other faults
-LIKELY = 0.04  # where something is under way
+LIKELY = 0.04  # probability during protocol activity
 KINDS = ("worker",) * 8 + ("host",) * 4 + ("says",) * 3 + ("everyone",)
 
 
 class Shortages:
-    """The part of `World` in which data runs short. Subclass: it has no clock and no workers."""
+    """The part of `World` that injects data shortages. Subclasses have the clock and the workers."""
 
     now: float
     at: Callable[..., None]
@@ -27,18 +28,18 @@ class Shortages:
     workers: dict[str, Process]
 
     def start_shortages(self, seed: int, *, budget: int) -> None:
-        """`budget`: so many, at most."""
+        """`budget`: the largest number of shortages."""
         self.drawn = random.Random(seed + 0.0625)
-        self.short_of: set[str] = set()  # these hosts
+        self.short_of: set[str] = set()  # hosts without data
         self._shortages = budget
 
-    def tempt_shortage(self, worker: SimulatedClient) -> None:
-        """Something is under way with `worker`."""
+    def maybe_inject_shortage(self, worker: SimulatedClient) -> None:
+        """Injects a shortage with some probability during an activity of `worker`."""
         if self._shortages > 0 and self.drawn.random() < LIKELY:
             self.at(self.drawn.uniform(0.0, 0.05), self.run_short, self.workers[worker.name])
 
     def run_short(self, target: Process | None) -> None:
-        """Of `target`, or anybody."""
+        """Makes data unavailable to `target`, or to a random worker."""
         alive = [w for w in self.workers.values() if w.alive and not w.frozen]
         if not alive or self._shortages <= 0 or self.now > UNTIL:
             return
@@ -59,7 +60,7 @@ class Shortages:
             self.at(self.drawn.choice((0.1, 0.3, 1.0, 100.0)), self.short_of.difference_update, hosts)
 
     def feed_all(self) -> None:
-        """From now on there is data everywhere."""
+        """Ends all shortages."""
         self._shortages = 0
         self.short_of.clear()
         for worker in self.workers.values():

@@ -1,6 +1,6 @@
-"""Who is told of everything that happens in a simulated run, and may say that it must not: the null one says nothing.
+"""The invariant checker of a simulated run: it is called at every event, and may raise. This one checks nothing.
 
-The schedules of the tests have theirs, which asserts the protocol's rules.
+The schedules of the tests have a checker that asserts the protocol's rules.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ class Violation(AssertionError):
 
 
 class Witness:
-    """Asserts nothing."""
+    """The base class of invariant checkers; it asserts nothing."""
 
     def check(self, worker: Process) -> None:
-        """After every event of a worker."""
+        """Called after every event of a worker."""
 
     def begun(self, worker: Process, before: View | None) -> None:
-        """It has begun a round; `before`: its view until then."""
+        """Called when the worker has begun a round; `before` is its view until then."""
 
     def applied(self, worker: Process, view: View, round_: int) -> None: ...
 
     def resumed(self, worker: Process, message: m.Resume) -> None: ...
 
     def ended(self, worker: DataPlane, exchange: SimulatedExchange) -> None:
-        """All words of the round are there."""
+        """Called when all commit messages of the round have arrived."""
 
     def committed(self, worker: Process, exchange: SimulatedExchange) -> None:
-        """Its training thread goes on from the round."""
+        """Called when the training thread continues after the round."""
 
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
-        """`loaded`: the states that the veterans have sent it, `GARBAGE` among them where one had changed meanwhile."""
+        """Called when a joiner is synced. `loaded`: the states from the veterans; `GARBAGE` for one that changed."""
 
     def saved(self, worker: Process) -> None: ...
 
     def asked_to_save(self, worker: Process, save: Save) -> None: ...
 
     def begins(self, worker: Process, step: int) -> None:
-        """It is about to begin a first view with the state of `step`."""
+        """Called before the worker begins a first view with the state of `step`."""
 
     def recorded(self, event: Event) -> None:
-        """The coordinator has written an event."""
+        """Called when the coordinator has written an event."""

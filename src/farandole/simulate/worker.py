@@ -1,6 +1,7 @@
 """A simulated worker: the shipped driver on a fake port, and a script like a user's.
 
-The script is a generator. It yields what the driver does (see `protocol.worker.driver`), and seconds where it computes.
+The script is a generator. It yields what the driver yields (see `protocol.worker.driver`), and the seconds of its own
+computations.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from farandole.simulate.witness import Violation
 if TYPE_CHECKING:
     from farandole.simulate.world import World
 
-FROZEN_STEPS = 3  # each so many steps, the script trains other parameters: messages of other sizes
+FROZEN_STEPS = 3  # after each so many steps the script trains other parameters, so that messages have other sizes
 
 
 class ScriptError(Exception):
-    """The user's own error."""
+    """An error of the user's script."""
 
 
 class UnfedError(Exception):
-    """Its host can't get it the data."""
+    """The data is unavailable on the worker's host."""
 
 
 class SimulatedWorker(Process):
@@ -37,13 +38,13 @@ class SimulatedWorker(Process):
     def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
         super().__init__(world, name, member, pool=pool)
         self._port = SimulatedPort(self)
-        self.driver = Driver(member, self.told, self._port, world.settings)
+        self.driver = Driver(member, self.instructions, self._port, world.settings)
 
     def script(self) -> Script:
         try:
             yield from self._training()
             if self.world.rng.random() < 0.2:
-                yield self.world.rng.choice((0.5, 3.0, 6.0))  # what it does after its loop
+                yield self.world.rng.choice((0.5, 3.0, 6.0))  # the script's code after its loop
             self.finished = self.whole = True
             view = self.member.view.number if self.member.view else 0
             self.tell(m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step))
@@ -67,7 +68,7 @@ class SimulatedWorker(Process):
             if self.world.updates_last:
                 yield self.world.delay()
             if not self.stood(exchange):
-                self.die("the others have gone on without it", 3)
+                self.die("the others continued without it", 3)
                 yield Change()
             self.state = next_state(self.state, self.step, result)
             self._drift()
@@ -90,7 +91,7 @@ class SimulatedWorker(Process):
             self._checkpoint_when_due()
 
     def step_task(self) -> Task:
-        """The step that it is at."""
+        """Returns the task of the current step."""
         sizes = f"those of steps like {self.step // FROZEN_STEPS}"
         position = Position(step=self.step)
         return Task(position=position, shards=lambda _: SHARDS["train"], sizes=sizes, trains=True, content="train")
@@ -100,7 +101,7 @@ class SimulatedWorker(Process):
         return Task(position=Position(step=self.step), shards=lambda _: SHARDS[kind], doing=doing, content=kind)
 
     def _round(self) -> Generator[Any, Any, Any]:
-        """Compute and finish the round that has begun. Its result."""
+        """Computes and finishes the round that has begun, and returns its result."""
         driver = self.driver
         while True:
             yield from driver.sync()
@@ -120,9 +121,9 @@ class SimulatedWorker(Process):
                 continue
             shard = todo[0]
             yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
-            self.done[shard] = found = self._finds(shard)
+            self.done[shard] = value = self._finds(shard)
             if driver.checking.concerns(shard):
-                driver.checking.on_digests(shard, *self._finding(found))
+                driver.checking.on_digests(shard, *self._finding(value))
             driver.computed_shards.add(shard)
             if len(todo) == 1:
                 exchange = self.exchange
@@ -132,7 +133,7 @@ class SimulatedWorker(Process):
                     yield self.world.delay(0.002)
 
     def _finds(self, shard: int) -> int:
-        """The shard's value; another one where this machine computes wrong."""
+        """Returns the shard's value, or a wrong one if this machine computes wrong."""
         value = shard_value(self.state, self.kind, self.step, shard)
         return value + 1 if self.errs and self.world.disks.random() < self.errs else value
 
@@ -140,10 +141,10 @@ class SimulatedWorker(Process):
     def _finding(value: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return ("the loss",), (value & (1 << 62) - 1,)
 
-    # --- what may be wrong with it ---------------------------------------------------------------------------
+    # --- faults of the script --------------------------------------------------------------------------------
 
     def _strayed(self) -> str:
-        """What this script calls where the others do something else: an evaluation of its own, none, or its end."""
+        """Returns what a deviating script does in place of the others' action: another evaluation, none, or its end."""
         kind, due = self.strays, self.step % 3 == 1
         if kind != "quit" and (kind == "more") == due:
             return "evaluate" if due else ""
@@ -152,13 +153,13 @@ class SimulatedWorker(Process):
         return {"quit": "quit", "skip": "", "more": "evaluate", "other": "other"}[kind]
 
     def _drift(self) -> None:
-        """What the script does on this worker alone."""
+        """Changes the state on this worker alone, if its script does so."""
         if self.drifts:
             self.drifts = False
             self.drifted_at, self.state = self.step + 1, self.state + 1
             self.world.say(self.name, f"drifts before step {self.step + 1}")
 
-    # --- its checkpoints -------------------------------------------------------------------------------------
+    # --- checkpoints -----------------------------------------------------------------------------------------
 
     def save_checkpoint(self) -> None:
         self.world.witness.saved(self)
@@ -166,12 +167,12 @@ class SimulatedWorker(Process):
             self.world.store[self.step] = self.state
 
     def _checkpoint_when_due(self) -> None:
-        every, told = self.world.checkpoints, self.told
-        if not (every and told.saves and (self.step % every == 0 or told.save_at_once)):
+        every, instructions = self.world.checkpoints, self.instructions
+        if not (every and instructions.saves and (self.step % every == 0 or instructions.save_at_once)):
             return
-        told.save_at_once = False
+        instructions.save_at_once = False
         if not self.member.synced:
-            raise Violation(f"{self.name} is to write a checkpoint, and does not hold the state")
+            raise Violation(f"{self.name} is asked to write a checkpoint, and does not hold the state")
         full = self.world.disks.random() < 0.2
         if not full:
             self.save_checkpoint()

@@ -1,16 +1,16 @@
 """A simulated run: the shipped `Member`, `Driver`, `Session` and `Coordinator` on a fake clock and network.
 
-Everything random comes from one generator: the delays, the faults and when they strike. Time passes only between
-events. What is modelled is what the machines meet in real processes:
+All random choices come from one generator: the delays, the faults and their times. Time passes only between events.
+The model contains the conditions that the state machines meet in real processes:
 
-    control plane   connections that are late, reset, or dumb in one direction or both; a coordinator that is frozen,
-                    or killed, also in the middle of sending, and comes back with its journal (`network.py`)
-    data plane      partial sums, reduced slices, words and state, each tagged with view and round, each with a delay
-                    of its own; broken pairs; processes that exit under their peers
-    training side   a script that calls the shipped `Driver`: a thread that looks late at what has happened is an event
-                    like any other
-    exchange        the shipped order, followed by threads that go on after the training side has left their view, and
-                    that `settle` hands garbage
+    control plane   connections that are late, reset, or drop messages in one direction or both; a coordinator that is
+                    frozen or killed, also while it sends, and restarts with its journal (`network.py`)
+    data plane      partial sums, reduced slices, commit messages and state, each tagged with view and round, each with
+                    its own delay; broken pairs; processes that exit during an exchange
+    training side   a script that calls the shipped `Driver`; a thread that reacts late to an event is an event like any
+                    other
+    exchange        the shipped order, executed by threads that continue after the training side has left their view,
+                    and that receive garbage from `settle`
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ EVENTS_LIMIT = 60_000  # a run has about 1,000
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a simulated run is started with, and how much befalls it.
+    """The parameters of a simulated run, and the amount of its faults.
 
     Attributes:
-        seed: of what is drawn beside the world's own generator: who reaches the store, who finds strangers.
-        hosts: that the workers are spread over.
-        steps: that the script asks for.
-        buckets: of a training step, at most three.
-        checkpoints: one every so many steps; 0: none.
-        budget: so many faults.
-        temper: how likely one is where something is under way.
-        slow: how slow the network is; 1 is a delay of 5 ms in the mean.
-        focus: kinds of faults that are to strike most.
-        shortages: so many, at most, of data on a host.
+        seed: the seed of the generators beside the world's own one: for reaching the store, failed authentication.
+        hosts: the number of hosts of the workers.
+        steps: the number of steps of the script.
+        buckets: the number of buckets of a training step, at most three.
+        checkpoints: the steps between checkpoints; 0: no checkpoints.
+        budget: the number of faults.
+        fault_rate: the fault rate during protocol activity.
+        slow: a factor of the network's delays; 1 is a mean delay of 5 ms.
+        focus: the kinds of faults that are most frequent.
+        shortages: the largest number of data shortages.
     """
 
     seed: int
@@ -61,14 +61,14 @@ class Scenario:
     buckets: int
     checkpoints: int
     budget: int
-    temper: float
+    fault_rate: float
     slow: float
     focus: Sequence[str] = ()
     shortages: int = 0
 
 
 class World(Faults):
-    """`member`, `coordinator` and `worker` are the classes to run: mutants have their own."""
+    """A simulated run. `member`, `coordinator` and `worker` are the classes to run; mutants pass their own."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class World(Faults):
         trace: bool = False,
     ) -> None:
         self.rng = rng
-        self.disks = random.Random(scenario.seed + 0.5)  # who reaches the store, and what is full
-        self.strangers = random.Random(scenario.seed + 0.25)  # who finds one in its connections, while they are about
-        self.updates_last = scenario.seed % 4 == 3  # in the others they take no time
-        self.deadlines = random.Random(scenario.seed + 0.125)  # of notices
+        self.disks = random.Random(scenario.seed + 0.5)  # which workers reach the store, and which disks are full
+        self.strangers = random.Random(scenario.seed + 0.25)  # which connections fail to authenticate
+        self.updates_last = scenario.seed % 4 == 3  # updates take time in these scenarios, and none in the others
+        self.deadlines = random.Random(scenario.seed + 0.125)  # deadlines of preemption notices
         self.strange = self.strangers.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.now = 0.0
         self.lines: list[str] = []
@@ -102,7 +102,7 @@ class World(Faults):
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
         self.hosts = scenario.hosts
         self.buckets = {**BUCKETS, "train": BUCKETS["train"][: scenario.buckets]}
-        self.budget, self.temper, self._slow = scenario.budget, scenario.temper, scenario.slow
+        self.budget, self.fault_rate, self._slow = scenario.budget, scenario.fault_rate, scenario.slow
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False
         self.witness = witness(self)
@@ -116,7 +116,7 @@ class World(Faults):
             self.now, _, function, args = heapq.heappop(heap)
             self.events += 1
             if self.events > EVENTS_LIMIT:
-                raise Violation("the run goes round in circles")
+                raise Violation("the run makes no progress: too many events")
             function(*args)
         if not over():
             self.now = max(self.now, time)

@@ -236,9 +236,11 @@ class RunState:
     def checkpoint(self) -> None:
         """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
         if self._saver:
-            at_once, self._participant.told.save_at_once = self._participant.told.save_at_once, False
+            at_once, self._participant.instructions.save_at_once = self._participant.instructions.save_at_once, False
             snapshot = partial(self.snapshot, own=True)
-            self._saver.step_begins(self.position, snapshot, leads=self._participant.told.saves, at_once=at_once)
+            self._saver.step_begins(
+                self.position, snapshot, leads=self._participant.instructions.saves, at_once=at_once
+            )
 
     # --- handed on and taken over ----------------------------------------------------------------------------
 

@@ -1,3 +1,4 @@
-"""A worker among others: its rounds, its groups of connections, its word with the coordinator, and its end. Of the
-model it knows tensors and callbacks: what a step, an optimizer or a metric is, only the rooms above know.
+"""A worker's part in a run: its rounds, its groups of connections, its connection to the coordinator, and its exit.
+
+This package handles tensors and callbacks; steps, optimizers and metrics belong to the packages above it.
 """

@@ -1,12 +1,12 @@
-"""A worker that has a coordinator: the connection, kept up for as long as the run and the worker's lease last.
+"""The control connection of a worker to its coordinator, which lasts as long as the run and the worker's lease.
 
-What is said, when, and how long it is waited for is decided by the pure `protocol/worker/session.py`; here are the
-socket and the threads around it. A thread of its own runs an event loop with three duties while connected (listen,
-speak, send heartbeats) and one always: watch for stalled peers and for the end of the lease. When the connection
-breaks, or is silent for too long, it connects again, with backoff, for as long as it takes; training goes on meanwhile.
+The pure `protocol/worker/session.py` decides which messages are sent, when, and the timeouts; this module has the
+socket and the threads. One thread runs an event loop. It has three tasks while connected (receive, send, heartbeat),
+and one that always runs: watch for stalled peers and for the end of the lease. When the connection breaks, or is silent
+for too long, it reconnects, with backoff and without a limit of attempts; training continues meanwhile.
 
-Every call of the session holds `condition`, and so do the training side's calls of the member; what they have to tell
-is queued in that order (`tell`). So the coordinator hears of a worker's moves in the order in which they were made.
+Every call of the session holds `condition`, and so does every call of the member from the training side. Their messages
+are queued in that order (`tell`). So the coordinator receives a worker's actions in the order in which they happened.
 """
 
 from __future__ import annotations
@@ -36,30 +36,32 @@ from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
-from farandole.worker.departure import leave_in_the_end
+from farandole.worker.departure import exit_after_grace
 from farandole.worker.groups import Groups
 from farandole.worker.hung import leave_aside, save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
 
 _log = logging.getLogger(__name__)
-_RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw of this thread would show in the bits
+_RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw here would change its results
 
-CLOSE_S = 2.0  # for the last words
+CLOSE_S = 2.0  # limit for sending the last messages
 
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
 
 @final
 class Connected(Participant):
-    """A worker that has a coordinator. `sent` and `received` count messages by kind, which is how tests show that
-    nothing of a step waits for it. `leave` sees to it that the process ends, however busy its training thread is.
+    """A worker with a coordinator.
+
+    `sent` and `received` count messages by kind; tests use them to show that no step waits for the coordinator. `leave`
+    ends the process even if its training thread is busy.
 
     Raises:
-        CoordinatorUnreachable: nobody answers at the ticket's address, or somebody who does not know the ticket.
-        Refused: the run does not let this worker in.
+        CoordinatorUnreachable: no process answers at the ticket's address, or one that does not have the ticket's key.
+        Refused: the run does not admit this worker.
     """
 
-    def __init__(self, ticket: Ticket, settings: Settings, *, leave: Callable[..., None] = leave_in_the_end) -> None:
+    def __init__(self, ticket: Ticket, settings: Settings, *, leave: Callable[..., None] = exit_after_grace) -> None:
         hello = m.Hello(
             kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool,
             session=secrets.token_hex(16),
@@ -75,7 +77,7 @@ class Connected(Participant):
         self.memory = Arena() if settings.shared_memory else Ordinary()
         self._groups = Groups(self.groups, self.tell, self.memory)
         self._loop = asyncio.new_event_loop()
-        self._wake = asyncio.Event()  # there is something to be sent
+        self._wake = asyncio.Event()  # set when there are messages to send
         self._closing = False
         first: Future[m.Welcome] = Future()
         self._thread = threading.Thread(target=self._run, args=(first,), name="control", daemon=True)
@@ -97,7 +99,7 @@ class Connected(Participant):
 
     def tell(self, message: m.Message) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
-            self._loop.call_soon_threadsafe(self._say, message)
+            self._loop.call_soon_threadsafe(self._queue, message)
 
     def add_line(self, line: m.Line) -> None:
         with self.condition:
@@ -108,7 +110,7 @@ class Connected(Participant):
             self.tell(self.member.finished(fingerprint, after))
 
     def close(self) -> None:
-        """What was told before goes out first, for up to `CLOSE_S` seconds."""
+        """Closes the connection after it has sent the queued messages, for at most `CLOSE_S` seconds."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._close)
         self._thread.join(CLOSE_S)
@@ -126,7 +128,7 @@ class Connected(Participant):
     def _run(self, first: Future[m.Welcome]) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(beside(self._stay(first), self._watch()))
+            self._loop.run_until_complete(beside(self._reconnect_loop(first), self._watch()))
         except (FarandoleError, OSError) as error:
             if not first.done():
                 first.set_exception(error)
@@ -134,38 +136,38 @@ class Connected(Participant):
             with self.condition:
                 self._perform([self._gone(error)])
         finally:
-            first.cancel()  # unless it is done: nobody waits for ever
+            first.cancel()  # has no effect if it is done; otherwise the constructor would wait forever
             self._loop.close()
 
-    async def _stay(self, first: Future[m.Welcome]) -> None:
-        """Connect, and connect again, until this worker is done. The first Welcome goes to `first`."""
-        session, told = self._session, False
+    async def _reconnect_loop(self, first: Future[m.Welcome]) -> None:
+        """Connects, and reconnects, until this worker is done. The first Welcome goes to `first`."""
+        session, logged = self._session, False
         while self._goes_on():
             try:
                 self._ticket = newest(self._ticket, self._source)
                 async with dial(self._ticket, session.patience_s) as socket:
-                    await self._converse(socket, first)
-                told = False
+                    await self._run_session(socket, first)
+                logged = False
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
                 if session.unreachable(time.monotonic()):
                     raise CoordinatorUnreachable(
                         f"no coordinator answers at {self._ticket.address} ({error or type(error).__name__}): is "
-                        f"the run over, or the ticket an old one?"
+                        f"the run over, or is the ticket outdated?"
                     ) from error
-            except CoordinatorUnreachable as error:  # somebody else does
+            except CoordinatorUnreachable as error:  # another process answers
                 if not session.met:
                     raise
-                if not told:
-                    told = True
-                    _log.warning("%s; trying again until this worker's lease is over", error)
+                if not logged:
+                    logged = True
+                    _log.warning("%s; retrying until this worker's lease ends", error)
             if self._goes_on():
                 await asyncio.sleep(session.retry_s(_RANDOM.random()))
 
     def _goes_on(self) -> bool:
-        return not self._closing and (self.told.exit is None or self.told.exit.within_s is not None)
+        return not self._closing and (self.instructions.exit is None or self.instructions.exit.within_s is not None)
 
-    async def _converse(self, socket: Socket, first: Future[m.Welcome]) -> None:
-        """One connection, from Hello to its end."""
+    async def _run_session(self, socket: Socket, first: Future[m.Welcome]) -> None:
+        """Uses one connection from Hello to its end."""
         session = self._session
         self._groups.interface = self._interface or socket.get_extra_info("sockname")[0]
         with self.condition:
@@ -174,13 +176,13 @@ class Connected(Participant):
             await socket.send_bytes(m.encode(hello))
             frame = await socket.receive(session.patience_s)
             if frame.type is not aiohttp.WSMsgType.BINARY:
-                raise ConnectionError("it closed the connection")
+                raise ConnectionError("the coordinator closed the connection")
             answer = m.decode_from_coordinator(frame.data)
-            self._hear(hello.attempt, answer)
+            self._on_message(hello.attempt, answer)
             if not isinstance(answer, m.Welcome):
                 return
             if first.done():
-                _log.warning("the coordinator is back")
+                _log.warning("reconnected to the coordinator")
             else:
                 first.set_result(answer)
             await self._serve(socket, hello.attempt)
@@ -191,7 +193,7 @@ class Connected(Participant):
                 session.on_closed(hello.attempt)
 
     async def _serve(self, socket: Socket, attempt: int) -> None:
-        parts = (self._listen(socket, attempt), self._speak(socket), self._heartbeat())
+        parts = (self._receive_loop(socket, attempt), self._send_loop(socket), self._heartbeat())
         tasks = [asyncio.create_task(part) for part in parts]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -200,20 +202,20 @@ class Connected(Participant):
         errors = [repr(task.exception()) for task in done if task.exception()]
         if self._goes_on():
             why = f" ({', '.join(errors)})" if errors else ""
-            _log.warning("the connection to the coordinator is lost%s; connecting again", why)
+            _log.warning("lost the connection to the coordinator%s; reconnecting", why)
 
-    async def _listen(self, socket: Socket, attempt: int) -> None:
+    async def _receive_loop(self, socket: Socket, attempt: int) -> None:
         async for frame in socket:
             if frame.type is not aiohttp.WSMsgType.BINARY:
                 break
             message = m.decode_from_coordinator(frame.data)
             self.received[type(message).__name__] += 1
-            _log.debug("hears %s", type(message).__name__)
-            self._hear(attempt, message)
+            _log.debug("received %s", type(message).__name__)
+            self._on_message(attempt, message)
             if not self._goes_on():
                 return
 
-    def _hear(self, attempt: int, message: m.Message) -> None:
+    def _on_message(self, attempt: int, message: m.Message) -> None:
         with self.condition:
             try:
                 self._perform(self._session.on_message(attempt, message, time.monotonic()))
@@ -224,30 +226,30 @@ class Connected(Participant):
 
     def _gone(self, error: Exception) -> Exit:
         exit_ = Exit(str(error), 1)
-        self.told.leave(exit_)
+        self.instructions.leave(exit_)
         return exit_
 
-    def _say(self, message: m.Message) -> None:
+    def _queue(self, message: m.Message) -> None:
         with self.condition:
             self._session.tell(message, time.monotonic())
         self._wake.set()
 
     def _close(self) -> None:
-        """In the loop's turn, after each `_say` of what was told before."""
+        """Runs in the event loop, after the `_queue` call of every earlier message."""
         self._closing = True
         self._wake.set()
 
-    async def _speak(self, socket: Socket) -> None:
+    async def _send_loop(self, socket: Socket) -> None:
         closing = False
         while not closing:
             await self._wake.wait()
             self._wake.clear()
-            closing = self._closing  # asked before the messages are taken: those are the last
+            closing = self._closing  # read before the messages are taken, so that these are the last
             with self.condition:
                 messages = self._session.take()
             for message in messages:
                 self.sent[type(message).__name__] += 1
-                _log.debug("says %s", type(message).__name__)
+                _log.debug("sending %s", type(message).__name__)
                 await socket.send_bytes(m.encode(message))
 
     async def _heartbeat(self) -> None:
@@ -256,7 +258,7 @@ class Connected(Participant):
                 self._session.beat(time.monotonic())
             self._wake.set()
             await asyncio.sleep(self._session.terms.heartbeat_s)
-        raise TimeoutError(f"nothing heard for {self._session.patience_s:g} s")
+        raise TimeoutError(f"no message for {self._session.patience_s:g} s")
 
     async def _watch(self) -> None:
         while True:
@@ -292,7 +294,7 @@ class Connected(Participant):
     def _connect(self, connect: Connect) -> None:
         current, view = self.member.view, connect.view
         keep = (view.group, current.group if current else 0)
-        self._groups.leave(view, keep)  # everyone has left the past ones: only then is a view proposed
+        self._groups.leave(view, keep)  # a view is proposed only after all members have left earlier ones
         self._groups.arrange(connect, self.worker, lambda: self._training.prepare(view), lambda: self._connected(view))
 
     def _connected(self, view: View) -> None:

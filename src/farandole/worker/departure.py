@@ -1,11 +1,12 @@
-"""How a worker's process ends: at once, or by beginning anew in its own place.
+"""The exit of a worker's process: it ends at once, or it restarts in place.
 
-A worker that was evicted though it had done nothing wrong (its host was away, or stood still) is as good as any other.
-Those of a pool the pool replaces; a guest, whom nobody started again, comes back by itself: the process executes its
-own command line once more, under the same number, so that whoever started it goes on holding it. Each further time it
-waits twice as long, up to a minute, unless it had been with the run for long.
+A worker that was evicted without a fault of its own (its host was unreachable, or frozen) may join again. A pool
+replaces its own evicted workers. An external worker has no pool that restarts it, so it restarts itself: the process
+executes its own command line again, with the same pid, so that its parent process still controls it. Each further
+restart waits twice as long, up to a minute, unless the worker had been in the run for a long time.
 
-By `os._exit` or `exec`, because a thread of an abandoned view may still wait on a frozen peer and can't be woken.
+The process ends by `os._exit` or `exec`, because a thread of an abandoned view may still wait on a frozen peer, and
+can't be woken.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from farandole.protocol.coordinator.state import EXIT_EVICTED
 # --- departure --------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-LONG_S = 600.0  # after so long, the next return is like the first
+LONG_S = 600.0  # after so long in the run, the next restart waits like the first
 LONGEST_S = 60.0
-EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
-START_GRACE_S = 1.0  # for one that has never trained, and is building its model or opening its data
-SAVE_GRACE_S = 600.0  # after the lease, for one that saves
+EXIT_GRACE_S = 5.0  # after Goodbye, for a busy training thread
+START_GRACE_S = 1.0  # for a training thread that has never trained, and builds its model or opens its data
+SAVE_GRACE_S = 600.0  # after the lease, for a training thread that saves
 _again: Callable[[], None] | None = None
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; or begin it anew, if that was asked for and it was evicted."""
+    """Ends this process with exit code `code`; restarts it instead if it was evicted and `come_back` was called."""
     if code == EXIT_EVICTED and _again is not None:
         with contextlib.suppress(OSError):
             _again()
     os._exit(code)
 
 
-def leave_in_the_end(code: int, *, saves: bool, trains: bool, within_s: float | None = None) -> None:
-    """The training thread has been told to go; if it is busy for longer than its grace, the process ends under it.
+def exit_after_grace(code: int, *, saves: bool, trains: bool, within_s: float | None = None) -> None:
+    """Ends the process after a grace period, in case the training thread is busy and does not exit by itself.
 
-    `within_s`: there is no more time than that.
+    The period depends on whether the thread saves a checkpoint or trains. `within_s` overrides it, in seconds.
     """
     grace_s = SAVE_GRACE_S if saves else EXIT_GRACE_S if trains else START_GRACE_S
     grace_s = grace_s if within_s is None else within_s
@@ -57,15 +58,18 @@ def leave_in_the_end(code: int, *, saves: bool, trains: bool, within_s: float | 
 
 
 def come_back(ticket: str, returns: int) -> None:
-    """Ask for it. `ticket` is where the ticket was found; there have been so many `returns`."""
+    """Makes `leave` restart this process if it is evicted.
+
+    `ticket` is the source of the ticket, "-" for standard input. `returns` is the number of restarts so far.
+    """
     global _again
     folder, environ, began = os.getcwd(), dict(os.environ), time.monotonic()
 
     def again() -> None:
         times = 1 if time.monotonic() - began > LONG_S else returns + 1
-        _log.warning("joining again in %g s", _pause_s(times))
+        _log.warning("this worker was evicted; it joins again in %g s", _pause_s(times))
         if ticket == "-":
-            feed(given())
+            set_stdin(given())
         os.chdir(folder)
         _keep_nothing_open()
         os.execve(sys.executable, sys.orig_argv, {**environ, "FARANDOLE_RETURNS": str(times)})
@@ -74,7 +78,7 @@ def come_back(ticket: str, returns: int) -> None:
 
 
 def pause(returns: int) -> None:
-    """Before joining again, as long as is due. A notice meanwhile ends the process: nobody needs to agree."""
+    """Waits before joining again. SIGTERM or SIGINT ends the process meanwhile, because it is in no view."""
     if returns:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)
@@ -90,8 +94,8 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def feed(content: bytes) -> None:
-    """Have `content`, less than a pipe holds, on standard input."""
+def set_stdin(content: bytes) -> None:
+    """Makes `content` the standard input of this process. It must fit into a pipe's buffer."""
     reading, writing = os.pipe()
     os.write(writing, content)
     os.close(writing)
@@ -99,19 +103,19 @@ def feed(content: bytes) -> None:
 
 
 def _keep_nothing_open() -> None:
-    """The sockets of C++ libraries, which a peer would still find open, too."""
+    """Marks all descriptors to be closed by `exec`, including sockets of C++ libraries, which peers would see open."""
     for name in os.listdir("/dev/fd"):
         if int(name) > 2:
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(name), False)
 
 
-def stand_back() -> None:
-    """A leaver has nothing left to do but to end, which must not take the cores that the others train on.
+def lower_priority() -> None:
+    """Lowers the CPU priority of a leaving worker, so that its exit does not take time from the workers that train.
 
-    Where the kernel shares cores out by sessions, as most do, a nice value counts within the session alone, and the
-    session's own counts among them: the worker leads one. To take its memory down takes some 50 ms of a core; of cores
-    that are busy it has a thirtieth.
+    Most kernels schedule by sessions (autogroup): a process's nice value counts only within its session, and the
+    session has a value of its own. The worker leads a session, so both are set. Freeing its memory takes about 50 ms of
+    a core; on busy cores it gets a thirtieth of the time.
     """
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)
@@ -121,24 +125,24 @@ def stand_back() -> None:
 
 # --- script signals ---------------------------------------------------------------------------------------------------
 #
-# The signals that are a worker's notices, and the handlers that its script, or a library in it, sets for them.
+# The signals that are preemption notices of a worker, and the handlers that its script or a library sets for them.
 #
-# SIGTERM to a worker means: leave between two steps. A handler of the script's own in its place would end the script
-# in the middle of a step (`sys.exit(0)`), and with it the run, or have the notice ignored. So `signal.signal` for
-# such a signal notes the handler and says so in the log; the signal stays the worker's notice. The noted handler is
-# called once the worker has left, just before its process ends: what it saves, it can still save. Whatever it raises
-# changes nothing. `signal.getsignal`, and what `signal.signal` returns, are as the script expects them. Forked
-# children are no workers: there both do what they always do.
+# SIGTERM to a worker means: leave between two steps. A handler of the script would end the script in the middle of a
+# step (`sys.exit(0)`), and with it the run, or would ignore the notice. So `signal.signal` for such a signal stores the
+# handler and logs that; the signal stays the worker's notice. The stored handler is called after the worker has left,
+# just before its process ends, so it can still save its data. Exceptions of the handler are ignored.
+# `signal.getsignal`, and the result of `signal.signal`, are what the script expects. In forked children, which are not
+# workers, both functions behave as usual.
 #
-# Not covered: a handler that a library in C installs by itself.
+# Not covered: a handler that a C library installs by itself.
 
 
 class ScriptSignals:
-    """Of this process. `handlers`: by signal, what its notices call.
+    """The notice signals of this process. `handlers` maps each signal to the function that handles its notice.
 
     Attributes:
-        noted: by signal, what the script has set.
-        arrived: signals that have, in order.
+        noted: the handlers that the script has set, by signal.
+        arrived: the signals that have arrived, in order.
     """
 
     def __init__(self, handlers: dict[signal.Signals, Callable[[int, Any], None]]) -> None:
@@ -159,13 +163,13 @@ class ScriptSignals:
         return number in self._handlers and os.getpid() == self._process
 
     def _look(self, signalnum: int) -> Any:
-        """`signal.getsignal`."""
+        """The replacement of `signal.getsignal`."""
         if self._mine(signalnum) and signalnum in self.noted:
             return self.noted[signal.Signals(signalnum)]
         return self._getsignal(signalnum)
 
     def _note(self, signalnum: int, handler: Any) -> Any:
-        """`signal.signal`."""
+        """The replacement of `signal.signal`."""
         if not self._mine(signalnum):
             return self._signal(signalnum, handler)
         if threading.current_thread() is not threading.main_thread():
@@ -175,14 +179,14 @@ class ScriptSignals:
         number, before = signal.Signals(signalnum), self._look(signalnum)
         if number not in self.noted:
             _log.warning(
-                "the script sets a handler of its own for %s: the signal stays this worker's notice to leave between "
-                "two steps, and the handler is called when it has left", number.name,
+                "the script sets a handler for %s: the signal still makes this worker leave between two steps, and the "
+                "script's handler is called after it has left", number.name,
             )  # fmt: skip
         self.noted[number] = handler
         return before
 
     def call_noted(self) -> None:
-        """The worker has left: call the script's handlers of the signals that have arrived."""
+        """Calls the script's handlers of the signals that have arrived, after the worker has left."""
         for number in dict.fromkeys(self.arrived):
             handler = self.noted.get(number)
             if callable(handler) and handler != self._arrive and not isinstance(handler, signal.Handlers):

@@ -1,7 +1,7 @@
-"""A participant whose coordinator is the caller: for tests of what trains, of this package and of its users.
+"""A participant for tests, whose coordinator is the caller: for tests of training code, of this package and its users.
 
-It keeps what it is told, and does what the member asks for at once: a proposed view is connected and prepared when
-`hear` returns. No thread of its own.
+It records the messages of the worker, and performs the member's actions at once: a proposed view is connected and
+prepared when `hear` returns. It has no thread.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farandole.worker.participant import NoTraining, Participant, Training
 
 @final
 class FakeParticipant(Participant):
-    """One worker of a run that the caller plays.
+    """One worker of a run that the caller simulates.
 
     Attributes:
-        messages: what it has told the coordinator, in order.
-        lines: of metrics.
-        lapsed: its lease is over.
+        messages: the messages that it has sent to the coordinator, in order.
+        lines: its lines of metrics.
+        lapsed: True if its lease has ended.
     """
 
     def __init__(self, worker: str = "w1", terms: m.RunTerms | None = None) -> None:
@@ -36,7 +36,7 @@ class FakeParticipant(Participant):
         self._training: Training = NoTraining()
 
     def hear(self, message: m.Message) -> None:
-        """The coordinator says so."""
+        """Delivers a message of the coordinator."""
         with self.condition:
             self._perform(self.member.on_message(message))
             self.condition.notify_all()
@@ -64,7 +64,7 @@ class FakeParticipant(Participant):
         self.tell(self.member.finished(fingerprint, after))
 
     def close(self) -> None:
-        """There is no connection."""
+        """Does nothing: there is no connection."""
 
     def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         return (
@@ -83,9 +83,9 @@ class FakeParticipant(Participant):
                     self._training.prepare(view)
                     self._perform(self.member.connected(view))
                 case Exit():
-                    self.told.leave(action)
+                    self.instructions.leave(action)
                 case Save():
-                    self.told.save = action
+                    self.instructions.save = action
                 case CompareDigests():
                     self.tell(self._training.digests())
                 case _:

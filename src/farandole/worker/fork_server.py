@@ -1,18 +1,20 @@
-"""A process that has loaded torch and what a worker imports, and forks the workers of its host from itself.
+"""The fork server: a process that has loaded torch and the modules of a worker, and forks the workers of its host.
 
     python -m farandole.worker.fork_server CHANNEL LIFELINE MODULE ...
 
-A worker costs 3 s of CPU and 250 MB for its imports, one that is forked 0.1 s and 40 MB. CHANNEL is the descriptor of a
-socket whose other end asks, LIFELINE that of what ends this process (`platform/process.py` says who knows what when).
+The imports of a worker cost 3 s of CPU and 250 MB; a forked worker costs 0.1 s and 40 MB. CHANNEL is the descriptor of
+a socket whose other end sends requests. LIFELINE is the descriptor of the pipe that ends this process
+(`platform/process.py` explains the protocol).
 
-Invariant: what is forked has what a new interpreter with the same command line, folder and environment would have. So
-this process starts no thread, no parallel region and no CUDA, handles no signal, draws no random number, and prints
-nothing. It looks whether that is so (`unfit`) when all is loaded: a sitecustomize, or a .pth file, may have started
-anything. What forking itself copies is made anew: the random state of Python, NumPy and torch, multiprocessing's key.
-Left as it is: the hashes of strings, which are random from one interpreter to the next.
+Invariant: a forked process has the same state as a new interpreter with the same command line, folder and environment.
+So this process starts no thread, no parallel region and no CUDA, handles no signal, draws no random number, and prints
+nothing. It verifies that (`unfit`) after all modules are loaded, because a sitecustomize or a .pth file may have
+started anything. The state that forking copies is renewed: the random state of Python, NumPy and torch, and
+multiprocessing's key. One difference remains: string hashes, which are random for each interpreter, are those of this
+process.
 
-The first optimizer imports half of torch once more (torch._dynamo), so one is built here. `gc.freeze` keeps the
-collector from touching, and so copying, what is shared.
+The first optimizer imports half of torch again (torch._dynamo), so one is built here. `gc.freeze` prevents the garbage
+collector from touching, and so copying, the shared memory.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ import torch
 from farandole.platform import output, process
 from farandole.platform.process import Forked, ForkServer, Lifeline, hang_on, is_cut, receive, send
 
-REPARENTED_S = 0.0005  # between two looks
+REPARENTED_S = 0.0005  # polling interval for the new parent process
 _FLAGS = ("inspect", "interactive", "verbose", "dev_mode", "debug")
 
 
@@ -51,34 +53,34 @@ def main() -> None:
     os.set_inheritable(lifeline, False)
     load(sys.argv[3:])
     send(channel, {"unfit": unfit()})
-    asked = serve(channel, lifeline)  # returns in what is forked
-    end(lambda: become(asked))
+    request = serve(channel, lifeline)  # returns in the forked process
+    end(lambda: become(request))
 
 
 def load(modules: Sequence[str]) -> None:
-    for told in modules:
-        importlib.import_module(told)
-        if told.endswith(".__main__"):  # what it imports is meant: it is executed again, as the main module
-            del sys.modules[told]
+    for name in modules:
+        importlib.import_module(name)
+        if name.endswith(".__main__"):  # only its imports are needed: it is executed again, as the main module
+            del sys.modules[name]
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     gc.collect()
     gc.freeze()
 
 
 def unfit() -> str:
-    """Why a process forked from this one would not be what a new one is, in words; "" if it would."""
+    """Returns the reason why a forked process would differ from a new interpreter; "" if it would not."""
     flags = [name for name in _FLAGS if getattr(sys.flags, name)] + sorted(sys._xoptions)  # pyright: ignore[reportPrivateUsage]
     if flags:
-        return f"the interpreter has other flags ({', '.join(flags)})"
+        return f"the interpreter has special flags ({', '.join(flags)})"
     if sys.gettrace() or sys.getprofile() or tracemalloc.is_tracing():
-        return "something traces what it executes"
+        return "a debugger, profiler or tracemalloc is active"
     if torch.cuda.is_initialized() or any("/dev/nvidia" in file for file in _open_files()):
         return "CUDA is in use as soon as Python starts"
     if children := _children():
-        return f"processes are started as soon as Python starts ({', '.join(children)})"
+        return f"child processes exist as soon as Python starts ({', '.join(children)})"
     if (trial := os.fork()) == 0:
         os._exit(0)
-    os.waitpid(trial, 0)  # by now threads have ended that see to forks themselves, such as OpenBLAS's
+    os.waitpid(trial, 0)  # the fork ended threads that have fork handlers, such as OpenBLAS's
     if len(os.listdir("/proc/self/task")) > 1:
         return "threads are running as soon as Python starts"
     return ""
@@ -93,10 +95,13 @@ def _children() -> list[str]:
 
 
 def serve(channel: socket.socket, lifeline: int) -> dict[str, Any]:
-    """Fork what is asked for. Returns, in each of those, what it is to be; ends when nobody can ask any more."""
+    """Forks a process for each request, and returns the request in the new process.
+
+    In the server it does not return: the process ends when the other end of `channel` is closed.
+    """
     while True:
-        asked, descriptors = receive(channel)
-        if asked is None:
+        request, descriptors = receive(channel)
+        if request is None:
             os._exit(0)
         reading, writing = os.pipe()
         between = _fork_twice()
@@ -104,20 +109,20 @@ def serve(channel: socket.socket, lifeline: int) -> dict[str, Any]:
             channel.close()
             os.close(lifeline)
             os.close(reading)
-            return _begin(asked, descriptors, between, writing)
+            return _begin(request, descriptors, between, writing)
         for descriptor in (*descriptors, writing):
             os.close(descriptor)
         with open(reading, "rb") as answer:
-            send(channel, json.loads(answer.read() or b'{"error": "no process could be forked, or it ended at once"}'))
+            send(channel, json.loads(answer.read() or b'{"error": "the fork failed, or the process ended at once"}'))
 
 
 def _fork_twice() -> int:
-    """In the new process: the number of the one in between. Here: 0, when that one has ended."""
+    """Forks twice. Returns the pid of the intermediate process in the new one; 0 here, after that one has ended."""
     try:
         if between := os.fork():
             os.waitpid(between, 0)
             return 0
-    except OSError:  # no memory, too many processes: nobody has written an answer
+    except OSError:  # no memory, or too many processes: no answer was written
         return 0
     try:
         between = os.getpid()
@@ -128,8 +133,8 @@ def _fork_twice() -> int:
         os._exit(1)
 
 
-def _begin(asked: dict[str, Any], descriptors: Sequence[int], between: int, answer: int) -> dict[str, Any]:
-    """In the new process. Its parent hears of it when nothing that it has to rely on is missing."""
+def _begin(request: dict[str, Any], descriptors: Sequence[int], between: int, answer: int) -> dict[str, Any]:
+    """Initialises the new process. It reports its pid when everything that the requester relies on is in place."""
     try:
         *streams, read_end = descriptors
         os.setsid()
@@ -140,22 +145,22 @@ def _begin(asked: dict[str, Any], descriptors: Sequence[int], between: int, answ
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        os.chdir(asked["folder"])
+        os.chdir(request["folder"])
         while os.getppid() == between:
             time.sleep(REPARENTED_S)
     except OSError as error:
         os.write(answer, json.dumps({"error": str(error)}).encode())
         os._exit(1)
-    _make_anew(asked)
+    _make_anew(request)
     os.write(answer, json.dumps({"pid": os.getpid()}).encode())
     os.close(answer)
-    return _with_spare(asked) if asked["spare"] else asked
+    return _with_spare(request) if request["spare"] else request
 
 
-def _make_anew(asked: dict[str, Any]) -> None:
-    """What forking has copied, and what an interpreter does when it starts."""
+def _make_anew(request: dict[str, Any]) -> None:
+    """Renews the state that forking has copied, and repeats what an interpreter does at its start."""
     os.environ.clear()
-    os.environ.update(asked["environ"])
+    os.environ.update(request["environ"])
     time.tzset()
     if "PYTHONUNBUFFERED" in os.environ:
         for stream in (sys.stdout, sys.stderr):
@@ -163,12 +168,12 @@ def _make_anew(asked: dict[str, Any]) -> None:
     np.random.seed()
     torch.default_generator.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)
-    multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # pyright: ignore
-    output.show_command([sys.executable, *asked["words"]], os.environ)
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # pyright: ignore
+    output.show_command([sys.executable, *request["words"]], os.environ)
 
 
-def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
-    """This process gets a server of its own, before it is anything that could not be forked any more."""
+def _with_spare(request: dict[str, Any]) -> dict[str, Any]:
+    """Forks a server for this process, before it gets a state that can't be forked."""
     ours, theirs = socket.socketpair()
     lifeline = Lifeline()
     server = os.fork()
@@ -176,7 +181,7 @@ def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
         theirs.close()
         lifeline.handed_over()
         process.keep_spare(ForkServer(Forked(server), ours, lifeline), os.environ)
-        return asked
+        return request
     ours.close()
     lifeline.cut()
     os.setsid()
@@ -190,15 +195,15 @@ def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
     return serve(theirs, lifeline.read_end)
 
 
-def become(asked: dict[str, Any]) -> None:
-    """What `python WORDS` does."""
-    words: list[str] = asked["words"]
+def become(request: dict[str, Any]) -> None:
+    """Executes the request as `python WORDS` does."""
+    words: list[str] = request["words"]
     sys.orig_argv = [sys.executable, *words]
     sys.modules["__main__"] = types.ModuleType("__main__")
     module = words[1] if words[0] == "-m" else ""
     sys.argv = words[1:] if module else words
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = asked["folder"] if module else os.path.dirname(os.path.realpath(words[0]))
+        sys.path[0] = request["folder"] if module else os.path.dirname(os.path.realpath(words[0]))
     if module:
         runpy._run_module_as_main(module)  # pyright: ignore
     else:
@@ -206,7 +211,7 @@ def become(asked: dict[str, Any]) -> None:
 
 
 def end(run: Callable[[], None]) -> NoReturn:
-    """`run`, and end as an interpreter does, but for tearing down what is shared: that would touch, and so copy it."""
+    """Calls `run`, and ends the process like an interpreter, without its teardown, which would copy shared memory."""
     code = 1
     try:
         run()
@@ -216,7 +221,7 @@ def end(run: Callable[[], None]) -> NoReturn:
             print(exit_.code, file=sys.stderr)
         else:
             code = exit_.code or 0
-    except BaseException as error:  # noqa: BLE001  it is the program's
+    except BaseException as error:  # noqa: BLE001  an error of the program
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         threading._shutdown()  # pyright: ignore

@@ -1,7 +1,7 @@
-"""How a worker meets its peers: the links of each proposed view, made in the background by a transport.
+"""The connections of a worker to its peers: a transport makes the links of each proposed view in the background.
 
-The keys that tell peers where to find each other go through the control connection (`Publish`, `Published`). A group
-that the views have left is closed by the thread that makes the next one, because closing connections takes a while.
+The rendezvous keys go through the control connection (`Publish`, `Published`). A group that is no longer used is closed
+by the thread that makes the next one, because closing connections takes a while.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ MAX_ADDRESS = 200  # characters
 
 
 class Groups:
-    """`groups` is the worker's own table, by number, which `leave` clears of past ones.
+    """The groups of connections of one worker.
 
-    `memory`: where what this worker sends its peers lies.
+    `groups` is the worker's own table of links by group number; `leave` removes past groups from it. Tensors in
+    `memory` can be shared with peers.
 
     Attributes:
         interface: the address that the data plane binds to.
@@ -43,11 +44,11 @@ class Groups:
         self._tell = tell
         self._memory = memory
         self._rendezvous: dict[int, Rendezvous] = {}
-        self._left: list[Links] = []
+        self._unused: list[Links] = []  # to be closed
 
     def leave(self, view: View, keep: Collection[int]) -> None:
-        """`view` is proposed: of the groups only `keep` may still be in use. Does not wait."""
-        self._left += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
+        """Prepares for the proposed `view`: removes all groups except those in `keep`. Does not block."""
+        self._unused += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
         for number in [n for n in self._rendezvous if n < view.number]:
             self._rendezvous.pop(number).close()
         if view.group not in self._groups and view.size > 1:
@@ -56,14 +57,14 @@ class Groups:
             )
 
     def put(self, message: m.Published) -> None:
-        """A key from a peer."""
+        """Stores a rendezvous key from a peer."""
         if message.group in self._rendezvous:
             self._rendezvous[message.group].put(message.key, message.value)
 
     def arrange(
         self, connect: Connect, worker: str, prepare: Callable[[], None], connected: Callable[[], None]
     ) -> None:
-        """In the background: connect the view's group, `prepare`, and then say that it is `connected`."""
+        """Connects the view's group in a background thread, then calls `prepare` and `connected`."""
         view = connect.view
 
         def meet() -> None:
@@ -76,11 +77,11 @@ class Groups:
             except Unproved as error:
                 self._give_up(view, str(error), error.peer, error.address)
                 return
-            except OSError as error:  # strangers keep its listener from being opened
+            except OSError as error:  # unknown processes prevent the listener from being opened
                 self._give_up(view, str(error), worker, self.interface)
                 return
             except (RuntimeError, KeyError, PeerLost):
-                return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
+                return  # the view was given up, or its deadline passes: the coordinator decides
             except ValueError as error:
                 _log.warning("no connections for view %d: %s", view.number, error)
                 return
@@ -89,13 +90,13 @@ class Groups:
         threading.Thread(target=meet, daemon=True).start()
 
     def _give_up(self, view: View, why: str, peer: str, address: str) -> None:
-        _log.warning("view %d is given up: %s", view.number, why)
+        _log.warning("giving up view %d: %s", view.number, why)
         self._tell(m.PeerUnproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
 
     def meet(self, view: View, worker: str, key: bytes) -> Links | None:
-        """Connect the view's group; None if it stands. Raises what `Transport.connect` does."""
-        left, self._left = self._left, []
-        for links in left:
+        """Connects the view's group; None if there is nothing to connect. Raises the errors of `Transport.connect`."""
+        unused, self._unused = self._unused, []
+        for links in unused:
             links.close()
         if view.group in self._groups or view.size == 1:
             return None

@@ -1,9 +1,9 @@
 """A worker's place in the run: the member's state machine under a lock.
 
-The training thread, the view's exchange thread and the connection's own thread meet in one condition variable. The
-training thread waits in it for "my round ended, or the view changed, or I am to go"; nothing of a step waits for the
-coordinator. Three kinds, each final: `Connected` has a coordinator, `Alone` is a world of one, `FakeParticipant` is for
-tests. What all of them have to keep is in `tests/worker/test_participant.py`.
+The training thread, the view's exchange thread and the connection's thread share one condition variable. The training
+thread waits on it for "my round ended, or the view changed, or I must exit". No step waits for the coordinator. There
+are three final classes: `Connected` has a coordinator, `SingleProcess` runs without one (`world_size=1`), and
+`FakeParticipant` is for tests. `tests/worker/test_participant.py` tests what all of them must guarantee.
 """
 
 from __future__ import annotations
@@ -70,27 +70,27 @@ from farandole.worker.timing import Meter, ShardTimer, Tracer
 
 
 class Training(Protocol):
-    """The training side, as a participant asks it from its other threads."""
+    """The training side's interface to the other threads of a participant."""
 
     def prepare(self, view: View) -> None:
-        """Make the buffers of a proposed view, before this worker says that it is ready for it."""
+        """Allocates the buffers of a proposed view, before this worker reports that it is ready for the view."""
         ...
 
     def waiting_for(self) -> Waiting | None:
-        """The peer that it waits for, None for nobody."""
+        """Returns the current wait for a peer; None if it waits for none."""
         ...
 
     def saved(self, between: bool) -> m.Saved:
-        """Write the last checkpoint, and say how that went. With `between` even a state between two steps."""
+        """Writes the last checkpoint, and returns the result. With `between`, even of a state between two steps."""
         ...
 
     def digests(self) -> m.Digests:
-        """Of everything in the replica. Nobody trains any more."""
+        """Returns the digests of everything in the replica. No worker trains any more when this is called."""
         ...
 
 
 class NoTraining:
-    """Before there is a training side."""
+    """The `Training` of a participant before `attend`."""
 
     def prepare(self, view: View) -> None:
         del view
@@ -106,28 +106,28 @@ class NoTraining:
 
 
 class Participant(ABC):
-    """What the training side sees of the run; see the module's head.
+    """The interface of a run to the training side; see the docstring of the module.
 
     Attributes:
-        told: what the coordinator wants of the training side; read and taken up under `condition`.
+        instructions: the coordinator's requests to the training side; read and handled under `condition`.
         groups: the connections to peers, by the group's number.
-        epoch, done (shards), shard_timer, meter (of its time): for heartbeats.
-        tracer: tells of the next steps, when that is asked.
+        epoch, done (number of shards), shard_timer, meter: the data of heartbeats.
+        tracer: records the next steps for a trace.
         begun: the round that the training thread has begun last.
-        waits: it has nothing to compute and waits for others.
-        whole: the replicated state is that of a whole step; see `hung`.
-        proven: it is known to be; see `Driver`.
-        joins: others train already, as it was welcomed.
-        memory: where what is exchanged lies.
-        room: memory made ahead for the state that others may hand over; who receives it takes this.
+        waits: True if it has nothing to compute and waits for peers.
+        whole: True if the replicated state is that of a complete step; see `hung.py`.
+        proven: True if the replicated state is verified; see `Driver`.
+        joins: True if other workers were training when this one was admitted.
+        memory: the allocator of tensors that are exchanged.
+        room: memory that is allocated ahead for the state from other workers; the receiver takes it.
     """
 
     def __init__(
-        self, member: Member, told: Instructions, history: History | None = None, already_s: float = 0.0
+        self, member: Member, instructions: Instructions, history: History | None = None, already_s: float = 0.0
     ) -> None:
-        """`history`: of the workers that a world of one stands for; `already_s`: how long this one has been there."""
+        """`history`: the workers that a single process stands for; `already_s`: the age of this process, in seconds."""
         self.member = member
-        self.told = told
+        self.instructions = instructions
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
         self.memory: Memory = Ordinary()
@@ -144,66 +144,70 @@ class Participant(ABC):
 
     @property
     def worker(self) -> str:
-        """Its name in the run."""
+        """The worker's name in the run."""
         return self.member.worker
 
     def workers_at(self, step: int, members: int) -> int:
-        """How many workers count as having begun `step`, for the batch, when `members` really have."""
+        """Returns the number of workers that the batch of `step` is for, if `members` workers have begun it."""
         return self._history.workers(step) if self._history else members
 
     def make_room(self, size: int) -> None:
-        """The state of others takes `size` bytes or less. Before asking in: later they would wait for page faults."""
+        """Allocates memory for a state of up to `size` bytes. Call it before `ask_in`; later, peers would wait."""
         self.room = touched(size)
 
-    # --- what the kinds differ in ----------------------------------------------------------------------------
+    # --- the parts that subclasses implement -----------------------------------------------------------------
 
     @property
     @abstractmethod
     def terms(self) -> m.RunTerms:
-        """What the run was started with."""
+        """The terms that the run was started with."""
 
     @abstractmethod
     def attend(self, training: Training) -> None:
-        """From now on it is `training` that does what is asked of this worker."""
+        """Sets the training side that handles the coordinator's requests from now on."""
 
     @abstractmethod
     def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
-        """Built and opened: ready for a view. A world of one has its view at once.
+        """Reports that the model is built and the data is open, so that this worker is ready for a view.
 
-        `unreached`: why this worker can't write the run's checkpoints, "" if it can.
+        A single process has its view at once. `unreached`: the reason why this worker can't write the run's
+        checkpoints, "" if it can.
         """
 
     @abstractmethod
     def short(self, view: View, error: CheckpointsGone) -> None:
-        """The first view can't begin with what this worker finds. In a world of one nobody else could: raises it."""
+        """Reports that the first view can't begin with the checkpoints that this worker finds.
+
+        A single process raises the error, because no other worker could begin.
+        """
 
     @abstractmethod
     def tell(self, message: m.Message) -> None:
-        """Send a message to the coordinator. Never waits: threads with locks of their own and signals call it."""
+        """Sends a message to the coordinator. Never blocks: threads that hold locks and signal handlers call it."""
 
     @abstractmethod
     def add_line(self, line: m.Line) -> None:
-        """A line of metrics."""
+        """Records a line of metrics."""
 
     @abstractmethod
     def finish(self, fingerprint: str, after: m.StepTime) -> None:
-        """The script has run to its end, `after` its last step."""
+        """Reports that the script has ended, with the time of its last step."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection."""
+        """Closes the connection."""
 
     @abstractmethod
     def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        """`Member.word`, for as long as this worker may give one."""
+        """`Member.commit_message`, as long as this worker may send one; otherwise None."""
 
     @abstractmethod
     def _end_round(self, words: Sequence[CommitMessage]) -> bool:
-        """`Member.end_round`, for as long as this worker may end one."""
+        """`Member.end_round`, as long as this worker may end a round; otherwise False."""
 
     @abstractmethod
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Do what the member asks for. Under `condition`."""
+        """Performs the member's actions. The caller holds `condition`."""
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
@@ -226,7 +230,7 @@ class Participant(ABC):
             self.condition.notify_all()
 
     def activity(self) -> Activity:
-        """For a heartbeat. Under `condition`."""
+        """Returns the data of a heartbeat. The caller holds `condition`."""
         shard_us, shards, of = self.shard_timer.take()
         return Activity(
             epoch=self.epoch,
@@ -242,14 +246,15 @@ class Participant(ABC):
 
 # --- alone ------------------------------------------------------------------------------------------------------------
 #
-# A world of one without a coordinator: the same code over a participant that agrees with itself.
+# A single process (`world_size=1`) without a coordinator: the same code over a participant without peers.
 #
-# With a folder it saves when the process ends, however it ends, as a run does: what the script left after its loop is
-# the final state; a step left in the middle is the state of its beginning; anything between two steps is called so.
-# The folder is this process's alone meanwhile, as it is `farandole run`'s for a run (`control/run_folder.py`).
+# With a folder it saves when the process ends, in any way, as a run does: the state after the script's loop is the
+# final state; in the middle of a step the state of the step's beginning is saved; a state between two steps is saved
+# with that label. The folder belongs to this process alone meanwhile, as it belongs to `farandole run` in a run
+# (`control/run_folder.py`).
 
 _log = logging.getLogger(__name__)
-TAIL_BYTES = 1024 * 1024  # of metrics.jsonl, in which its last line is
+TAIL_BYTES = 1024 * 1024  # the end of metrics.jsonl that contains its last line
 QUIET = (
     events.CheckpointEvent, events.FinishedEvent, events.LoaderReplacedEvent, events.OverEvent, events.RunStartedEvent,
     events.SavedEvent, events.TimeSpentEvent,
@@ -258,28 +263,29 @@ QUIET = (
 
 @final
 class SingleProcess(Participant):
-    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity`: the run's that
-    the folder holds, "" without one.
+    """The participant of a single process (`world_size=1`) without a coordinator.
 
-    `save` saves as the process ends; it gives False where it could not, and so does the exit code then. With a history,
-    a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
+    Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity` is that of the run in the folder, "" without a folder.
+
+    `save` is called when the process ends. It returns False if it could not save, and then the exit code is 1.
+    `history` is a file: each step's batch is the one that so many workers would have; the results are the same bits.
 
     Raises:
-        RunFolderInUse: another process trains in the folder, or accompanies a run there.
-        NoFileLocks: the folder's file system keeps no locks.
-        UsageError: what lies in the folder is another run's.
+        RunFolderInUse: another process trains in the folder, or coordinates a run there.
+        NoFileLocks: the folder's file system does not support locks.
+        UsageError: the folder belongs to another run.
     """
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
-        told = Instructions(saves=True)
-        stands_for = read_history(history) if history else None
-        super().__init__(Member("alone"), told, history=stands_for, already_s=age_s())
-        self._told_at = time.monotonic()  # of its time
+        instructions = Instructions(saves=True)
+        parsed = read_history(history) if history else None
+        super().__init__(Member("alone"), instructions, history=parsed, already_s=age_s())
+        self._recorded_at = time.monotonic()  # the last record of its time
         self._lock, self.identity = _take(Path(folder), _make(Path(folder))) if folder else (-1, "")
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
-        self._writing = threading.RLock()  # who writes checkpoints tells of them too
-        self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
+        self._writing = threading.RLock()  # the thread that writes checkpoints writes events too
+        self._lost, self._why = 0, ""  # lines that could not be written, and that no event reports yet
         self._save = save
         self._finished = False
         if folder:
@@ -291,11 +297,11 @@ class SingleProcess(Participant):
         return RunTerms()
 
     def attend(self, training: Training) -> None:
-        """There is nobody who could ask anything of it."""
+        """Does nothing: there is no coordinator that could send requests."""
         del training
 
     def make_room(self, size: int) -> None:
-        """There are no others."""
+        """Does nothing: there are no peers."""
 
     def ask_in(self, signature: Signature, unreached: str = "") -> None:
         del signature, unreached
@@ -314,8 +320,8 @@ class SingleProcess(Participant):
                 for event in reported_events.events_of(self.worker, message):
                     self._record(event)
                 if isinstance(message, Restored) and message.done:
-                    reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
-                    self.told.leave(Exit(reason, 0))
+                    reason = f"nothing is left to train: {message.path} is already at the last step of the script"
+                    self.instructions.leave(Exit(reason, 0))
             case SettingChanged():
                 fields = {name: getattr(message, name) for name in message.__struct_fields__}
                 self._record(events.SettingChangedEvent(worker=self.worker, **fields))
@@ -346,11 +352,11 @@ class SingleProcess(Participant):
     def add_line(self, line: Line) -> None:
         if self._file:
             self._write(metrics_line(line))
-            if time.monotonic() - self._told_at >= PERIOD_S:
-                self._tell_time(line.step)
+            if time.monotonic() - self._recorded_at >= PERIOD_S:
+                self._record_time(line.step)
 
     def close(self) -> None:
-        """There is no connection."""
+        """Does nothing: there is no connection."""
 
     def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
@@ -370,14 +376,14 @@ class SingleProcess(Participant):
             self._write(msgspec.structs.replace(event, time=time.time()))
 
     def _write(self, line: MetricsLine) -> None:
-        """A full disk costs lines, which are counted, and not the training."""
+        """Writes a line. If the disk is full, the line is lost and counted, and the training continues."""
         assert self._file is not None
         with self._writing:
             try:
                 add(self._file, as_written(line))
             except OSError as error:
                 if not self._lost:
-                    _log.error("metrics.jsonl can't be written: %s; the training goes on", error)
+                    _log.error("metrics.jsonl can't be written: %s; the training continues", error)
                 self._lost += 1
                 self._why = str(error)
             else:
@@ -385,27 +391,27 @@ class SingleProcess(Participant):
                     self._lost = 0
                     self._record(events.LinesLostEvent(worker=self.worker, lines=lost, reason=self._why))
 
-    def _tell_time(self, step: int, *ended: str) -> None:
-        self._told_at = time.monotonic()
+    def _record_time(self, step: int, *ended: str) -> None:
+        self._recorded_at = time.monotonic()
         spent = worker_time(self.meter.said(), host=socket.gethostname(), pool="", step=step)
         self._record(events.TimeSpentEvent(workers={self.worker: spent}, ended=ended))
 
     def _end(self, process: int) -> None:
-        """At the process's exit; not at that of what it forked."""
+        """Runs at the exit of the process; does nothing in its forked children."""
         if os.getpid() != process:
             return
         saved = False
         try:
             saved = self._save()
-            self._tell_time(self.member.step, self.worker)
+            self._record_time(self.member.step, self.worker)
             if self._finished:
                 reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
                 self._record(events.OverEvent(code=0 if saved else 1, reason=reason))
             if self._lost:
-                say(f"farandole: {self._lost} lines of metrics.jsonl are lost: {self._why}")
+                say(f"farandole: {self._lost} lines of metrics.jsonl were not written: {self._why}")
         except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
             saved = False
-            say(f"farandole: error: the end of this process is not in order: {first_line(error)}")
+            say(f"farandole: error: this process failed at its exit: {first_line(error)}")
         finally:
             if not saved:
                 for stream in (sys.stdout, sys.stderr):
@@ -415,10 +421,10 @@ class SingleProcess(Participant):
 
 
 def read_history(path: str) -> History:
-    """The history in a file.
+    """Returns the history in a file.
 
     Raises:
-        UsageError: there is no such file, or a line of it does not parse.
+        UsageError: the file can't be read, or a line of it is invalid.
     """
     try:
         return History.parse(Path(path).read_text(), path)
@@ -427,14 +433,14 @@ def read_history(path: str) -> History:
 
 
 def _make(folder: Path) -> str:
-    """The folder, and in it the place for checkpoints, which is returned."""
+    """Creates the folder and its subfolder for checkpoints, and returns the latter."""
     for each in (folder, folder / CHECKPOINTS):
         make(each)
     return str(folder / CHECKPOINTS)
 
 
 def _take(folder: Path, place: str) -> tuple[int, str]:
-    """Hold the folder until this process ends. The lock's handle, and the identity of the run in the folder."""
+    """Locks the folder until this process ends. Returns the lock's handle, and the identity of the folder's run."""
     lock = hold(folder)
     release_in_children(lock)
     with reaching(place):

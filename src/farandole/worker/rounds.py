@@ -1,11 +1,11 @@
 """Rounds: the thread, the lock and the tensors around `protocol/worker/driver.py`, which has the logic.
 
-The training thread calls `begin`, computes what `todo` names, and calls `finish` until the round has ended. Between
-them the view may be stopped and resumed any number of times; `sync` and `finish` follow it, over the same partial sums,
-and `todo` then names what was inherited.
+The training thread calls `begin`, computes the shards that `todo` returns, and calls `finish` until the round has
+ended. Meanwhile the view may be stopped and resumed any number of times. `sync` and `finish` follow these changes, with
+the same partial sums, and `todo` then returns the inherited shards too.
 
-The driver is resumed with the participant's lock held, which is the lock of everybody who changes what it looks at; its
-work is done without.
+The driver is resumed with the participant's lock held; every thread that changes the driver's inputs holds the same
+lock. The work that the driver yields is done without the lock.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, join_view
 from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import Waiting
-from farandole.worker.departure import stand_back
+from farandole.worker.departure import lower_priority
 from farandole.worker.participant import Participant
 
 # --- receiver ---------------------------------------------------------------------------------------------------------
 #
-# State on its way: to a joiner, whose training thread waits for it or for the end of its view, from the veterans.
+# The transfer of the state from the veterans to a joiner. The joiner's training thread waits for the state, or for the
+# end of its view.
 
 
 class Receiver:
-    """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken.
+    """Receives the state in a thread of its own, because a receive from a frozen veteran can't be woken.
 
-    Where the connections of `view` are gone, it has been given up meanwhile: then nothing ever arrives.
+    If the connections of `view` are closed, the view was given up meanwhile: then no state ever arrives.
     """
 
     def __init__(self, view: View, participant: Participant, parameters: int) -> None:
@@ -51,16 +52,16 @@ class Receiver:
         self._participant = participant
         links = participant.groups.get(view.group)
         if links is not None:
-            ahead, participant.room = participant.room, None  # another one may still be written into
+            ahead, participant.room = participant.room, None  # an earlier receiver may still write into its memory
             arrival = Arrival(view, view.senders(participant.terms.bits), links, parameters, ahead)
             threading.Thread(target=self._receive, args=(arrival,), name="state", daemon=True).start()
 
     @property
     def state(self) -> Any:
-        """None until it is there.
+        """The received state; None until it has arrived.
 
         Raises:
-            StateDisputed: the veterans do not hold the same.
+            StateDisputed: the veterans hold different states.
         """
         if self._disputed is not None:
             raise self._disputed
@@ -80,9 +81,9 @@ class Receiver:
 
 
 def hand_on(participant: Participant, view: View, round_: int, position: Position, state: Any) -> None:
-    """A veteran's part in `view`: send `state`, as of this round's start, in the background.
+    """Sends a veteran's part of `state`, as of this round's start, to the joiners of `view`, in the background.
 
-    Where the connections of `view` are gone, it has been given up meanwhile: there is nobody to send to.
+    If the connections of `view` are closed, the view was given up meanwhile, and nothing is sent.
     """
     links, veterans = participant.groups.get(view.group), view.senders(participant.terms.bits)
     if links is None or participant.worker not in veterans:
@@ -100,43 +101,43 @@ def hand_on(participant: Participant, view: View, round_: int, position: Positio
 
 # --- port -------------------------------------------------------------------------------------------------------------
 #
-# What a worker's driver asks for, with threads and tensors: exchanges, partial sums, the state to joiners, saving.
+# The port of a worker's driver, with threads and tensors: exchanges, partial sums, the state for joiners, saving.
 
 
 class HeldState(Protocol):
     """The state that a worker holds."""
 
     def snapshot(self) -> Any:
-        """As of the beginning of the step in hand, to be sent."""
+        """Returns the state at the beginning of the current step, to be sent."""
         ...
 
     def renew(self, state: Any) -> None:
-        """Take over another's, as of the same step."""
+        """Replaces the state by another worker's state of the same step."""
         ...
 
     def save(self, between: bool) -> Saved:
-        """Write a checkpoint; says why not, if this is only a state between two steps and `between` is false."""
+        """Writes a checkpoint. Returns an error for a state between two steps if `between` is false."""
         ...
 
     def digest(self) -> int:
-        """Of the replica as the step in hand began."""
+        """Returns the digest of the replica at the beginning of the current step."""
         ...
 
     def digests(self) -> Digests:
-        """Of everything in it."""
+        """Returns the digests of everything in the replica."""
         ...
 
 
 class RoundsPort:
-    """See `protocol.worker.driver.Port`. `replan` is called when this worker's shards are others than expected."""
+    """The `Port` of `protocol.worker.driver`. `replan` is called when this worker's shards differ from the expected."""
 
-    parameters = 0  # how many of them have a flag in the state's header
+    parameters = 0  # number of parameters that have a flag in the state's header
 
     def __init__(self, participant: Participant, held: Callable[[], HeldState], replan: Callable[[], None]) -> None:
         self.exchange: Exchange | None = None
         self._participant = participant
         self._held, self._replan = held, replan
-        self._made: dict[int, Exchange] = {}  # ahead, for proposed views
+        self._prepared: dict[int, Exchange] = {}  # for proposed views, by view
         self._partials = Partials(Layout([], 0))
         self._planned = Lineage(sets=())  # the lineage that `replan` was last called for
 
@@ -146,7 +147,10 @@ class RoundsPort:
         self._participant.tell(message)
 
     def answer(self, save: Save) -> None:
-        """On a thread: this one holds the lock that the heartbeats need. Without a thread it does so all the same."""
+        """Saves in a thread, because the caller holds the lock that the heartbeats need.
+
+        If no thread can be started, it saves in this one.
+        """
         participant = self._participant
 
         def save_and_tell() -> None:
@@ -167,25 +171,25 @@ class RoundsPort:
     # --- a round ---------------------------------------------------------------------------------------------
 
     def stand_back(self) -> None:
-        stand_back()
+        lower_priority()
 
     def take_up(self, content: Any, shards: int) -> None:
         self._partials = Partials(Layout([], 0)) if content is None else content
         self._partials.begin(shards)
 
     def prepare(self, view: View, layout: Layout) -> None:
-        """In the background: the exchange of a proposed view, with its buffers for `layout`."""
+        """Makes the exchange of a proposed view, with its buffers for `layout`; called in the background."""
         if self._participant.worker in view.members:
             exchange = self._make(view)
             exchange.warm(layout)
             with self._participant.condition:
-                self._made[view.number] = exchange
+                self._prepared[view.number] = exchange
 
     def open(self, view: View) -> Exchange:
         with self._participant.condition:
-            new = self._made.pop(view.number, None)
-            for number in [n for n in self._made if n < view.number]:
-                self._made.pop(number).close()
+            new = self._prepared.pop(view.number, None)
+            for number in [n for n in self._prepared if n < view.number]:
+                self._prepared.pop(number).close()
         self.exchange = new = new or self._make(view)
         return new
 
@@ -219,7 +223,7 @@ class RoundsPort:
             self.exchange.ready(bucket)
 
     def open_shard(self, shard: int, *, last: bool) -> None:
-        """Compute `shard` into the partial sums; with the `last` one, buckets are handed over as they are filled."""
+        """Begins `shard` in the partial sums; with the `last` one, buckets are handed over as they are filled."""
         assert self.exchange is not None
         self._partials.complete = self.exchange.ready if last else _not_yet
         self._partials.open(shard, last=last)
@@ -238,7 +242,7 @@ class RoundsPort:
         return saved
 
     def saved(self, between: bool) -> Saved:
-        """Whatever happens, an answer: without one nobody else would try."""
+        """Saves, and always returns an answer, because without one no other worker would try to save."""
         try:
             return self._held().save(between)
         except Exception as error:  # noqa: BLE001
@@ -251,34 +255,34 @@ def _not_yet(bucket: int) -> None:
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
-WORK = 0  # the shard that whoever has it may take its time for, in a patient round
+WORK = 0  # the shard that may take any time in a patient round
 T = TypeVar("T")
 
 
 def step_task(partials: Partials, shards: Callable[[int], int], position: Position) -> Task:
-    """A training step over `partials`, of `shards(workers)` shards where so many begin it."""
+    """Returns the task of a training step over `partials`, of `shards(workers)` shards if `workers` begin it."""
     return Task(position=position, shards=shards, sizes=partials.layout.sizes, trains=True, content=partials)
 
 
 def task(partials: Partials, shards: Callable[[int], int], step: int, doing: str) -> Task:
-    """Something else over `partials`, after `step`. `doing`: what, in words that are equal on all workers."""
+    """Returns the task of another round over `partials`, after `step`. `doing` names it, equally on all workers."""
     return Task(position=Position(step=step), shards=shards, sizes=partials.layout.sizes, doing=doing, content=partials)
 
 
 class Rounds:
-    """Drives the rounds of one worker. `held` gives the state that it holds."""
+    """Runs the rounds of one worker. `held` returns the state that it holds. The training thread calls its methods."""
 
     def __init__(self, participant: Participant, held: Callable[[], HeldState]) -> None:
         self._participant = participant
         self._held = held
-        self.layout = Layout([], 0)  # of training steps; a proposed view's buffers are made for it ahead
-        self.replan: Callable[[], None] = _nothing  # called when this worker's shards are others than expected
+        self.layout = Layout([], 0)  # of training steps; the buffers of a proposed view are made for it
+        self.replan: Callable[[], None] = _nothing  # called when this worker's shards differ from the expected
         self._port = RoundsPort(participant, held, lambda: self.replan())
-        self._driver = Driver(participant.member, participant.told, self._port, participant.terms)
+        self._driver = Driver(participant.member, participant.instructions, self._port, participant.terms)
         self.meter = participant.meter
         self._entered = False
         self._patient = False
-        self._updating: Exchange | None = None  # from whose sums the update is made
+        self._updating: Exchange | None = None  # the exchange whose sums the update uses
         participant.attend(self)
 
     # --- a round ---------------------------------------------------------------------------------------------
@@ -289,18 +293,19 @@ class Rounds:
 
     @property
     def lineage(self) -> Lineage:
-        """Among whom the shards of the round in hand were dealt."""
+        """The workers that the shards of the current round were assigned to, with all losses."""
         return self._driver.lineage
 
     @property
     def workers(self) -> int:
-        """How many have begun the round in hand, whatever became of them."""
+        """The number of workers that began the current round, including those lost since."""
         return self._driver.workers
 
     def begin(self, task: Task, *, patient: bool = False) -> None:
-        """Begin a round for `task`; below the minimum, after idle rounds. Blocks while the view is stopped.
+        """Begins a round for `task`. Blocks while the view is stopped.
 
-        In a `patient` round the holder of shard `WORK` is never reported as stalled.
+        If there are fewer workers than the minimum, it runs idle rounds first. In a `patient` round the holder of
+        shard `WORK` is never reported as stalled.
         """
         self._patient = False
         if task.trains:
@@ -309,11 +314,11 @@ class Rounds:
         self._patient = patient
 
     def todo(self) -> tuple[int, ...]:
-        """The shards that are this worker's and not computed yet."""
+        """Returns this worker's shards that are not computed yet."""
         return self._driver.todo()
 
     def open(self, shard: int) -> None:
-        """Compute `shard` now. With the last one, buckets are handed over as the backward pass fills them."""
+        """Begins `shard`. With the last one, buckets are handed over as the backward pass fills them."""
         self._port.open_shard(shard, last=self.todo() == (shard,))
         self._participant.shard_timer.open()
 
@@ -324,19 +329,19 @@ class Rounds:
             self._participant.shard_timer.close()
 
     def computes(self, shard: int, *, mine: bool = True) -> None:
-        """Its micro-batch is in hand. `mine`: not computed to check another."""
+        """Records that the micro-batch of `shard` is loaded. `mine` is False if it is computed to check a peer."""
         self.meter.enter("compute" if mine and not self._driver.inherited(shard) else "again")
 
     def owed(self) -> tuple[int, ...]:
-        """The shards of another's that this worker has yet to compute, to check it. Looked at after `todo`."""
+        """Returns the shards of another worker that this one has yet to compute, to check it. Call it after `todo`."""
         return self._driver.checking.owed() if self._participant.member.synced else ()
 
     def examined(self, shard: int) -> bool:
-        """Whether somebody checks `shard`, which is this worker's: then what it comes to is to be `found`."""
+        """Returns True if another worker checks this worker's `shard`: then call `found` with its digests."""
         return self._driver.checking.concerns(shard)
 
     def found(self, shard: int, names: Sequence[str], digests: Sequence[int], *, mine: bool) -> None:
-        """Of a shard that two compute; of its own, before the last of it is handed in."""
+        """Records the digests of a shard that two workers compute; for its own shard, before all of it is handed in."""
         with self._participant.condition:
             if mine:
                 self._driver.checking.on_digests(shard, names, digests)
@@ -344,16 +349,16 @@ class Rounds:
                 self._driver.checked(shard, names, digests)
 
     def sync(self) -> None:
-        """Follow the member if its view has changed meanwhile."""
+        """Follows the member if its view has changed."""
         self._drive(self._driver.sync())
 
     def hand_in(self) -> None:
-        """All of this worker's shards are in the partial sums, and nothing of them has been handed over before."""
+        """Hands over all buckets. All of this worker's shards are in them, and none was handed over before."""
         self._driver.computed_shards.update(self.todo())
         self._port.hand_in()
 
     def finish(self) -> bool:
-        """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
+        """Waits for the round's end. Returns True if it has ended, and False if the view changed: call `todo` again."""
         self.meter.enter("exchange")
         ended = self._drive(self._driver.finish())
         self.meter.enter("compute")
@@ -363,28 +368,31 @@ class Rounds:
         return ended
 
     def reduced(self) -> list[Any]:
-        """The reduced buckets of the round that has ended."""
+        """Returns the reduced buckets of the round that has ended."""
         if self._driver.trains:
             self._updating = self._port.exchange
         return self._port.reduced()
 
     def check_sums(self) -> None:
-        """After an update: it was made from what all others have.
+        """Verifies, after an update, that it used the same sums as on all other workers.
 
         Raises:
-            RunEnded: others have gone on without this worker, and have used the memory of the sums again.
+            RunEnded: the others continued without this worker, and reused the memory of the sums.
         """
         if self._updating is not None and not self._updating.stood:
-            raise RunEnded("this worker stood still for so long that the others have gone on without it")
+            raise RunEnded("this worker was frozen for so long that the others continued without it")
 
     def enter(
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
         entered: Callable[[], None], restore: Callable[[View], Position | None], parameters: int,
     ) -> None:  # fmt: skip
-        """Wait for a view, and for the state if others hold it; begin the first step: `protocol/worker/driver.py`."""
+        """Waits for a view, and for the state if other workers hold it, and begins the first step.
+
+        The arguments are the callbacks of `join_view` in `protocol/worker/driver.py`.
+        """
 
         def begin(view: View) -> Position | None:
-            self._participant.room = None  # nobody hands anything over
+            self._participant.room = None  # no worker sends a state
             return restore(view)
 
         self._port.parameters = parameters
@@ -394,12 +402,12 @@ class Rounds:
         self.meter.enter("compute")
 
     def end(self) -> None:
-        """The script is done."""
+        """Records that the script has ended."""
         self.meter.enter("end")
         self._participant.tracer.closes()
 
     def obey_until_goodbye(self) -> NoReturn:
-        """The script is done: answer what the coordinator asks until it says goodbye."""
+        """Handles the coordinator's requests after the script has ended, until it sends Goodbye."""
         self.end()
         self._drive(self._driver.serve_until_dismissed())
         raise AssertionError("a worker leaves by an exception")
@@ -425,7 +433,7 @@ class Rounds:
                 condition.release()
                 try:
                     resume = partial(script.send, wanted())
-                except BaseException as error:  # noqa: BLE001  the driver's caller gets it, from where it was asked for
+                except BaseException as error:  # noqa: BLE001  raised in the driver, where the work was yielded
                     resume = partial(script.throw, error)
                 finally:
                     condition.acquire()
@@ -433,7 +441,7 @@ class Rounds:
     def _class(self, waits: bool, before: TimeClass) -> TimeClass:
         return class_of(self._driver, entered=self._entered, waits=waits, before=before)
 
-    # --- the participant asks --------------------------------------------------------------------------------
+    # --- requests of the participant -------------------------------------------------------------------------
 
     def prepare(self, view: View) -> None:
         self._port.prepare(view, self.layout)
@@ -453,7 +461,7 @@ class Rounds:
 
 
 class _Entrance:
-    """What `enter` was called with."""
+    """The callbacks of `enter`."""
 
     def __init__(
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],

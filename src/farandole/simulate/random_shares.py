@@ -1,4 +1,4 @@
-"""A simulated coordinator's measures of speed: what it proposes need not make sense, but must do no harm."""
+"""A simulated coordinator's speed measurements: random shares need not be sensible, and must do no harm."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 from farandole.protocol.coordinator.state import Speeds
 from farandole.protocol.view import View
 
-WINDOW = 2  # figures
+WINDOW = 2  # measurements
 
 
 class RandomShares(Speeds):
-    """Measures for a second, and proposes whatever comes to its mind now and then, so `often` as it is asked."""
+    """Speeds that propose random shares with probability `often` at each call; otherwise measured ones."""
 
     def __init__(self, rng: random.Random, often: float) -> None:
         super().__init__(WINDOW)
