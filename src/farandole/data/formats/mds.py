@@ -343,7 +343,7 @@ class MDS(Dataset[Any]):
         return {**self.__dict__, "_kept": LruBytes[bytes](self._in_memory.limit_bytes)}
 
     def __getitem__(self, index: int) -> Any:
-        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without its shard, and decoders' errors."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without its shard, and decoder errors."""
         number, within = self._find(index)
         shard = self._shards[number]
         columns = columns_of(self._bytes(number, within), shard.column_sizes)

@@ -425,7 +425,7 @@ class Table(Dataset[Any]):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without the file, and decoders' errors."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without the file, and decoder errors."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
