@@ -107,7 +107,7 @@ def test_who_may_not_read_is_told_at_once() -> None:
 def test_a_fetch_that_stands_still_is_told_and_given_up(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fetcher, "TOLD_S", 0.2)
+    monkeypatch.setattr(fetcher, "WARN_AFTER_S", 0.2)
     monkeypatch.setattr(fetcher, "MARGIN_S", 0.5)
     with FileServer(shards) as server:
         images = ShardedImages(server.url, cache=tmp_path / "cache", deadline_s=1)

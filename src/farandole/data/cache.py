@@ -105,7 +105,7 @@ class Copies:
                 absent[file.url] = [piece]
         for url, pieces in absent.items():
             for start, stop, within in _together(pieces):
-                number = self._fetching.ask(url, start, stop)
+                number = self._fetching.request(url, start, stop)
                 self._pieces.setdefault(url, {}).update({piece: (number, piece[0] - start) for piece in within})
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Copies:
     def _from_store(self, url: str, piece: Piece) -> bytes:
         start, stop = piece[0], sum(piece)
         if self._is_fetched(url):
-            return self._fetching.take(self._fetching.ask(url, start, stop))
+            return self._fetching.take(self._fetching.request(url, start, stop))
         return self._read_here(url, start, stop)
 
     def _discard(self, file: RemoteFile) -> None:
@@ -208,7 +208,7 @@ class Copies:
         if len(self._open) >= _OPEN:
             os.close(self._open.popitem(last=False)[1])
         local = local_path(file.url)
-        descriptor = self.folder.there(file) if local is None else _open_local(local, file.size)
+        descriptor = self.folder.open_copy(file) if local is None else _open_local(local, file.size)
         if descriptor is not None:
             self._open[file.url] = descriptor
         return descriptor

@@ -232,7 +232,7 @@ class Folder:
         self.limit_bytes = limit_bytes
         self._verified = Verified()
 
-    def there(self, file: RemoteFile) -> int | None:
+    def open_copy(self, file: RemoteFile) -> int | None:
         """Returns a descriptor of the copy, for reading; None if there is none with the right content.
 
         Raises:
@@ -300,7 +300,7 @@ class Folder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with FileLock(self.path / (file.name + LOCK), timeout=-1 if waits else 0):
-                if (descriptor := self.there(file)) is not None:
+                if (descriptor := self.open_copy(file)) is not None:
                     os.close(descriptor)  # another process was faster
                     return True
                 part = self.path / f"{file.name}.{file.size}{PART}"

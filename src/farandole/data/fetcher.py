@@ -123,15 +123,15 @@ class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     usage: bool = False
 
 
-Asked = Soon | Expect | Range | Whole | WantSettled
+FetchRequest = Soon | Expect | Range | Whole | WantSettled
 Answer = Data | FetchDone | Trying | FetchFailed
 _encoder = msgspec.msgpack.Encoder()
-read_request = msgspec.msgpack.Decoder(Asked)
+read_request = msgspec.msgpack.Decoder(FetchRequest)
 answers = msgspec.msgpack.Decoder(Answer)
 T = TypeVar("T")
 
 
-def put(connection: socket.socket, message: Asked | Answer, content: bytes = b"") -> None:
+def put(connection: socket.socket, message: FetchRequest | Answer, content: bytes = b"") -> None:
     """Sends a message and the bytes that follow it."""
     body = _encoder.encode(message)
     connection.sendall(
@@ -303,7 +303,7 @@ def _plain(file: FileOf) -> tuple[str, int, str]:
     return file.url, file.size, file.md5
 
 
-class Asker:
+class ClientConnection:
     """The server of one connection. Requests run in parallel, and are answered as they end, in any order."""
 
     def __init__(self, connection: socket.socket, fetcher: Fetcher) -> None:
@@ -313,7 +313,7 @@ class Asker:
     def serve(self) -> None:
         with contextlib.suppress(EOFError, OSError), self._connection:
             while True:
-                request: Asked = get(self._connection, read_request)
+                request: FetchRequest = get(self._connection, read_request)
                 match request:
                     case Soon(url):
                         threading.Thread(target=_prepare, args=(url,), daemon=True).start()
@@ -364,10 +364,10 @@ def main(address: str, listener: socket.socket, starter: socket.socket, fetcher:
     def accept() -> None:
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=Asker(connection, fetcher).serve, daemon=True).start()
+            threading.Thread(target=ClientConnection(connection, fetcher).serve, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    Asker(starter, fetcher).serve()
+    ClientConnection(starter, fetcher).serve()
     with contextlib.suppress(OSError):
         os.unlink(address)
         os.rmdir(os.path.dirname(address))
@@ -390,12 +390,12 @@ if __name__ == "__main__":
 # The first process that sends a request starts the fetcher. Processes that are forked from it, or unpickle this object
 # with a dataset, connect to the same fetcher. If it has ended, they start another one, and send their requests again.
 #
-# No wait is silent: after `TOLD_S` without an answer a warning states the request, the time waited, and the last report
-# of the store. After the deadline it is an error.
+# No wait is silent: after `WARN_AFTER_S` without an answer a warning states the request, the time waited, and the last
+# report of the store. After the deadline it is an error.
 #
 # Left out: use by several threads of a process.
 
-TOLD_S = 10.0  # seconds between two warnings
+WARN_AFTER_S = 10.0  # seconds between two warnings
 MARGIN_S = 15.0  # seconds added to the deadline, for a busy fetcher
 STARTS = 3  # how often one process starts a fetcher
 _log = logging.getLogger("farandole.data.fetcher")
@@ -416,7 +416,7 @@ class Fetching:
         self._pid = os.getpid()
         self._connection: socket.socket | None = None
         self._number = 0
-        self._asked: dict[int, Range | Whole | WantSettled] = {}  # requests without an answer, by number
+        self._pending: dict[int, Range | Whole | WantSettled] = {}  # requests without an answer, by number
         self._answers: dict[int, bytes | FetchDone | FetchFailed] = {}  # answers that nobody has taken yet
         self._since: dict[int, float] = {}
         self._reports: dict[int, str] = {}  # the last report of a failed attempt
@@ -440,7 +440,7 @@ class Fetching:
         self._expected = Expect(tuple(_of(file) for file in files))
         self._put(self._expected)
 
-    def ask(self, url: str, start: int, stop: int) -> int:
+    def request(self, url: str, start: int, stop: int) -> int:
         """Requests bytes `[start, stop)`; returns the number by which to `take` them. Does not wait."""
         return self._ask(partial(Range, url=url, start=start, stop=stop))
 
@@ -453,7 +453,7 @@ class Fetching:
     def drop(self) -> None:
         """Drops all requests so far and their answers."""
         if self._pid == os.getpid():
-            self._asked.clear()
+            self._pending.clear()
             self._since.clear()
             self._answers.clear()
             self._reports.clear()
@@ -468,13 +468,13 @@ class Fetching:
         with contextlib.suppress(ShardError):
             self._wait(number, at_most_s)
             return True
-        self._asked.pop(number, None)
+        self._pending.pop(number, None)
         return False
 
     def _ask(self, make: Callable[[int], Range | Whole | WantSettled]) -> int:
         self._connect()
         self._number += 1
-        self._asked[self._number] = request = make(self._number)
+        self._pending[self._number] = request = make(self._number)
         self._since[self._number] = time.perf_counter()
         self._put(request)
         return self._number
@@ -493,18 +493,18 @@ class Fetching:
         while number not in self._answers:
             now = time.monotonic()
             if at_most_s is not None and now - began >= at_most_s:
-                request = self._asked.pop(number)
+                request = self._pending.pop(number)
                 raise unreached(_describe(request), self._reports.pop(number, "no answer"), 1, now - began)
-            if now - warned >= TOLD_S:
+            if now - warned >= WARN_AFTER_S:
                 warned = now
                 report = self._reports.get(number, "no answer")
                 _log.warning(
                     "%s: waiting for %.0f s: %s; a request fails after %.0f s",
-                    _describe(self._asked[number]), now - began, report, self._deadline_s,
+                    _describe(self._pending[number]), now - began, report, self._deadline_s,
                 )  # fmt: skip
-            wait_s = (
-                TOLD_S - (now - warned) if at_most_s is None else min(TOLD_S - (now - warned), began + at_most_s - now)
-            )
+            wait_s = WARN_AFTER_S - (now - warned)
+            if at_most_s is not None:
+                wait_s = min(wait_s, began + at_most_s - now)
             self._receive(max(wait_s, 0.0))
 
     def _take_answer(self, number: int) -> bytes | FetchDone:
@@ -525,7 +525,7 @@ class Fetching:
             return
         if isinstance(answer, Trying):
             self._reports[answer.number] = answer.why
-        elif (request := self._asked.pop(answer.number, None)) is not None:  # None: the request was dropped
+        elif (request := self._pending.pop(answer.number, None)) is not None:  # None: the request was dropped
             seconds = time.perf_counter() - self._since.pop(answer.number)
             if isinstance(request, Range):
                 object_store.requested(request.url, len(content), seconds)
@@ -534,7 +534,7 @@ class Fetching:
 
     # --- the fetcher -------------------------------------------------------------------------------------------
 
-    def _put(self, message: Asked) -> None:
+    def _put(self, message: FetchRequest) -> None:
         try:
             put(self._connect(), message)
         except OSError:
@@ -551,7 +551,7 @@ class Fetching:
                 f"the process that reads the store for this one has ended {self._starts} times; if memory is short, "
                 f"use fewer loader processes (num_workers)"
             )
-        for message in (*((self._expected,) if self._expected else ()), *self._asked.values()):
+        for message in (*((self._expected,) if self._expected else ()), *self._pending.values()):
             self._put(message)
 
     def _connect(self) -> socket.socket:

@@ -494,7 +494,7 @@ class Loader:
 
     def _replace_processes(self, error: Exception | None) -> None:
         """Starts new processes and sends them the same requests in the same order, so results have the same bits."""
-        reason = workers.said(self._died())
+        reason = workers.cause_of_death(self._died())
         results, start = self._detach()
         if results is not None and start is not None:
             workers.clear_away(results, start)

@@ -752,7 +752,7 @@ def dead(results: Any) -> list[BaseProcess]:
     return [process for process in results._workers if process.exitcode is not None]
 
 
-def said(died: Sequence[BaseProcess]) -> str:
+def cause_of_death(died: Sequence[BaseProcess]) -> str:
     """Returns a sentence part that states why the processes died."""
     for process in died:
         code = process.exitcode or 0

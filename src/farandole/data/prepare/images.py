@@ -342,8 +342,8 @@ def _record(job: ImageJob) -> ImageShardRecord | None:
 
 
 def _image(source: SourceImage, job: ImageJob) -> tuple[bytes, str]:
-    """Checks an image, and returns its bytes and the suffix of its name; if it is larger than `short_side`, the bytes of
-    a resized copy. Raises any error of Pillow for a bad image.
+    """Checks an image, and returns its bytes and the suffix of its name. If it is larger than `short_side`, returns
+    the bytes of a resized copy. Raises any error of Pillow for a bad image.
     """
     import PIL.Image
 
