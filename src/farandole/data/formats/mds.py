@@ -340,7 +340,7 @@ class MDS(Dataset[Any]):
         return self._ends[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": LruBytes[bytes](self._in_memory.limit_bytes)}
+        return {**self.__dict__, "_in_memory": LruBytes[bytes](self._in_memory.limit_bytes)}
 
     def __getitem__(self, index: int) -> Any:
         """Returns a sample. Raises `IndexError` if out of range, `ShardError` without its shard, and decoder errors."""

@@ -456,7 +456,7 @@ class Table(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         fresh = {
             "_opened": None,
-            "_kept": None,
+            "_groups": None,
             "_readers": None,
             "_process": 0,
         }  # each process has its own
