@@ -56,7 +56,7 @@ class Verified:
         """Returns True if the copy at `path`, open as `descriptor`, has this length and MD5. If so, writes its note."""
         status = os.fstat(descriptor)
         identity = _identity(status, md5)
-        if identity not in self._compared and not (_ours(status) and _noted(path) == identity):
+        if identity not in self._compared and not (_ours(status) and _trusted_note(path) == identity):
             same = status.st_size == size and md5_of(descriptor) == md5
             if not same or identity != _identity(os.fstat(descriptor), md5):  # it was written to meanwhile
                 return False
@@ -68,7 +68,7 @@ class Verified:
         identity = _identity(os.fstat(descriptor), md5)
         self._compared.add(identity)
         with contextlib.suppress(OSError):  # a full disk, another user's cache: the copy is just compared again
-            if _noted(path) == identity:
+            if _trusted_note(path) == identity:
                 os.utime(note_of(path))
             else:
                 write_note(note_of(path), identity.encode())
@@ -113,7 +113,7 @@ def _ours(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_WRITE
 
 
-def _noted(path: Path) -> str:
+def _trusted_note(path: Path) -> str:
     """Returns the text of the note beside `path`; "" if there is none, or if it can't be trusted."""
     return (read_note(note_of(path)) or b"")[:256].decode(errors="replace")
 

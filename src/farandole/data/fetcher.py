@@ -175,7 +175,7 @@ class Fetcher:
         self._folder, self._store = folder, store
         self._changed = threading.Condition()
         self._wanted: tuple[RemoteFile, ...] = ()
-        self._mine: dict[str, Next] = {}  # name of a file that this process is fetching -> the decision
+        self._in_progress: dict[str, Next] = {}  # name of a file that this process is fetching -> the decision
         self._later: dict[str, float] = {}  # name -> time of the next try (monotonic seconds)
         self._waiting = 0  # number of ranges without an answer
         self._answered_at = 0.0  # time of the last answer (monotonic seconds)
@@ -219,17 +219,19 @@ class Fetcher:
     def settle(self) -> None:
         """Returns when there is nothing more to fetch of the wanted files, for now."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._mine and self._next() is None)
+            self._changed.wait_for(lambda: not self._in_progress and self._next() is None)
 
     # --- prefetching of copies ---------------------------------------------------------------------------------
 
     def _fetch_ahead(self) -> None:
         while True:
             with self._changed:
-                while ((hold_s := self._held_back()) and len(self._mine) >= BESIDE) or (job := self._next()) is None:
+                while ((hold_s := self._held_back()) and len(self._in_progress) >= BESIDE) or (
+                    job := self._next()
+                ) is None:
                     self._changed.wait(hold_s or (STAYS_S / 3 if not self._later else ELSEWHERE_S))
                     self._use()
-                self._mine[job.file.name] = job
+                self._in_progress[job.file.name] = job
             again_s = 0.0
             try:
                 if not self._fetch(job.file, job.makes_way, None, waits=False):
@@ -238,7 +240,7 @@ class Fetcher:
                 again_s = AGAIN_S
                 self._print_once(f"{error}; samples are read from the store meanwhile")
             with self._changed:
-                del self._mine[job.file.name]
+                del self._in_progress[job.file.name]
                 if again_s:
                     self._later[job.file.name] = time.monotonic() + again_s
                 self._changed.notify_all()
@@ -253,10 +255,10 @@ class Fetcher:
         if not self._wanted:
             return None
         copies = {copy.name: copy for copy in self._folder.copies()}
-        for mine in self._mine.values():  # the state after these are fetched
-            for name in mine.makes_way:
+        for job in self._in_progress.values():  # the state after these are fetched
+            for name in job.makes_way:
                 copies.pop(name, None)
-            copies[mine.file.name] = Copy(mine.file.name, mine.file.size, 0.0, coming=True)
+            copies[job.file.name] = Copy(job.file.name, job.file.size, 0.0, coming=True)
         return choose(self._wanted, copies.values(), self._folder.limit_bytes, self._later.keys())
 
     def _use(self) -> None:
@@ -437,7 +439,7 @@ class Fetching:
     def expect(self, files: Sequence[RemoteFile]) -> None:
         """Replaces the list of wanted files, in the order of need. Does not wait."""
         self._connect()
-        self._expected = Expect(tuple(_of(file) for file in files))
+        self._expected = Expect(tuple(_file_of(file) for file in files))
         self._put(self._expected)
 
     def request(self, url: str, start: int, stop: int) -> int:
@@ -460,7 +462,7 @@ class Fetching:
 
     def whole(self, file: RemoteFile) -> None:
         """Waits for a copy of the file in the cache. Raises as `take` does."""
-        self._wait(self._ask(partial(Whole, file=_of(file))), None)
+        self._wait(self._ask(partial(Whole, file=_file_of(file))), None)
 
     def settle(self, at_most_s: float) -> bool:
         """Waits until there is nothing more to fetch of the wanted files. Returns False after `at_most_s` seconds."""
@@ -580,15 +582,15 @@ class Fetching:
 
     def _started(self) -> socket.socket:
         self._address = os.path.join(tempfile.mkdtemp(prefix="farandole-"), "fetcher")
-        mine, theirs = socket.socketpair()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, theirs:
+        own_end, fetcher_end = socket.socketpair()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, fetcher_end:
             listener.bind(self._address)
             listener.listen(64)
-            numbers = listener.fileno(), theirs.fileno()
+            numbers = listener.fileno(), fetcher_end.fileno()
             command = [sys.executable, "-m", "farandole.data.fetcher", self._address, *map(str, numbers)]
             process = subprocess.Popen([*command, *self._arguments], stdin=subprocess.DEVNULL, pass_fds=numbers)
-        weakref.finalize(self, _end, process, mine, Path(self._address), os.getpid())
-        return mine
+        weakref.finalize(self, _end, process, own_end, Path(self._address), os.getpid())
+        return own_end
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, address: Path, starter: int) -> None:
@@ -602,7 +604,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, address: P
             address.parent.rmdir()
 
 
-def _of(file: RemoteFile) -> FileOf:
+def _file_of(file: RemoteFile) -> FileOf:
     return FileOf(file.url, file.size, file.md5)
 
 

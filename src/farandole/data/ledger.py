@@ -222,10 +222,10 @@ class _Records:
         end = float("inf")
         while origin not in ends:
             ends[origin] = end
-            begun = self.resumed.get(origin)
-            if begun is None or (begun.step == 0 and not begun.parent):
+            resumption = self.resumed.get(origin)
+            if resumption is None or (resumption.step == 0 and not resumption.parent):
                 break
-            origin, end = begun.parent, begun.step
+            origin, end = resumption.parent, resumption.step
         return ends
 
     def _parents(self) -> set[str]:

@@ -562,10 +562,10 @@ class Source(Dataset[tuple[Key | None, Any]]):
         seed = derive(self._order.seed, "sample", key.epoch)
         items: list[Any] = []
         bad: dict[int, str] = {}
-        own = own_generators(self.dataset)
+        generators = own_generators(self.dataset)
         for sample in samples.tolist():
             set_random_state(derive(seed, sample))
-            seed_all(own, derive(seed, sample))
+            seed_all(generators, derive(seed, sample))
             try:
                 items.append(self.dataset[sample])
             except (FarandoleError, MemoryError):

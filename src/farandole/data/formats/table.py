@@ -272,7 +272,7 @@ def opened(url: str) -> TableFile:
 def _ranged(store: Any) -> bool:
     """Returns True if the store's files take `cache_type`; then each read is one request for just those bytes."""
     kinds = (store.protocol,) if isinstance(store.protocol, str) else tuple(store.protocol)
-    return any(fnmatch.fnmatch(kind, known) for kind in kinds for known in ("s3*", "http*", "gs", "gcs", "abfs*"))
+    return any(fnmatch.fnmatch(kind, pattern) for kind in kinds for pattern in ("s3*", "http*", "gs", "gcs", "abfs*"))
 
 
 class _Parquet:
@@ -541,10 +541,11 @@ class Table(Dataset[Any]):
 
     def _read_by(self) -> list[tuple[str, Reader]]:
         if self._readers is None:
-            own = {} if isinstance(self._decode, bool) else self._decode
+            functions = {} if isinstance(self._decode, bool) else self._decode
             plain = self._schema.remove_metadata() if self._decode is False else self._schema
             self._readers = [
-                (name, _through(own[name]) if name in own else reader_of(plain, name)) for name in self.columns
+                (name, _through(functions[name]) if name in functions else reader_of(plain, name))
+                for name in self.columns
             ]
         return self._readers
 

@@ -79,9 +79,9 @@ def list_table(source: str, image: str, label: str, shard_bytes: int) -> TableIm
 
 
 def _column(schema: Any, kind: str, name: str) -> str:
-    noted = [each for each in schema.names if feature_of(schema, each).get("_type") == kind]
-    if len(noted) == 1:
-        return noted[0]
+    candidates = [each for each in schema.names if feature_of(schema, each).get("_type") == kind]
+    if len(candidates) == 1:
+        return candidates[0]
     if name in schema.names:
         return name
     raise UsageError(

@@ -266,8 +266,8 @@ def prepare(
             f"{len(bad)} of {checked} images can't be used; repair or remove them and start again, which "
             f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
-    mine = iter(results)
-    all_records = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    own_results = iter(results)
+    all_records = [next(own_results).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
     records = [record for record in all_records if record is not None]
     if len(records) < len(jobs):
         return len(jobs) - len(records)

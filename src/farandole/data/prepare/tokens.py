@@ -335,8 +335,8 @@ def _end(name: str, requested: str, ids: dict[str, int]) -> int:
     for token in [requested] if requested else _ENDS:
         if token in ids:
             return ids[token]
-    what = f"--end {requested}: no such token in {name}" if requested else f"{name} has none of {', '.join(_ENDS)}"
-    raise UsageError(f"{what}; give the token that ends a document by --end")
+    problem = f"--end {requested}: no such token in {name}" if requested else f"{name} has none of {', '.join(_ENDS)}"
+    raise UsageError(f"{problem}; give the token that ends a document by --end")
 
 
 def _require(package: str, name: str) -> None:
@@ -462,8 +462,8 @@ def prepare(
             f"{bads} documents can't be used; repair or remove them and start again, which keeps the shards without "
             f"such documents:\n  " + "\n  ".join(named) + more
         )
-    mine = iter(results)
-    all_records = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    own_results = iter(results)
+    all_records = [next(own_results).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
     records = [record for record in all_records if record is not None]
     if len(records) < len(jobs):
         return len(jobs) - len(records)

@@ -69,7 +69,7 @@ class Notes:
     def __init__(self, url: str) -> None:
         name = hashlib.sha256(url.encode()).hexdigest()[:32]
         self._path = NOTES.expanduser() / f"{name}.jsonl"
-        self.found: dict[Tar, Shard] = {}
+        self.shards: dict[Tar, Shard] = {}
         try:
             lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class Notes:
                 note = msgspec.json.decode(line, type=IndexedTar)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue  # a line of a process that was killed while it wrote
-            self.found[note.tar] = note.shard
+            self.shards[note.tar] = note.shard
 
     def add(self, tar: Tar, shard: Shard) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def make_index(
 
     to_read: list[Tar] = []
     for tar in tars:
-        if (shard := notes.found.get(tar)) is not None:
+        if (shard := notes.shards.get(tar)) is not None:
             record(Read(tar=tar, shard=shard, known=True))
         else:
             to_read.append(tar)
