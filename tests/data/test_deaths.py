@@ -29,12 +29,11 @@ pytestmark = [
 
 
 def test_a_loader_process_that_dies_is_reported_and_replaced(
-    make: Callable[..., Loader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Loader], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is raised in the script's own code, where torch's handler of SIGCHLD would; the batches are the same."""
-    told: list[str] = []
-    monkeypatch.setattr(Loader, "tell", told.append)
-    loader, alone = make(Drawing()), make(Drawing(), num_workers=0)
+    reported: list[str] = []
+    loader, alone = make(Drawing(), on_deaths=reported.append), make(Drawing(), num_workers=0)
     all_keys = keys(loader)
     loader.expect(iter(all_keys))
     for number, key in enumerate(all_keys):
@@ -44,9 +43,9 @@ def test_a_loader_process_that_dies_is_reported_and_replaced(
             for process in killed[: 1 + number // 2]:
                 os.kill(process.pid or 0, signal.SIGKILL)
                 process.join()
-    assert len(told) == 2
-    assert "SIGKILL" in told[1]
-    assert any(str(process.pid) in told[1] for process in killed)
+    assert len(reported) == 2
+    assert "SIGKILL" in reported[1]
+    assert any(str(process.pid) in reported[1] for process in killed)
     assert sum("SIGKILL" in message and " 2 " in message for message in caplog.messages) == 2
 
 

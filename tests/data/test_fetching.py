@@ -80,7 +80,7 @@ def test_no_more_is_asked_of_the_store_at_once_than_there_are_connections_for(sh
         images = ShardedImages(server.url, cache=tmp_path / "cache")
         images.expect(EVERYTHING, shuffled=True)
         for sample in EVERYTHING.tolist() * 3:
-            images._copies._fetching.ask(f"{server.url}/shard-000000.tar", sample, sample + 1)
+            images._copies._fetching.request(f"{server.url}/shard-000000.tar", sample, sample + 1)
         images.ahead(EVERYTHING)
         assert images.settle(60)
         read_all(images)
@@ -122,7 +122,7 @@ def test_what_nobody_takes_is_not_kept(server: FileServer, tmp_path: Path) -> No
     images._expecting = True
     images.ahead(EVERYTHING)
     images.ahead(EVERYTHING[:0])
-    assert not images._copies._fetching._asked
+    assert not images._copies._fetching._pending
 
 
 @pytest.mark.processes

@@ -1,4 +1,5 @@
-"""Samples: in which order, in which random state, fetched ahead of the plan, and counted. `order` names the samples
-of a step, `seeding` the random state of each, `source` makes a micro-batch of them, `loader` fetches micro-batches
-ahead, `ledger` proves afterwards that every sample was used exactly once. Which shards are whose is not decided here.
+"""Samples: their order, their random state, prefetching, and the check that each was used once. `order` gives the
+samples of a step and the random state of each sample, `workers` makes a micro-batch of them, `loader` prefetches
+micro-batches, `ledger` checks afterwards that every sample was used exactly once. Which worker computes which shard is
+not decided here.
 """

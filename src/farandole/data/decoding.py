@@ -1,10 +1,10 @@
-"""Image files, opened by Pillow as what they may be and nothing else.
+"""Opens image files with Pillow, in the allowed formats only.
 
-Invariant: of a file that somebody else made, Pillow runs the decoder of one of `FORMATS`, for at most as many
-pixels as Pillow itself warns of; so does any other decoder (`transforms.py`). Pillow knows more than forty formats
-and looks at the content for which one it is, not at the name: what is EPS by its content it hands to Ghostscript,
-an interpreter. And a few bytes may claim to be billions of pixels, for which memory is taken before the first is
-decoded.
+Invariant: for an untrusted file, Pillow runs the decoder of one of `FORMATS`, for at most as many pixels as Pillow
+itself warns of; the same limit holds for any other decoder (`transforms.py`). Pillow knows more than forty formats and
+detects them by the content, not by the name: it passes a file with the content of an EPS to Ghostscript, an
+interpreter. And a few bytes may claim to be billions of pixels, for which a decoder allocates memory before it decodes
+the first.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\x00\x00\x00\x00IEND\xaeB`\x82", "GIF": b
 
 
 def require_pillow() -> None:
-    """Raises `UsageError` where Pillow is not installed: before anything is begun, not at the first image."""
+    """Raises `UsageError` if Pillow is not installed; call it before work begins, not at the first image."""
     if find_spec("PIL") is None:
         raise UsageError(f"images are decoded with Pillow, which is not installed: {how_to_install('images')}")
 
 
 def open_image(data: bytes) -> PIL.Image.Image:
-    """The image in `data`, its head read and its pixels not.
+    """Opens the image in `data`: reads its header, but not its pixels.
 
     Raises:
         UsageError: Pillow is not installed.
-        PIL.UnidentifiedImageError: it is none of FORMATS.
-        PIL.Image.DecompressionBombError: more pixels than PIL.Image.MAX_IMAGE_PIXELS, which is the user's to set.
-        Exception: whatever Pillow raises of a bad head.
+        PIL.UnidentifiedImageError: the format is none of FORMATS.
+        PIL.Image.DecompressionBombError: more pixels than PIL.Image.MAX_IMAGE_PIXELS, which the user may set.
+        Exception: any error that Pillow raises for a bad header.
     """
     try:
         import PIL.Image
@@ -56,7 +56,7 @@ def open_image(data: bytes) -> PIL.Image.Image:
 
 
 def check_pixels(height: int, width: int, data: bytes) -> None:
-    """Whoever decodes `data`: before memory is taken for that many pixels.
+    """Checks the size of the image in `data`; call it before a decoder allocates memory for that many pixels.
 
     Raises:
         PIL.Image.DecompressionBombError: more than PIL.Image.MAX_IMAGE_PIXELS.
@@ -72,8 +72,9 @@ def check_pixels(height: int, width: int, data: bytes) -> None:
 
 
 def ends_as_it_should(data: bytes, kind: str | None) -> bool:
-    """Whether `data` has the end that an image of Pillow's format `kind` has: one that was cut off has not. False of
-    formats that have none.
+    """Returns True if `data` has the end of an image of Pillow's format `kind`; a truncated one does not have it.
+
+    Returns False for formats without a fixed end.
     """
     if kind == "WEBP":
         return len(data) >= 8 + int.from_bytes(data[4:8], "little")

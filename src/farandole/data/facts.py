@@ -1,8 +1,9 @@
-"""What a dataset says of itself, to be equal in all workers of a run: pairs of a name and a value, by its `facts()`.
+"""The facts of a dataset, which must be equal in all workers of a run: pairs (name, value), from its `facts()` method.
 
-A dataset may have that method, or not. Those that torch wraps around others (`Subset`, `ConcatDataset`, `StackDataset`)
-say what these say; one of the user's own that wraps another may do so by `facts_of`. A name under `likeness.DECODING`
-is one of numerics: who differs is judged by the run's `--bits`. All others are the job's: who differs is refused.
+The method is optional. torch's wrappers (`Subset`, `ConcatDataset`, `StackDataset`) have the facts of the datasets that
+they wrap; a user's own wrapper may get these by `facts_of`. A name that begins with `numeric_facts.DECODING` is one of
+numerics: the run's `--bits` decides about a worker that differs in it. All other names are facts of the job: a worker
+that differs is refused.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ Facts = dict[str, str]
 
 
 def facts_of(dataset: Any) -> Facts:
-    """By name; where several parts give different values under one name, all of them in their order.
+    """Returns the facts of `dataset`, by name. If parts give different values for a name, joins them in their order.
 
     Raises:
-        UsageError: `facts()` gives something else than pairs of texts.
+        UsageError: `facts()` returns anything else than pairs of strings.
     """
-    found: dict[str, list[str]] = {}
+    facts: dict[str, list[str]] = {}
     for part in _parts(dataset):
-        for name, value in _said(part):
-            if value not in found.setdefault(name, []):
-                found[name].append(value)
-    return {name: "; ".join(values) for name, values in found.items()}
+        for name, value in _pairs(part):
+            if value not in facts.setdefault(name, []):
+                facts[name].append(value)
+    return {name: "; ".join(values) for name, values in facts.items()}
 
 
 def picked(dataset: Any) -> str:
-    """A digest of the samples that `Subset`s pick, "" without any: another split has others, as many."""
+    """Returns a digest of the indices of all `Subset`s, "" without any: another split may have the same length."""
     digest = hashlib.sha256()
-    found = list(subsets(dataset))
-    for subset in found:
+    all_subsets = list(subsets(dataset))
+    for subset in all_subsets:
         digest.update(np.asarray(subset.indices, dtype=np.int64).tobytes())
-    return digest.hexdigest()[:16] if found else ""
+    return digest.hexdigest()[:16] if all_subsets else ""
 
 
 def subsets(dataset: Any) -> Iterator[Subset[Any]]:
-    """All `Subset`s in it, the outermost first."""
+    """Yields all `Subset`s within `dataset`, the outermost first."""
     if isinstance(dataset, Subset):
         yield cast("Subset[Any]", dataset)
         yield from subsets(cast("Subset[Any]", dataset).dataset)
@@ -58,7 +59,7 @@ def _inner(dataset: Any) -> Iterable[Any]:
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """The dataset itself where it has facts, else what torch has wrapped."""
+    """Yields the dataset itself if it has facts, else those that torch's wrappers wrap."""
     if callable(getattr(dataset, "facts", None)):
         yield dataset
     elif isinstance(dataset, Subset):
@@ -68,10 +69,12 @@ def _parts(dataset: Any) -> Iterator[Any]:
             yield from _parts(each)
 
 
-def _said(dataset: Any) -> Iterable[tuple[str, str]]:
-    said: Any = dataset.facts()
-    pairs: list[Any] = list(said.items() if isinstance(said, Mapping) else said)
+def _pairs(dataset: Any) -> Iterable[tuple[str, str]]:
+    facts: Any = dataset.facts()
+    pairs: list[Any] = list(facts.items() if isinstance(facts, Mapping) else facts)
     for pair in pairs:
         if not (type(pair) is tuple and list(map(type, pair)) == [str, str]):
-            raise UsageError(f"{type(dataset).__name__}.facts() gives {pair!r}: pairs (name, value) of texts are asked")
+            raise UsageError(
+                f"{type(dataset).__name__}.facts() gives {pair!r}: it must give pairs (name, value) of strings"
+            )
     return pairs

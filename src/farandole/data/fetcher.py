@@ -1,19 +1,19 @@
-"""The process that reads the store for a worker: `python -m farandole.data.fetcher ADDRESS LISTENER STARTER FOLDER
-LIMIT DEADLINE`.
+"""The fetcher, a process that reads the store for a worker: `python -m farandole.data.fetcher ADDRESS LISTENER STARTER
+FOLDER LIMIT DEADLINE`.
 
-It does two things side by side. Shards that are wanted are copied to the cache, in the order in which the samples want
-them (`cache_folder.py`), `WHOLE` at once, and fewer while somebody waits for a sample. And what is asked for by range,
-samples whose shard is not here, is read at once, `RANGES` at a time. So a new host has its first samples after the time
-of a few requests, and needs the store no more once the copies are there.
+It does two things in parallel. (1) It copies wanted shards to the cache, in the order in which the samples need them
+(`cache_folder.py`): `WHOLE` at once, and fewer while a process waits for a sample. (2) It reads requested ranges,
+samples whose shard has no copy, at once, `RANGES` at a time. So a new host has its first samples after the time of a
+few requests, and does not need the store once the copies are there.
 
-Why a process: clients of stores keep threads and locks, which forked loader processes would inherit, and draw from
-Python's generator, which would show in what a sample's augmentation draws. LISTENER and STARTER are descriptors: of a
-socket at ADDRESS, in a folder that is the user's alone, to which loader processes connect; and of the connection to the
-process that has started this one, which ends with it.
+Why a process: clients of stores keep threads and locks, which forked loader processes would inherit. They also draw
+from Python's generator, which would change the random numbers of a sample's augmentation. LISTENER and STARTER are
+descriptors: LISTENER of a socket at ADDRESS, in a folder that only the user can access, to which loader processes
+connect; STARTER of the connection to the process that has started this one. The fetcher ends when that process ends.
 
-Who knows what when: the list of what is wanted is the newest that anyone has sent. A copy counts once it is under its
-name. One that could not be made is left alone for `AGAIN_S`, and its samples go on being read by range; so a full disk
-costs speed, and is told. Memory: `RANGES` ranges and `WHOLE` pieces of 8 MB at most.
+The newest list of wanted files counts, whichever process has sent it. A copy counts once it has its final name. A copy
+that failed is not tried again for `AGAIN_S`, and its samples are read by range meanwhile; so a full disk costs speed,
+and is reported. Memory: at most `RANGES` ranges and `WHOLE` pieces of 8 MB.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from farandole.platform.output import say
 
 # --- frames -----------------------------------------------------------------------------------------------------------
 #
-# What a process and its fetcher say to each other, over a stream: typed messages, each headed by its length; nothing
-# is unpickled. The bytes of a range follow their message as they are.
+# The messages between a process and its fetcher, over a stream: typed messages, each preceded by its length; nothing
+# is unpickled. The bytes of a range follow their message unencoded.
 
 _HEAD = struct.Struct("<I")
 
 
 class FileOf(msgspec.Struct, frozen=True, array_like=True):
-    """A file elsewhere: where, its length in bytes, its MD5."""
+    """A remote file: its URL, its length in bytes, its MD5."""
 
     url: str
     size: int
@@ -62,19 +62,19 @@ class FileOf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Soon(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the fetcher: files of this place will be asked for; have the client of its store at hand."""
+    """To the fetcher: files at this URL will be requested; prepare the client of its store."""
 
     url: str
 
 
 class Expect(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the fetcher: these are wanted, in this order; what was wanted before is not any more."""
+    """To the fetcher: these files are wanted, in this order; replaces the earlier list."""
 
     files: tuple[FileOf, ...]
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the fetcher: bytes `[start, stop)`, now. `number` is the asker's own."""
+    """To the fetcher: read bytes `[start, stop)` now. `number` identifies the request on its connection."""
 
     number: int
     url: str
@@ -83,55 +83,56 @@ class Range(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the fetcher: a copy of the file, now."""
+    """To the fetcher: copy the file now."""
 
     number: int
     file: FileOf
 
 
 class WantSettled(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the fetcher: tell when there is nothing more to fetch of what is wanted."""
+    """To the fetcher: answer when there is nothing more to fetch of the wanted files."""
 
     number: int
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Of a range: so many bytes follow."""
+    """The answer to `Range`: `size` bytes follow."""
 
     number: int
     size: int
 
 
 class FetchDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The copy is there; or nothing more is to be fetched."""
+    """The answer to `Whole`, the copy is there; or to `WantSettled`, there is nothing more to fetch."""
 
     number: int
 
 
 class Trying(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An attempt has failed, as `why` says; another one follows."""
+    """An attempt has failed because of `why`; another one follows."""
 
     number: int
     why: str
 
 
 class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """It can't be had. `usage`: for what was asked, not for what the store does."""
+    """The request has failed because of `why`. `usage=True`: the request is wrong (`UsageError`), not the store."""
 
     number: int
     why: str
     usage: bool = False
 
 
-Asked = Soon | Expect | Range | Whole | WantSettled
+FetchRequest = Soon | Expect | Range | Whole | WantSettled
 Answer = Data | FetchDone | Trying | FetchFailed
 _encoder = msgspec.msgpack.Encoder()
-read_request = msgspec.msgpack.Decoder(Asked)
+read_request = msgspec.msgpack.Decoder(FetchRequest)
 answers = msgspec.msgpack.Decoder(Answer)
 T = TypeVar("T")
 
 
-def put(connection: socket.socket, message: Asked | Answer, content: bytes = b"") -> None:
+def put(connection: socket.socket, message: FetchRequest | Answer, content: bytes = b"") -> None:
+    """Sends a message and the bytes that follow it."""
     body = _encoder.encode(message)
     connection.sendall(
         _HEAD.pack(len(body)) + body + content if len(content) < 1 << 12 else _HEAD.pack(len(body)) + body
@@ -141,106 +142,112 @@ def put(connection: socket.socket, message: Asked | Answer, content: bytes = b""
 
 
 def get(connection: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """Raises EOFError where the other end is gone."""
+    """Receives a message. Raises `EOFError` if the peer has closed the connection."""
     (size,) = _HEAD.unpack(exactly(connection, _HEAD.size))
     return decoder.decode(exactly(connection, size))
 
 
 def exactly(connection: socket.socket, size: int) -> bytearray:
-    found = bytearray(size)
-    view, at = memoryview(found), 0
+    """Receives `size` bytes. Raises `EOFError` if the peer has closed the connection."""
+    content = bytearray(size)
+    view, at = memoryview(content), 0
     while at < size:
         count = connection.recv_into(view[at:])
         if not count:
             raise EOFError
         at += count
-    return found
+    return content
 
 
 # --- fetcher ----------------------------------------------------------------------------------------------------------
 
-RANGES, WHOLE = 16, 8  # connections to the store at most: their sum
-BESIDE = 2  # shards that are copied while somebody waits for a range
-AFTER_S = 0.3  # for which copies wait behind an answer, for what is asked next
-AGAIN_S = 30.0
-ELSEWHERE_S = 0.5  # until it is looked again at what another process is fetching
+RANGES, WHOLE = 16, 8  # requests at a time for ranges and for copies; their sum is the maximum of connections
+BESIDE = 2  # shards that are copied while a process waits for a range
+AFTER_S = 0.3  # how long copies wait after an answer, because the next request comes soon
+AGAIN_S = 30.0  # pause after a failed copy
+ELSEWHERE_S = 0.5  # pause before it checks again a file that another process is fetching
 
 
 class Fetcher:
-    """Threads share it."""
+    """Serves ranges, and copies wanted files to `folder`. Thread-safe."""
 
     def __init__(self, folder: Folder, store: ObjectStore) -> None:
         self._folder, self._store = folder, store
         self._changed = threading.Condition()
         self._wanted: tuple[RemoteFile, ...] = ()
-        self._mine: dict[str, Next] = {}  # what is being fetched here, by name
-        self._later: dict[str, float] = {}  # names, and when they are tried again (monotonic seconds)
-        self._asked = 0  # ranges that somebody waits for
-        self._answered_at = 0.0  # the last of them (monotonic seconds)
+        self._in_progress: dict[str, Next] = {}  # name of a file that this process is fetching -> the decision
+        self._later: dict[str, float] = {}  # name -> time of the next try (monotonic seconds)
+        self._waiting = 0  # number of ranges without an answer
+        self._answered_at = 0.0  # time of the last answer (monotonic seconds)
         self._used_at = 0.0
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self._ranges = ThreadPoolExecutor(RANGES, thread_name_prefix="range")
         for _ in range(WHOLE):
             threading.Thread(target=self._fetch_ahead, daemon=True).start()
 
-    # --- what is asked -----------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     def expect(self, files: tuple[FileOf, ...]) -> None:
+        """Replaces the list of wanted files."""
         with self._changed:
             self._wanted = tuple(RemoteFile(*_plain(file)) for file in files)
             self._changed.notify_all()
 
-    def range(self, asked: Range, told: Callable[[str], None], answer: Callable[[bytes], None],
+    def range(self, request: Range, report: Callable[[str], None], answer: Callable[[bytes], None],
               fail: Callable[[Exception], None]) -> None:  # fmt: skip
+        """Reads a range in a thread. Calls `report` with each failed attempt, and `answer` or `fail` at the end."""
+
         def read() -> None:
             try:
-                answer(self._store.read(asked.url, asked.start, asked.stop, told))
-            except Exception as error:  # noqa: BLE001  whoever asked is to hear of it
+                answer(self._store.read(request.url, request.start, request.stop, report))
+            except Exception as error:  # noqa: BLE001  it is sent to the client
                 fail(error)
             with self._changed:
-                self._asked -= 1
+                self._waiting -= 1
                 self._answered_at = time.monotonic()
-                if not self._asked:
+                if not self._waiting:
                     self._changed.notify_all()
 
         with self._changed:
-            self._asked += 1
+            self._waiting += 1
         self._ranges.submit(read)
 
-    def whole(self, file: RemoteFile, told: Callable[[str], None]) -> None:
-        """A copy, before all others, and whoever it takes the room of. Raises what `Folder.fetch` and the store do."""
-        self._fetch(file, None, told, waits=True)
+    def whole(self, file: RemoteFile, report: Callable[[str], None]) -> None:
+        """Copies `file` now, and evicts any copies for it. Raises the errors of `Folder.fetch` and of the store."""
+        self._fetch(file, None, report, waits=True)
 
     def settle(self) -> None:
-        """Returns when nothing of what is wanted is to be fetched any more, for now."""
+        """Returns when there is nothing more to fetch of the wanted files, for now."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._mine and self._next() is None)
+            self._changed.wait_for(lambda: not self._in_progress and self._next() is None)
 
-    # --- copies, ahead of need ---------------------------------------------------------------------------------
+    # --- prefetching of copies ---------------------------------------------------------------------------------
 
     def _fetch_ahead(self) -> None:
         while True:
             with self._changed:
-                while ((left := self._held_back()) and len(self._mine) >= BESIDE) or (found := self._next()) is None:
-                    self._changed.wait(left or (STAYS_S / 3 if not self._later else ELSEWHERE_S))
+                while ((hold_s := self._held_back()) and len(self._in_progress) >= BESIDE) or (
+                    job := self._next()
+                ) is None:
+                    self._changed.wait(hold_s or (STAYS_S / 3 if not self._later else ELSEWHERE_S))
                     self._use()
-                self._mine[found.file.name] = found
+                self._in_progress[job.file.name] = job
             again_s = 0.0
             try:
-                if not self._fetch(found.file, found.makes_way, None, waits=False):
+                if not self._fetch(job.file, job.makes_way, None, waits=False):
                     again_s = ELSEWHERE_S
             except (FarandoleError, OSError) as error:
                 again_s = AGAIN_S
-                self._tell(f"{error}; samples are read from the store meanwhile")
+                self._print_once(f"{error}; samples are read from the store meanwhile")
             with self._changed:
-                del self._mine[found.file.name]
+                del self._in_progress[job.file.name]
                 if again_s:
-                    self._later[found.file.name] = time.monotonic() + again_s
+                    self._later[job.file.name] = time.monotonic() + again_s
                 self._changed.notify_all()
 
     def _held_back(self) -> float:
-        """Seconds for which samples that somebody waits for go before copies: the next ones are asked for soon."""
-        return AFTER_S if self._asked else max(0.0, self._answered_at + AFTER_S - time.monotonic())
+        """Returns the seconds for which copies must wait, because ranges have priority and the next one comes soon."""
+        return AFTER_S if self._waiting else max(0.0, self._answered_at + AFTER_S - time.monotonic())
 
     def _next(self) -> Next | None:
         now = time.monotonic()
@@ -248,29 +255,29 @@ class Fetcher:
         if not self._wanted:
             return None
         copies = {copy.name: copy for copy in self._folder.copies()}
-        for mine in self._mine.values():  # as it will be
-            for name in mine.makes_way:
+        for job in self._in_progress.values():  # the state after these are fetched
+            for name in job.makes_way:
                 copies.pop(name, None)
-            copies[mine.file.name] = Copy(mine.file.name, mine.file.size, 0.0, coming=True)
+            copies[job.file.name] = Copy(job.file.name, job.file.size, 0.0, coming=True)
         return choose(self._wanted, copies.values(), self._folder.limit_bytes, self._later.keys())
 
     def _use(self) -> None:
-        """What is wanted, and here, does not make way for what others want."""
+        """Marks wanted copies as used, so that other processes do not evict them."""
         if time.monotonic() - self._used_at > STAYS_S / 3:
             self._used_at = time.monotonic()
             for file in self._wanted:
                 self._folder.use(file)
 
     def _fetch(
-        self, file: RemoteFile, makes_way: tuple[str, ...] | None, told: Callable[[str], None] | None, *, waits: bool
+        self, file: RemoteFile, makes_way: tuple[str, ...] | None, report: Callable[[str], None] | None, *, waits: bool
     ) -> bool:
-        """Once more, where what came is not the file."""
+        """Copies a file; tries once more if the bytes are not those of the file."""
         for last in (False, True):
             whole = file.url.rpartition("/")[0] in self._store.ignores_ranges
             try:
                 return self._folder.fetch(
                     file,
-                    lambda start, stop: self._store.read(file.url, start, stop, told),
+                    lambda start, stop: self._store.read(file.url, start, stop, report),
                     makes_way,
                     waits=waits,
                     piece=file.size if whole else PIECE_BYTES,
@@ -278,19 +285,19 @@ class Fetcher:
             except Torn as error:
                 if last:
                     raise
-                self._tell(f"{error}; it is fetched once more")
+                self._print_once(f"{error}; it is fetched once more")
         raise AssertionError("the second time returns, or raises")
 
-    def _tell(self, line: str) -> None:
-        """Once each."""
-        if line not in self._told:
-            self._told.add(line)
+    def _print_once(self, line: str) -> None:
+        """Prints each line once."""
+        if line not in self._printed:
+            self._printed.add(line)
             say(f"farandole: {line}")
 
 
-def _at_hand(url: str) -> None:
-    """Its package is imported, and its client made."""
-    with contextlib.suppress(Exception):  # whoever asks for a file is told
+def _prepare(url: str) -> None:
+    """Imports the package of the store at `url`, and makes its client."""
+    with contextlib.suppress(Exception):  # a request for a file reports the error
         filesystem(url)
 
 
@@ -298,8 +305,8 @@ def _plain(file: FileOf) -> tuple[str, int, str]:
     return file.url, file.size, file.md5
 
 
-class Asker:
-    """One connection. What comes in is done, and answered in whatever order it ends."""
+class ClientConnection:
+    """The server of one connection. Requests run in parallel, and are answered as they end, in any order."""
 
     def __init__(self, connection: socket.socket, fetcher: Fetcher) -> None:
         self._connection, self._fetcher = connection, fetcher
@@ -308,15 +315,15 @@ class Asker:
     def serve(self) -> None:
         with contextlib.suppress(EOFError, OSError), self._connection:
             while True:
-                asked: Asked = get(self._connection, read_request)
-                match asked:
+                request: FetchRequest = get(self._connection, read_request)
+                match request:
                     case Soon(url):
-                        threading.Thread(target=_at_hand, args=(url,), daemon=True).start()
+                        threading.Thread(target=_prepare, args=(url,), daemon=True).start()
                     case Expect(files):
                         self._fetcher.expect(files)
                     case Range(number):
                         self._fetcher.range(
-                            asked,
+                            request,
                             lambda why, number=number: self._answer(Trying(number, why)),
                             lambda data, number=number: self._answer(Data(number, len(data)), data),
                             lambda error, number=number: self._fail(number, error),
@@ -331,7 +338,7 @@ class Asker:
     def _whole(self, number: int, file: RemoteFile) -> None:
         try:
             self._fetcher.whole(file, lambda why: self._answer(Trying(number, why)))
-        except Exception as error:  # noqa: BLE001  whoever asked is to hear of it
+        except Exception as error:  # noqa: BLE001  it is sent to the client
             self._fail(number, error)
         else:
             self._answer(FetchDone(number))
@@ -341,10 +348,10 @@ class Asker:
         self._answer(FetchDone(number))
 
     def _fail(self, number: int, error: Exception) -> None:
-        known = isinstance(error, FarandoleError)
+        is_ours = isinstance(error, FarandoleError)
         self._answer(
             FetchFailed(
-                number, str(error) if known else f"{type(error).__name__}: {error}", isinstance(error, UsageError)
+                number, str(error) if is_ours else f"{type(error).__name__}: {error}", isinstance(error, UsageError)
             )
         )
 
@@ -354,15 +361,15 @@ class Asker:
 
 
 def main(address: str, listener: socket.socket, starter: socket.socket, fetcher: Fetcher) -> None:
-    """Until the starter is gone."""
+    """Serves all connections until the process that has started this one ends. Does not return."""
 
     def accept() -> None:
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=Asker(connection, fetcher).serve, daemon=True).start()
+            threading.Thread(target=ClientConnection(connection, fetcher).serve, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    Asker(starter, fetcher).serve()
+    ClientConnection(starter, fetcher).serve()
     with contextlib.suppress(OSError):
         os.unlink(address)
         os.rmdir(os.path.dirname(address))
@@ -370,7 +377,8 @@ def main(address: str, listener: socket.socket, starter: socket.socket, fetcher:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a notice is the worker's: it is fed until it has left
+    # the worker handles a preemption notice, and needs data until it has left
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sockets = [socket.socket(fileno=int(number)) for number in sys.argv[2:4]]
     folder = Folder(sys.argv[4], int(sys.argv[5]))
@@ -379,24 +387,24 @@ if __name__ == "__main__":
 
 # --- fetching ---------------------------------------------------------------------------------------------------------
 #
-# A process's end of the fetcher of its worker: asks, and takes what comes.
+# `Fetching` is the client of the fetcher: it sends requests, and receives the answers.
 #
-# The first process that asks starts the fetcher (`fetcher.py`); those that are forked from it, or get this with a
-# dataset, connect to the same one. Where that one is gone, they start another, and ask it for the same again.
+# The first process that sends a request starts the fetcher. Processes that are forked from it, or unpickle this object
+# with a dataset, connect to the same fetcher. If it has ended, they start another one, and send their requests again.
 #
-# Nothing that is waited for is waited for in silence: after `TOLD_S` without an answer it is told of what, since when,
-# and what the store has said. After the deadline it is an error.
+# No wait is silent: after `WARN_AFTER_S` without an answer a warning states the request, the time waited, and the last
+# report of the store. After the deadline it is an error.
 #
 # Left out: use by several threads of a process.
 
-TOLD_S = 10.0
-MARGIN_S = 15.0  # beyond the deadline, for a fetcher that is busy
-STARTS = 3
+WARN_AFTER_S = 10.0  # seconds between two warnings
+MARGIN_S = 15.0  # seconds added to the deadline, for a busy fetcher
+STARTS = 3  # how often one process starts a fetcher
 _log = logging.getLogger("farandole.data.fetcher")
 
 
 class Fetching:
-    """Picklable; each process has a connection of its own."""
+    """A client of the fetcher. Picklable; each process has its own connection."""
 
     def __init__(self, folder: Path, limit_bytes: int, deadline_s: float) -> None:
         self._arguments = (str(folder), str(limit_bytes), str(deadline_s))
@@ -406,14 +414,14 @@ class Fetching:
         self._forget()
 
     def _forget(self) -> None:
-        """What is of this process alone."""
+        """Resets the state that belongs to one process."""
         self._pid = os.getpid()
         self._connection: socket.socket | None = None
         self._number = 0
-        self._asked: dict[int, Range | Whole | WantSettled] = {}  # without an answer so far
-        self._here: dict[int, bytes | FetchDone | FetchFailed] = {}
+        self._pending: dict[int, Range | Whole | WantSettled] = {}  # requests without an answer, by number
+        self._answers: dict[int, bytes | FetchDone | FetchFailed] = {}  # answers that nobody has taken yet
         self._since: dict[int, float] = {}
-        self._said: dict[int, str] = {}
+        self._reports: dict[int, str] = {}  # the last report of a failed attempt
         self._expected: Expect | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -422,88 +430,90 @@ class Fetching:
         fresh._forget()
         return {**fresh.__dict__, "_starts": 0}
 
-    # --- asking ------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     def begin(self, url: str) -> None:
-        """Files of this place will be asked for: what takes a second to start does so meanwhile. Does not wait."""
+        """Announces requests for files at `url`, so that a slow client starts meanwhile. Does not wait."""
         self._put(Soon(url))
 
     def expect(self, files: Sequence[RemoteFile]) -> None:
-        """These are wanted, in this order. Does not wait."""
+        """Replaces the list of wanted files, in the order of need. Does not wait."""
         self._connect()
-        self._expected = Expect(tuple(_of(file) for file in files))
+        self._expected = Expect(tuple(_file_of(file) for file in files))
         self._put(self._expected)
 
-    def ask(self, url: str, start: int, stop: int) -> int:
-        """Have those bytes on their way; the number by which to `take` them. Does not wait."""
+    def request(self, url: str, start: int, stop: int) -> int:
+        """Requests bytes `[start, stop)`; returns the number by which to `take` them. Does not wait."""
         return self._ask(partial(Range, url=url, start=start, stop=stop))
 
     def take(self, number: int) -> bytes:
-        """What was asked for. Raises `ShardError` or `UsageError` where it can't be had."""
-        found = self._wait(number, self._deadline_s + MARGIN_S)
-        assert isinstance(found, bytes)
-        return found
+        """Waits for the bytes of request `number`, and returns them. Raises `ShardError` or `UsageError`."""
+        data = self._wait(number, self._deadline_s + MARGIN_S)
+        assert isinstance(data, bytes)
+        return data
 
     def drop(self) -> None:
-        """Nobody takes what has been asked for so far."""
+        """Drops all requests so far and their answers."""
         if self._pid == os.getpid():
-            self._asked.clear()
+            self._pending.clear()
             self._since.clear()
-            self._here.clear()
-            self._said.clear()
+            self._answers.clear()
+            self._reports.clear()
 
     def whole(self, file: RemoteFile) -> None:
-        """Have a copy of the file in the cache. Raises as `take` does."""
-        self._wait(self._ask(partial(Whole, file=_of(file))), None)
+        """Waits for a copy of the file in the cache. Raises as `take` does."""
+        self._wait(self._ask(partial(Whole, file=_file_of(file))), None)
 
     def settle(self, at_most_s: float) -> bool:
-        """Wait until nothing of what is wanted is to be fetched any more. False: it took too long."""
+        """Waits until there is nothing more to fetch of the wanted files. Returns False after `at_most_s` seconds."""
         number = self._ask(WantSettled)
         with contextlib.suppress(ShardError):
             self._wait(number, at_most_s)
             return True
-        self._asked.pop(number, None)
+        self._pending.pop(number, None)
         return False
 
     def _ask(self, make: Callable[[int], Range | Whole | WantSettled]) -> int:
         self._connect()
         self._number += 1
-        self._asked[self._number] = asked = make(self._number)
+        self._pending[self._number] = request = make(self._number)
         self._since[self._number] = time.perf_counter()
-        self._put(asked)
+        self._put(request)
         return self._number
 
-    # --- what comes --------------------------------------------------------------------------------------------
+    # --- answers -----------------------------------------------------------------------------------------------
 
     def _wait(self, number: int, at_most_s: float | None) -> bytes | FetchDone:
-        if number in self._here:
-            return self._found(number)
+        if number in self._answers:
+            return self._take_answer(number)
         with object_store.fetching():
             self._until(number, at_most_s)
-        return self._found(number)
+        return self._take_answer(number)
 
     def _until(self, number: int, at_most_s: float | None) -> None:
-        began = told = time.monotonic()
-        while number not in self._here:
+        began = warned = time.monotonic()
+        while number not in self._answers:
             now = time.monotonic()
             if at_most_s is not None and now - began >= at_most_s:
-                asked = self._asked.pop(number)
-                raise unreached(_what(asked), self._said.pop(number, "no answer"), 1, now - began)
-            if now - told >= TOLD_S:
-                told = now
-                said = self._said.get(number, "nothing has come")
+                request = self._pending.pop(number)
+                raise unreached(_describe(request), self._reports.pop(number, "no answer"), 1, now - began)
+            if now - warned >= WARN_AFTER_S:
+                warned = now
+                report = self._reports.get(number, "no answer")
                 _log.warning(
-                    "%s: waited for since %.0f s: %s; a request is given up after %.0f s",
-                    _what(self._asked[number]), now - began, said, self._deadline_s,
+                    "%s: waiting for %.0f s: %s; a request fails after %.0f s",
+                    _describe(self._pending[number]), now - began, report, self._deadline_s,
                 )  # fmt: skip
-            left = TOLD_S - (now - told) if at_most_s is None else min(TOLD_S - (now - told), began + at_most_s - now)
-            self._receive(max(left, 0.0))
+            wait_s = WARN_AFTER_S - (now - warned)
+            if at_most_s is not None:
+                wait_s = min(wait_s, began + at_most_s - now)
+            self._receive(max(wait_s, 0.0))
 
-    def _found(self, number: int) -> bytes | FetchDone:
-        found = self._here.pop(number)
-        if isinstance(found, FetchFailed):
-            raise (UsageError if found.usage else ShardError)(found.why)
-        return found
+    def _take_answer(self, number: int) -> bytes | FetchDone:
+        answer = self._answers.pop(number)
+        if isinstance(answer, FetchFailed):
+            raise (UsageError if answer.usage else ShardError)(answer.why)
+        return answer
 
     def _receive(self, at_most_s: float) -> None:
         connection = self._connect()
@@ -516,34 +526,34 @@ class Fetching:
             self._again()
             return
         if isinstance(answer, Trying):
-            self._said[answer.number] = answer.why
-        elif (asked := self._asked.pop(answer.number, None)) is not None:  # else nobody takes it
-            took = time.perf_counter() - self._since.pop(answer.number)
-            if isinstance(asked, Range):
-                object_store.requested(asked.url, len(content), took)
-            self._said.pop(answer.number, None)
-            self._here[answer.number] = bytes(content) if isinstance(answer, Data) else answer
+            self._reports[answer.number] = answer.why
+        elif (request := self._pending.pop(answer.number, None)) is not None:  # None: the request was dropped
+            seconds = time.perf_counter() - self._since.pop(answer.number)
+            if isinstance(request, Range):
+                object_store.requested(request.url, len(content), seconds)
+            self._reports.pop(answer.number, None)
+            self._answers[answer.number] = bytes(content) if isinstance(answer, Data) else answer
 
     # --- the fetcher -------------------------------------------------------------------------------------------
 
-    def _put(self, message: Asked) -> None:
+    def _put(self, message: FetchRequest) -> None:
         try:
             put(self._connect(), message)
         except OSError:
             self._again()
 
     def _again(self) -> None:
-        """The fetcher is gone: another one is asked for the same."""
+        """Starts another fetcher after the last one has ended, and sends it the same requests."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         self._address = ""
         if self._starts >= STARTS:
             raise ShardError(
-                f"the process that reads the store for this one has ended {self._starts} times; where memory is short, "
-                f"fewer loader processes (num_workers) take less of it"
+                f"the process that reads the store for this one has ended {self._starts} times; if memory is short, "
+                f"use fewer loader processes (num_workers)"
             )
-        for message in (*((self._expected,) if self._expected else ()), *self._asked.values()):
+        for message in (*((self._expected,) if self._expected else ()), *self._pending.values()):
             self._put(message)
 
     def _connect(self) -> socket.socket:
@@ -565,24 +575,26 @@ class Fetching:
         self._starts += 1
         try:
             return self._started()
-        except OSError as error:  # no sample's fault: a full disk, too many processes
-            raise ShardError(f"the process that reads the store can't be started: {error}; make room for it") from error
+        except OSError as error:  # a full disk, too many processes: no sample is the cause
+            raise ShardError(
+                f"the process that reads the store can't be started: {error}; free disk space, memory or processes"
+            ) from error
 
     def _started(self) -> socket.socket:
         self._address = os.path.join(tempfile.mkdtemp(prefix="farandole-"), "fetcher")
-        mine, theirs = socket.socketpair()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, theirs:
+        own_end, fetcher_end = socket.socketpair()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, fetcher_end:
             listener.bind(self._address)
             listener.listen(64)
-            numbers = listener.fileno(), theirs.fileno()
+            numbers = listener.fileno(), fetcher_end.fileno()
             command = [sys.executable, "-m", "farandole.data.fetcher", self._address, *map(str, numbers)]
             process = subprocess.Popen([*command, *self._arguments], stdin=subprocess.DEVNULL, pass_fds=numbers)
-        weakref.finalize(self, _end, process, mine, Path(self._address), os.getpid())
-        return mine
+        weakref.finalize(self, _end, process, own_end, Path(self._address), os.getpid())
+        return own_end
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, address: Path, starter: int) -> None:
-    """By the process that has started it."""
+    """Ends the fetcher; does nothing in a process that has not started it."""
     if os.getpid() == starter:
         connection.close()
         process.kill()
@@ -592,11 +604,11 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, address: P
             address.parent.rmdir()
 
 
-def _of(file: RemoteFile) -> FileOf:
+def _file_of(file: RemoteFile) -> FileOf:
     return FileOf(file.url, file.size, file.md5)
 
 
-def _what(asked: Range | Whole | WantSettled) -> str:
-    if isinstance(asked, Range):
-        return f"{asked.url}, bytes {asked.start} to {asked.stop}"
-    return asked.file.url if isinstance(asked, Whole) else "the cache"
+def _describe(request: Range | Whole | WantSettled) -> str:
+    if isinstance(request, Range):
+        return f"{request.url}, bytes {request.start} to {request.stop}"
+    return request.file.url if isinstance(request, Whole) else "the cache"

@@ -1,20 +1,20 @@
-"""Labelled images in tar files, in a folder or on S3, as a map-style dataset: any worker reaches any sample at once.
+"""Labelled images in tar files, in a folder or on S3, as a map-style dataset: any worker can read any sample directly.
 
-The format is WebDataset's, which many tools write and read: tar files ("shards", not to be confused with a step's) of
-`KEY.jpg` and `KEY.cls`, and the index `index.json` that the `wids` package defines, with each shard's number of
-samples, length and MD5. `farandole data prepare` makes it, and so do WebDataset's own `ShardWriter` and `widsindex`.
+The format is WebDataset's, which many tools write and read: tar files ("shards", not the shards of a step) of `KEY.jpg`
+and `KEY.cls`, and the index `index.json` that the `wids` package defines, with each shard's number of samples, length
+and MD5. `farandole data prepare` writes it, and so do WebDataset's own `ShardWriter` and `widsindex`.
 
-Tried and not taken: MosaicML's MDS, whose package asks for NumPy below 2.2, transformers, and the clients of four
+Tried and not taken: MosaicML's MDS, whose package requires NumPy below 2.2, transformers, and the clients of four
 clouds; the reader in `wids`, which downloads by shell commands (no fsspec, no limit on the cache, torn files stay) and
-unpickles what a shard holds if its name says so.
+unpickles fields of a shard whose name asks for it.
 
-What `prepare` makes has a table of its samples beside the index (`index.py`): so a sample can be read of a shard that
-is not here. Of shards without one it is made here, once a machine, of the first copy that has the index's MD5; a tar's
-contents are read by Python's own `tarfile`, 90 us a sample. (`images.py`)
+`prepare` writes a table of the samples beside the index (`index.py`): so a sample of a shard that has no copy here can
+be read. For shards without a table it is made here (`ShardTables`), once a machine, from the first copy that has the
+index's MD5; Python's own `tarfile` reads the tar's contents, 90 us a sample.
 
-Invariant: a sample is what its checksum vouches for, whoever reads it and wherever from, or an error that names shard,
-file and sample. Neither checksum nor MD5 says who made a shard: so reading one allocates no more than the shard is
-long. Left out: samples with several images, labels other than an integer.
+Invariant: a sample has the bytes of its checksum, for any reader and any source, or it is an error that names shard,
+file and sample. Neither checksum nor MD5 authenticates the author of a shard: so reading a shard allocates no more than
+its length. Left out: samples with several images, labels other than an integer.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ from farandole.errors import ShardError, UsageError
 
 # --- contents ---------------------------------------------------------------------------------------------------------
 #
-# The table of a shard's samples (`index.py`): beside the index, or made of the tar's own contents.
+# The table of a shard's samples (`index.py`): beside the index, or made from the tar's contents.
 #
-# Where the index names none, as WebDataset's own tools leave it, the table of a shard is made of the first copy that
-# has the index's MD5, checksums and all, and noted in the cache for all processes of the machine; it takes 90 us a
-# sample. A local shard is compared with its MD5 for that, once.
+# If the index names no table, as with WebDataset's own tools, the table of a shard is made from the first copy that
+# has the index's MD5, with checksums, and stored in the cache for all processes of the machine; it takes 90 us a
+# sample. For this, a local shard is compared with its MD5, once.
 #
-# A tar's table of contents is believed no further than the shard is long: an entry that claims more is a bad sample, as
-# those behind it are, which nobody can find.
+# A tar's entries are trusted only within the length of the shard: an entry that claims more is a bad sample. So are all
+# those after it, since their places are unknown.
 
-BEYOND = -2  # where an image lies that the shard does not have
+BEYOND = -2  # offset of an image that lies beyond the end of its shard
 _LONGEST_LABEL = 20  # bytes; 2^63 has 19 digits
 _log = logging.getLogger(__name__)
 
 
 class ShardTables:
-    """Of all shards of a folder. Picklable.
+    """The tables of all shards of a folder. Picklable.
 
-    `known`: the index names a table, so nothing has to be here for a sample's place to be known.
+    `known`: the index names a table, so a sample's place is known without a copy of its shard.
     """
 
     def __init__(self, url: str, index: Index, copies: Copies) -> None:
@@ -87,13 +87,13 @@ class ShardTables:
         self.known = index.samples is not None
         self._all: Rows | None = None
         self._each: dict[int, Rows] = {}
-        self._told = False
+        self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_all": None, "_each": {}}  # each process maps what it needs
+        return {**self.__dict__, "_all": None, "_each": {}}  # each process maps the tables that it needs
 
     def row(self, shard: int, sample: int) -> list[int]:
-        """Of that sample of all, which is in that shard: offset, size, label, checksum.
+        """Returns offset, size, label and checksum of a sample. `sample` counts through all shards; `shard` holds it.
 
         Raises:
             ShardError: there is no table, and none can be made.
@@ -108,7 +108,7 @@ class ShardTables:
         return rows[sample - self._firsts[shard]].tolist()
 
     def _map(self) -> Rows:
-        """The table beside the index."""
+        """Maps the table beside the index."""
         table, total = self._index.samples, self._firsts[-1]
         assert table is not None
         url = f"{self._url}/{table.url}"
@@ -120,23 +120,23 @@ class ShardTables:
             try:
                 check(rows[self._firsts[number] : self._firsts[number + 1]], shard.filesize)
             except ValueError as error:
-                raise torn(f"{self._url}/{shard.url}", f"by {table.url}, {error}") from None
+                raise torn(f"{self._url}/{shard.url}", f"according to {table.url}, {error}") from None
         return rows
 
     def _of_shard(self, number: int) -> Rows:
         shard = self._index.shardlist[number]
         file = RemoteFile(f"{self._url}/{shard.url}", shard.filesize, shard.md5sum)
         descriptor = self._copies.open(file.url, file.size, file.md5)
-        if noted := self._copies.folder.table(file):
+        if stored := self._copies.folder.table(file):
             try:
-                return rows_of(noted, shard.nsamples)
+                return rows_of(stored, shard.nsamples)
             except ValueError:
-                pass  # it is made again
-        if not self._told:
-            self._told = True
+                pass  # the table is made again
+        if not self._warned:
+            self._warned = True
             _log.warning(
-                "%s has no checksums of samples: they are made of the first copy of each shard that has its MD5, "
-                "and kept in %s", self._url, self._copies.folder.path,
+                "%s has no checksums of samples: they are computed from the first copy of each shard that has its MD5, "
+                "and stored in %s", self._url, self._copies.folder.path,
             )  # fmt: skip
         if self._copies.is_local(file.url) and md5_of(descriptor) != file.md5:
             raise torn(file.url, "its MD5 is not the one in the index")
@@ -146,7 +146,11 @@ class ShardTables:
 
 
 def contents(descriptor: int, url: str, samples: int) -> Rows:
-    """Of a shard that is open: where each sample's image lies, how long it is, its label, and its checksum."""
+    """Returns the table of an open shard: for each sample the image's offset and size, the label, and the checksum.
+
+    Raises:
+        ShardError: it is no tar of images and labels, or has another number of samples.
+    """
     rows: list[list[int]] = []
     last, length = "", os.fstat(descriptor).st_size
     if samples > length // LEAST:
@@ -181,7 +185,7 @@ def contents(descriptor: int, url: str, samples: int) -> Rows:
 def _label(text: bytes) -> int:
     label = int(text)
     if len(text) > _LONGEST_LABEL or not 0 <= label < 1 << 63:
-        raise ValueError(f"label {text[:_LONGEST_LABEL]!r}: a whole number from 0 to 2^63 - 1")
+        raise ValueError(f"label {text[:_LONGEST_LABEL]!r} is not an integer from 0 to 2^63 - 1")
     return label
 
 
@@ -189,12 +193,12 @@ def _label(text: bytes) -> int:
 
 
 class ShardedImages(Dataset[tuple[Any, Any]]):
-    """Samples `(transform(image), label)`: `image` a PIL image in RGB, `label` its class's index.
+    """Samples `(transform(image), label)`: `image` is a PIL image in RGB, `label` is the index of its class.
 
-    `farandole.RandomResizedCrop` and `farandole.Resize` are given the file instead, and decode what they need of it.
+    `farandole.RandomResizedCrop` and `farandole.Resize` get the file instead, and decode only the part that they need.
 
     Attributes:
-        classes: names of the classes, by label; empty where the index has none.
+        classes: names of the classes, by label; empty if the index has none.
     """
 
     def __init__(
@@ -209,13 +213,13 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
     ) -> None:
         """Reads the index, nothing else. `url`: the folder that holds it, a path or a URL that fsspec knows.
 
-        Shards that are not on this machine are kept in the folder `cache`, of at most `cache_bytes`, which all
-        processes of the machine share; of those for which there is no room, samples are read one by one. `deadline_s`:
-        how long the store may take for a request, with all that is tried again.
+        Remote shards are copied to the folder `cache`, of at most `cache_bytes`, which all processes of the machine
+        share. Samples of shards for which there is no room are read one by one. `deadline_s`: the limit for one request
+        to the store in seconds, all retries included.
 
         Raises:
-            UsageError: Pillow is not installed, or there is no such place.
-            ShardError: no index there, or not one that can be used.
+            UsageError: Pillow or xxHash is not installed, or the kind of URL is unknown.
+            ShardError: there is no index, or no valid one.
         """
         require_pillow()
         require_xxhash()
@@ -235,7 +239,9 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Raises `IndexError` out of range, `ShardError` without the shard, Pillow's errors for a bad image."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without its shard, Pillow's errors for a
+        bad image.
+        """
         data, label = self.read(index)
         if isinstance(self.transform, Fit):
             image: Any = self.transform(picture_of(data))
@@ -247,24 +253,24 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         return image, self.target_transform(label) if self.target_transform is not None else label
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What decodes, and what the transform says of itself by its own `facts()`: to be equal in all workers."""
+        """Yields the decoders' versions and the transform's own `facts()`, which must be equal in all workers."""
         yield from transforms.facts(fast=isinstance(self.transform, Fit))
         yield from facts_of(self.transform).items()
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The image as it is stored, and its label.
+        """Returns the image as it is stored, and its label.
 
         Raises:
             IndexError: out of range.
-            ShardError: without the shard, or where this machine's is damaged.
-            ValueError: it is bad at its source, or the shard says that it lies beyond the shard's end.
+            ShardError: the shard can't be read, or this machine's is damaged.
+            ValueError: the image is bad at its source, or lies beyond the shard's end according to the shard.
         """
         file, (offset, size, label, expected) = self._row(index)
         if offset == BEYOND:
             raise ValueError(
-                f"shard {file.url}: it ends before this image does, by the length that this or an earlier entry claims"
+                f"shard {file.url}: it ends before this image, by the length that this or an earlier entry claims"
             )
-        if not self._expecting:  # whoever reads it knows no order
+        if not self._expecting:  # the caller has announced no order
             self.expect(np.array([index % len(self)]), shuffled=True)
         try:
             with object_store.time_reading():
@@ -274,7 +280,7 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
             raise type(error)(f"sample {index} of {self.url}, which is {name!r} of {file.url}: {error}") from None
 
     def _row(self, index: int) -> tuple[RemoteFile, list[int]]:
-        """A sample's shard, and its row of the table."""
+        """Returns a sample's shard, and its row of the table."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
@@ -282,10 +288,10 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         shard = bisect.bisect_right(self._ends, index)
         return self._files[shard], self._tables.row(shard, index)
 
-    # --- what a loader says --------------------------------------------------------------------------------------
+    # --- hooks for the loader (`workers.hook`) -------------------------------------------------------------------
 
     def expect(self, samples: npt.NDArray[np.int64], *, shuffled: bool) -> None:
-        """The order comes to these next, shape (n,): their shards are copied ahead of need. Does not wait.
+        """Announces the next samples of the order, shape (n,): their shards are prefetched. Does not wait.
 
         In a `shuffled` order all other shards are wanted after them.
         """
@@ -294,12 +300,12 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         _, firsts = np.unique(numbers, return_index=True)
         wanted = [int(number) for number in numbers[np.sort(firsts)]]
         if shuffled:
-            known = set(wanted)
-            wanted += [number for number in range(len(self._files)) if number not in known]
+            listed = set(wanted)
+            wanted += [number for number in range(len(self._files)) if number not in listed]
         self._copies.expect([self._files[number] for number in wanted])
 
     def ahead(self, samples: npt.NDArray[np.int64]) -> None:
-        """These are read next, all of them, shape (n,): what is not here comes at once, not one after the other."""
+        """Requests these samples, shape (n,), if they have no copy here: all at once. Does not wait."""
         if not self._tables.known:
             return
         wanted: list[tuple[RemoteFile, tuple[int, int]]] = []
@@ -310,20 +316,20 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         self._copies.ahead(wanted)
 
     def settle(self, at_most_s: float) -> bool:
-        """Wait until the shards that are expected are here, as far as there is room. False: it takes longer."""
+        """Waits until the expected shards are here, as far as there is room. Returns False after `at_most_s` s."""
         return self._copies.settle(at_most_s)
 
 
 # --- synthetic --------------------------------------------------------------------------------------------------------
 #
-# Images that are made up: for trying a script, and for timing one without any disk.
+# Synthetic images: for trying a script, and for timing one without any disk.
 #
-# A sample is its class's own bands of colour plus noise, a slice of one long stretch of noise that begins where the
-# sample's index says. So it depends on the index alone, is cheap (0.12 ms for 3x224x224 on one core, where drawing as
-# many normal numbers takes 0.57), and a model can learn the classes. Left out: realism.
+# A sample is the colour bands of its class plus noise. The noise is a slice of one long array; the sample's index
+# determines its begin. So a sample depends on the index alone, is cheap (0.12 ms for 3x224x224 on one core, where
+# drawing as many normal numbers takes 0.57), and a model can learn the classes. Left out: realism.
 
-_SPARE = 65_521  # elements of noise beyond one sample: so many places to begin at
-_BANDS = 7  # a pattern is so many horizontal bands, each of a colour
+_SPARE = 65_521  # elements of noise beyond one sample: the number of possible begins
+_BANDS = 7  # horizontal bands of a pattern, each of one colour
 
 
 class Synthetic(Dataset[tuple[torch.Tensor, int]]):
@@ -334,7 +340,7 @@ class Synthetic(Dataset[tuple[torch.Tensor, int]]):
     ) -> None:
         """Raises `UsageError` for a length, a number of classes or an extent below 1."""
         if min(length, classes, *shape, len(shape)) < 1:
-            raise UsageError(f"Synthetic({length}, {tuple(shape)}, {classes}): each at least 1")
+            raise UsageError(f"Synthetic({length}, {tuple(shape)}, {classes}): each must be at least 1")
         self.length, self.shape, self.classes, self.seed = length, tuple(shape), classes, seed
         generator = torch.Generator().manual_seed(derive(seed, "synthetic") >> 1)
         self._elements = torch.Size(self.shape).numel()
@@ -359,7 +365,7 @@ class Synthetic(Dataset[tuple[torch.Tensor, int]]):
         return noise.view(self.shape) + self._patterns[label], label
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.length, self.shape, self.classes, self.seed)  # not its megabytes of noise
+        return _again, (self.length, self.shape, self.classes, self.seed)  # without its megabytes of noise
 
 
 def _again(length: int, shape: tuple[int, ...], classes: int, seed: int) -> Synthetic:

@@ -1,11 +1,11 @@
-"""What `index.json` says of a folder of shards: the `wids` package's format, in which unknown fields are passed over.
+"""The index of a folder of shards, `index.json`: the format of the `wids` package, in which unknown fields are ignored.
 
-Who made a folder of shards may be a stranger. So a shard is a plain name beside the index (no way out of the folder, no
-URL of somebody else's, nothing that a cache's file name could not hold), a digest is one, and numbers are numbers of
-something. Names are told once: two entries of one file would be two claims about it.
+A folder of shards may come from an untrusted author. So the index is checked: a shard is a plain file name beside the
+index (no path out of the folder, no foreign URL, no character that a cache's file name can't hold), a digest has the
+form of an MD5, and numbers are in range. A name occurs once: two entries of one file would be two claims about it.
 
-`classes` and `samples` are ours: the classes' names by label, and the file that says where each sample lies and what
-its bytes are (`index.py`), which that format has no place for.
+`classes` and `samples` are our additions: the classes' names by label, and the file with the place and checksum of each
+sample (section "samples"), for which that format has no field.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 28  # a million shards take half of it
 _NAME = re.compile(r"\w[\w .,+=@~-]*")
-_MAX_NAME = 200  # bytes: a cache puts a digest before it and a suffix behind it
+_MAX_NAME = 200  # bytes: a cache adds a digest before it and a suffix after it
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_MAX = 1 << 53  # of samples, of bytes
+_MAX = 1 << 53  # samples, and bytes
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One tar file: its name, beside the index, how many samples it has, its length and its MD5 in hex."""
+    """One tar file: its name beside the index, its number of samples, its length in bytes and its MD5 in hex."""
 
     url: str
     nsamples: int
@@ -52,7 +52,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplesFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file, beside the index, of what each sample is."""
+    """The file beside the index that holds the table of samples (section "samples")."""
 
     url: str
     md5sum: str
@@ -75,20 +75,20 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         seen: set[str] = set()
         for number, shard in enumerate(self.shardlist):
             if shard.url in seen:
-                raise ValueError(f"url {shard.url!r} of shardlist[{number}] is that of an entry before it")
+                raise ValueError(f"url {shard.url!r} of shardlist[{number}] repeats that of an earlier entry")
             seen.add(shard.url)
 
 
 def read_index(place: str) -> Index:
-    """The index at `place`, a path or a URL.
+    """Returns the index at `place`, a path or a URL.
 
     Raises:
-        UsageError: there is no such kind of place.
-        ShardError: it is not there, is none, or names no samples.
+        UsageError: the kind of URL is unknown.
+        ShardError: the file does not exist, is not an index, or names no samples.
     """
     index = read_struct(
         place, Index, called="index of WebDataset shards",
-        absent="`farandole data prepare` writes it last, so run it to its end. Of tars that were made by others, "
+        absent="`farandole data prepare` writes it last, so run it to its end. For tars made by other tools, "
         "`farandole data index` makes one",
     )  # fmt: skip
     if sum(shard.nsamples for shard in index.shardlist) == 0:
@@ -97,27 +97,29 @@ def read_index(place: str) -> Index:
 
 
 def read_struct(place: str, kind: type[T], *, called: str, absent: str) -> T:
-    """A JSON file of somebody's, of at most `MAX_INDEX_BYTES`. `absent`: what to do where it is not there.
+    """Returns the `kind` decoded from a JSON file of at most `MAX_INDEX_BYTES`.
+
+    Error messages call the file `called`, and state the remedy `absent` if it does not exist.
 
     Raises:
-        UsageError: there is no such kind of place.
-        ShardError: it is not there, can't be read, or is no `kind`, which is `called` that.
+        UsageError: the kind of URL is unknown.
+        ShardError: the file does not exist, can't be read, or is no `kind`.
     """
     files, path = filesystem(place)
     try:
-        length = files.size(path) or 0  # not every server says
+        length = files.size(path) or 0  # some servers don't report it
         if length > MAX_INDEX_BYTES:
             raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
         return msgspec.json.decode(files.cat_file(path), type=kind)
     except FileNotFoundError:
-        raise ShardError(f"{place} is not there; {absent}") from None
+        raise ShardError(f"{place} does not exist; {absent}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ShardError(f"{place} is no {called}: {error}") from None
+        raise ShardError(f"{place} is not an {called}: {error}") from None
     except ShardError:
         raise
     except Exception as error:
         raise ShardError(
-            f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
+            f"{place} can't be read ({type(error).__name__}: {error}); check that this host can reach it"
         ) from error
 
 
@@ -130,7 +132,7 @@ def _check(url: str, md5sum: str) -> None:
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 #
-# Where each sample of a folder of shards lies, and what its bytes are: a table of four whole numbers a sample.
+# The place and checksum of each sample of a folder of shards: a table of four integers a sample.
 #
 #     offset, size    of the image within its shard, in bytes
 #     label           the class's number
@@ -139,10 +141,9 @@ def _check(url: str, md5sum: str) -> None:
 # `farandole data prepare` writes it as one file beside the index, 32 bytes a sample, little-endian, in the order of the
 # samples; the index has its MD5. It is mapped, not read: a table of 10^8 samples takes no memory of its own.
 #
-# The checksum is looked at whenever a sample is read, wherever from: 1.2 us for 45 kB that are in the cache. It finds
-# what disks, copies and servers do to bytes, not what somebody does on purpose. What is on purpose is the index's
-# author's, who is believed in what a sample is, but not in how long a shard is: a row that leads out of its shard is
-# refused.
+# The checksum is compared whenever a sample is read, from any source: 1.2 us for 45 kB in the cache. It detects damage
+# by disks, copies and servers, not deliberate changes. We trust the author of the index about labels and contents, but
+# not about lengths: a row that points outside its shard is refused.
 
 NAME = "samples.bin"
 COLUMNS = 4
@@ -152,7 +153,7 @@ Rows = npt.NDArray[np.int64]  # shape (samples, COLUMNS)
 
 
 def require_xxhash() -> None:
-    """Raises `UsageError` where it is not installed: before anything is begun, not at the first sample."""
+    """Raises `UsageError` if xxHash is not installed; call it before work begins, not at the first sample."""
     try:
         import xxhash  # pyright: ignore[reportUnusedImport]  # noqa: F401
     except ImportError:
@@ -162,7 +163,7 @@ def require_xxhash() -> None:
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """Of a sample as it is stored; signed, so that it fits into a row."""
+    """Returns the XXH3 checksum (64 bits) of a sample as it is stored; signed, so that it fits into a row."""
     import xxhash
 
     unsigned: int = xxhash.xxh3_64_intdigest(data)
@@ -170,14 +171,14 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 def rows_of(content: Any, samples: int) -> Rows:
-    """The table in `content`, which stays what it is.
+    """Returns the table in `content` as an array that shares its memory.
 
     Raises:
-        ValueError: it is none of so many samples.
+        ValueError: the length is not that of a table of `samples` rows.
     """
-    found = memoryview(content).nbytes
-    if found != samples * ROW_BYTES:
-        raise ValueError(f"it has {found} bytes where {samples} samples take {samples * ROW_BYTES}")
+    length = memoryview(content).nbytes
+    if length != samples * ROW_BYTES:
+        raise ValueError(f"it has {length} bytes where {samples} samples take {samples * ROW_BYTES}")
     return np.frombuffer(content, dtype="<i8").reshape(samples, COLUMNS)
 
 
@@ -186,38 +187,38 @@ def to_bytes(rows: Rows) -> bytes:
 
 
 def check(rows: Rows, length: int) -> None:
-    """All of them lie in a shard of `length` bytes, and have a label.
+    """Checks that all samples lie within a shard of `length` bytes, and have a label.
 
     Raises:
-        ValueError: one does not; names the first.
+        ValueError: a sample does not; names the first.
     """
     offset, size = rows[:, OFFSET], rows[:, SIZE]
     wrong = (offset < 0) | (size < 0) | (size > length) | (offset > length - size) | (rows[:, LABEL] < 0)
     if wrong.any():
         number = int(wrong.argmax())
         raise ValueError(
-            f"its sample {number} is said to lie at {offset[number]}, with {size[number]} bytes and label "
+            f"its sample {number} should lie at {offset[number]}, with {size[number]} bytes and label "
             f"{rows[number, LABEL]}, and the shard has {length} bytes"
         )
 
 
 # --- tars -------------------------------------------------------------------------------------------------------------
 #
-# What a tar holds, entry by entry, as WebDataset groups it: entries one after the other of the same key are a sample.
+# The entries of a tar, grouped as WebDataset does: consecutive entries of the same key are one sample.
 #
-# An entry's key is its name up to the first dot behind the last slash, and the rest is the name of a field: of
-# `some/folder/7.seg.png` the key is `some/folder/7`, and the field `seg.png`. What has no key or no field is passed
-# over, as WebDataset does, and so are `__names__` like this, which it keeps for itself.
+# An entry's key is its name up to the first dot after the last slash, and the rest is the name of a field:
+# `some/folder/7.seg.png` has the key `some/folder/7`, and the field `seg.png`. Entries without a key or a field are
+# ignored, as WebDataset does, and so are `__names__` like this, which it reserves.
 #
-# Invariant: each entry lies behind the one before it, so that a tar which leads back is an error, and no loop. An entry
-# may claim to be longer than its file: who reads it looks. No list of entries is kept here.
+# Invariant: each entry lies after the one before it, so a tar that points back is an error, and not an endless loop. An
+# entry may claim to be longer than its file: the caller must check. No list of entries is kept here.
 
-UNREADABLE = (tarfile.TarError, ValueError, OverflowError, RecursionError)  # what comes of a tar that is none
-LEAST = 512  # bytes that a sample takes in a tar: the head of one field
+UNREADABLE = (tarfile.TarError, ValueError, OverflowError, RecursionError)  # errors of a file that is no valid tar
+LEAST = 512  # minimum bytes of a sample in a tar: the header of one field
 
 
 class FieldEntry(NamedTuple):
-    """A field of a sample: `size` bytes from `offset` on, if the file is that long."""
+    """A field of a sample: `size` bytes from `offset` on. The file may be shorter."""
 
     key: str
     field: str
@@ -226,12 +227,12 @@ class FieldEntry(NamedTuple):
 
 
 def entries(archive: tarfile.TarFile) -> Iterator[FieldEntry]:
-    """All fields that `archive` holds, in their order. Raises any of `UNREADABLE`."""
+    """Yields all fields that `archive` holds, in their order. Raises any of `UNREADABLE`."""
     end = 0
     while (member := archive.next()) is not None:
         cast(Any, archive).members.clear()  # a kilobyte each, for as long as the archive is open
         if member.size < 0 or member.offset_data <= end:
-            raise ValueError(f"entry {member.name!r} leads back")
+            raise ValueError(f"entry {member.name!r} points back")
         end = member.offset_data
         if not member.isfile():
             continue
@@ -243,9 +244,9 @@ def entries(archive: tarfile.TarFile) -> Iterator[FieldEntry]:
 
 @contextlib.contextmanager
 def mapped(descriptor: int) -> Generator[tarfile.TarFile, None, None]:
-    """The archive that is open as `descriptor`. Raises any of `UNREADABLE`.
+    """Opens the archive of an open file `descriptor`. Raises any of `UNREADABLE`.
 
-    Mapped, since a descriptor's position is shared with the processes that were forked since it was opened.
+    The file is mapped, because processes forked since it was opened share the descriptor's position.
     """
     with (
         mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as file,

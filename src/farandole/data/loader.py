@@ -1,18 +1,18 @@
-"""A worker's micro-batches, fetched ahead of a plan that may change at any step.
+"""`Loader` makes a worker's micro-batches, and prefetches them for a plan that may change at any step.
 
-It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours (`workers.py`): a request is a `Key`, one
-micro-batch, and the loader process that gets it makes the whole micro-batch (`workers.py`), which depends on its key
-alone: a lost worker's shards can be made by anyone. The same processes serve from the first `expect` or `fetch` to
-`close`, through any number of plans. If one of them dies, all are replaced (`workers.py`), and what was under way is
-requested again. An exception of the dataset's travels with its key and is raised when that key is asked for; if nobody
-asks, it is nobody's.
+It uses an ordinary `torch.utils.data.DataLoader` with a sampler of our own (`workers.Prefetch`). A request is a `Key`,
+which names one micro-batch. The loader process that gets the request makes the whole micro-batch (`workers.Source`),
+which depends on its key alone, so any worker can make the shards of a lost worker. The same processes serve from the
+first `expect` or `fetch` to `close`, through any number of plans. If one of them dies, all are replaced, and the
+requests that were in flight are sent again. An exception that the dataset raises is sent back with its key and is
+raised when that key is fetched. If the key is never fetched, the exception is dropped.
 
 Processor time of a fetch of 64 samples of 784 values in one process: 43 us from a `TensorDataset` (37 of them torch's
 `index_select`; torch's own DataLoader takes 250), 0.85 ms sample by sample (7 of 13 us a sample set random state).
 
-Loader processes end with the thread that started them (`ProcessStart`): fetch from one that outlives training.
-Left out: iterable datasets (no random access), use by several threads. `fetch` leaves the global random state
-anywhere: seed it before what follows.
+Loader processes end with the thread that started them (`ProcessStart`): call `fetch` from a thread that outlives
+training. Left out: iterable datasets (no random access), use by several threads. `fetch` leaves the global random
+state undefined: seed it before what follows.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from farandole.platform.bounds import real, whole
 
 # --- options ----------------------------------------------------------------------------------------------------------
 #
-# What a loader can be asked for: each other option of torch's DataLoader is an error that says why it can't be set.
+# The options of a loader. Each other option of torch's DataLoader is an error that says why it can't be set.
 #
-# Nothing is left out in silence: how many samples `drop_last` leaves out of each epoch is said.
+# No sample is left out silently: a warning states how many samples `drop_last` leaves out of each epoch.
 
 _log = logging.getLogger(__name__)
-MAX_PROCESSES = 1024  # of a loader
-MAX_AHEAD = 1024  # micro-batches of a process
+MAX_PROCESSES = 1024  # processes of one loader
+MAX_AHEAD = 1024  # micro-batches that one process prefetches
 MAX_TIMEOUT_S = 1e6  # poll(2) takes no more than 24 days
 REFUSED = {
-    "batch_size": "the global batch is what `batch` says",
+    "batch_size": "`batch` sets the global batch",
     "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
-    "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
+    "batch_sampler": "the order comes from the run's seed; `batch` sets how it is cut into batches",
     "generator": "random state comes from the run's seed",
     "in_order": "results are matched to requests in order",
     "pin_memory_device": "pin_memory=True pins for the current accelerator",
@@ -75,7 +75,7 @@ REFUSED = {
 
 
 def length_of(dataset: Dataset[Any]) -> int:
-    """How many samples it has. Raises `UsageError` where they can't be reached by their numbers."""
+    """Returns the number of samples. Raises `UsageError` if samples can't be read by their index."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UsageError(f"{kind} is an IterableDataset: any worker must reach any sample, so give a map-style dataset")
@@ -86,7 +86,7 @@ def length_of(dataset: Dataset[Any]) -> int:
     except Exception as error:
         raise UsageError(
             f"len() of {kind} fails with {type(error).__name__}: {error}; any worker must know how many samples there "
-            f"are: hand in a data set, not its class, whose __len__() gives a whole number"
+            f"are: pass a dataset, not its class, whose __len__() returns an integer"
         ) from error
     if length == 0:
         raise UsageError(f"{kind} is empty: a dataset needs at least one sample")
@@ -94,20 +94,20 @@ def length_of(dataset: Dataset[Any]) -> int:
 
 
 def check_length(dataset: Dataset[Any], length: int) -> None:
-    """Raises `UsageError` where a data set has another length than when its loader was made."""
-    now = len(cast(Sized, dataset))
-    if now != length:
+    """Raises `UsageError` if the dataset's length has changed since its loader was made."""
+    current = len(cast(Sized, dataset))
+    if current != length:
         raise UsageError(
-            f"{type(dataset).__name__} had {length} samples when its loader was made and has {now} now: some would "
-            f"be left out, or asked for that are not there; keep its length the same in all epochs of a run"
+            f"{type(dataset).__name__} had {length} samples when its loader was made and has {current} now: the loader "
+            f"would skip samples, or request samples that do not exist; keep its length the same in all epochs of a run"
         )
 
 
 def check_subsets(dataset: Dataset[Any]) -> None:
-    """What a `Subset` picks is in its data set: a number that looks as if it is not is tried.
+    """Checks that the indices of each `Subset` exist in its dataset; reads the first index that looks out of range.
 
     Raises:
-        UsageError: one is not; names it.
+        UsageError: an index does not exist; names it.
     """
     for subset in subsets(dataset):
         indices, length = np.asarray(subset.indices), len(cast(Sized, subset.dataset))
@@ -115,59 +115,64 @@ def check_subsets(dataset: Dataset[Any]) -> None:
             continue
         for at in np.flatnonzero((indices < -length) | (indices >= length))[:1]:
             try:
-                subset.dataset[subset.indices[at]]  # its data set may number its samples in another way
+                subset.dataset[subset.indices[at]]  # its dataset may number its samples in another way
             except LookupError as error:
                 kind = type(subset.dataset).__name__
                 raise UsageError(
                     f"Subset.indices[{at}] is {indices[at]}, and the {kind} that it picks from has {length} samples, "
-                    f"0 to {length - 1} ({type(error).__name__}: {error}); mend the indices"
+                    f"0 to {length - 1} ({type(error).__name__}: {error}); correct the indices"
                 ) from error
 
 
 def left_out(length: int, batch: BatchPolicy) -> int:
-    """How many samples `drop_last` leaves out of each epoch. Raises `UsageError` where it would leave out all."""
+    """Returns how many samples `drop_last` leaves out of each epoch.
+
+    Raises:
+        UsageError: it would leave out all samples, or the batch policy is not `GlobalBatch`.
+    """
     if not isinstance(batch, GlobalBatch):
         raise UsageError(
-            "drop_last=True needs a batch that stays the same, farandole.GlobalBatch: whether another is an epoch's "
-            "last, and short, is known only when its workers are"
+            "drop_last=True needs a batch of constant size, farandole.GlobalBatch: with another policy, the size of "
+            "an epoch's last batch depends on the workers at that time"
         )
     if length < batch.size:
         raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
     rest = length % batch.size
-    _log.warning("drop_last leaves %d of %d samples out of each epoch, others each time", rest, length)
+    _log.warning("drop_last leaves out %d of %d samples in each epoch, different ones each time", rest, length)
     return rest
 
 
 def processes_of(
     num_workers: Any, prefetch_factor: Any, timeout: Any, multiprocessing_context: Any
 ) -> tuple[int, int | None, float]:
-    """How many processes a loader has, how many micro-batches each makes ahead (None: torch's default), and for how
-    many seconds a result is waited for (0: without limit).
+    """Returns the number of loader processes, the micro-batches that each prefetches (None: torch's default), and the
+    timeout for a result in seconds (0: no limit).
 
     Raises:
-        UsageError: a value means nothing, or means nothing without processes.
+        UsageError: a value is invalid, or needs loader processes and there are none.
     """
     processes = whole("num_workers={}", num_workers, 0, MAX_PROCESSES, why="processes of the loader, 0: none")
     ahead = None
     if prefetch_factor is not None:
-        why = "micro-batches that each process makes ahead; left out: 2"
+        why = "micro-batches that each process prefetches; default: 2"
         ahead = whole("prefetch_factor={}", prefetch_factor, 1, MAX_AHEAD, why=why)
     seconds = real("timeout={}", timeout, 0, MAX_TIMEOUT_S, why="seconds, 0: without limit")
-    meant = {"prefetch_factor": ahead, "timeout": seconds, "multiprocessing_context": multiprocessing_context}
-    for name, value in meant.items():
+    options = {"prefetch_factor": ahead, "timeout": seconds, "multiprocessing_context": multiprocessing_context}
+    for name, value in options.items():
         if value and not processes:
-            raise UsageError(f"{name}={value!r} is of loader processes: it needs num_workers > 0; else leave it out")
+            raise UsageError(f"{name}={value!r} configures loader processes: set num_workers > 0, or leave it out")
     return processes, ahead, seconds
 
 
 def callable_or_none(name: str, value: Any) -> Callable[..., Any] | None:
-    """`value` of the option `name`. Raises `UsageError` where it can't be called."""
+    """Returns `value` of the option `name`. Raises `UsageError` if it is not callable."""
     if value is not None and not callable(value):
-        raise UsageError(f"{name}={value!r:.100} can't be called: give a function, or leave it out")
+        raise UsageError(f"{name}={value!r:.100} is not callable: give a function, or leave it out")
     return value
 
 
 def check_options(options: dict[str, Any]) -> None:
+    """Raises `UsageError` for each option that this loader does not take; states why."""
     for name, value in options.items():
         if name == "persistent_workers":
             if not value:
@@ -178,7 +183,7 @@ def check_options(options: dict[str, Any]) -> None:
             raise UsageError(f"{name}={value!r} can't be set here: {REFUSED[name]}")
         else:
             raise UsageError(
-                f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
+                f"{name}={value!r} is not an option of the loader; it takes num_workers, collate_fn, pin_memory, "
                 "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does, "
                 "drop_last and on_bad_sample"
             )
@@ -186,56 +191,56 @@ def check_options(options: dict[str, Any]) -> None:
 
 # --- announced --------------------------------------------------------------------------------------------------------
 #
-# What the loader has told its dataset of the order: which samples come next, wherever the loader is.
+# The samples that the loader has announced to its dataset: those that come next in the order.
 #
-# Told are the samples that all workers will take from a position on, not this one's alone: whatever a view changes,
-# what is near is what is wanted; and workers of one host want one another's. Told again when a good part of it is
-# behind.
+# It announces the next samples of all workers from a position on, not only this worker's, because a view change may
+# reassign them, and because workers of one host use one another's copies. It announces again when half of the announced
+# range is behind the current position.
 
 HORIZON = 16_384  # samples
 NOWHERE = (-1, 0)
 
 
 class Announced:
-    """Of one loader."""
+    """Announces the next samples of one loader to its dataset, if the dataset has the hooks (`workers.hook`)."""
 
     def __init__(self, dataset: Any, order: SampleOrder) -> None:
         self._order = order
         self._expect, self._settle = hook(dataset, "expect"), hook(dataset, "settle")
-        self._at = NOWHERE  # epoch and position from which it was told
+        self._at = NOWHERE  # epoch and position where the last announcement begins
 
     def begin(self) -> None:
-        """Somebody will read, nobody knows yet where."""
+        """Announces the beginning of epoch 0 if nothing was announced yet: the position is not known yet."""
         if self._at == NOWHERE:
             self.reach(0, 0)
 
     def reach(self, epoch: int, start: int) -> None:
-        """The loader is there, or will be soon."""
+        """Announces the samples from position `start` of `epoch` on, unless an announcement covers them already."""
         if self._expect is None:
             return
-        told, first = self._at
-        if epoch == told and first <= start < first + HORIZON // 2:
+        announced_epoch, first = self._at
+        if epoch == announced_epoch and first <= start < first + HORIZON // 2:
             return
         self._at = epoch, start
         samples = self._order.samples(epoch, start, min(start + HORIZON, self._order.length))
         self._expect(samples, shuffled=self._order.shuffle)
 
     def settle(self, at_most_s: float) -> None:
-        """Wait until what was told is near."""
+        """Waits at most `at_most_s` seconds until the announced samples are near."""
         if self._settle is not None and at_most_s:
             self._settle(at_most_s)
 
 
 # --- loader -----------------------------------------------------------------------------------------------------------
 
-NOT_PICKLED = {"PicklingError", "AttributeError", "TypeError"}  # names of what pickling raises
+NOT_PICKLED = {"PicklingError", "AttributeError", "TypeError"}  # names of the exceptions that pickling raises
 
 
 class Loader:
-    """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
+    """Makes micro-batches of `dataset` on request, and prefetches them; options have torch's names and meaning."""
 
     watch: ClassVar[FetchHook | None] = None
-    timed: ClassVar[bool] = False  # whether loaders that are made from now on count what making takes, in `making`
+    timed: ClassVar[bool] = False  # True: loaders that are made from now on measure the cost of making, in `making`
 
     def __init__(
         self,
@@ -256,14 +261,14 @@ class Loader:
         on_deaths: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        """Check everything, start nothing. `on_deaths` is called with the reason when loader processes have died.
+        """Checks all arguments; starts no process. Calls `on_deaths` with the reason when loader processes have died.
 
         Raises:
-            UsageError: a dataset that can't be loaded, or an option that makes no sense here.
+            UsageError: the dataset can't be loaded, or an option is invalid here.
         """
         check_options(options)
         if on_bad_sample not in ("raise", "skip"):
-            raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
+            raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave out and count such samples')
         num_workers, prefetch_factor, timeout = processes_of(
             num_workers, prefetch_factor, timeout, multiprocessing_context
         )
@@ -274,15 +279,15 @@ class Loader:
         self.length = length_of(dataset)
         if on_bad_sample == "raise":
             check_subsets(dataset)
-        self.left_out = left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
+        self.left_out = left_out(self.length, batch) if drop_last else 0  # samples at the end of each epoch's order
         self.epoch_samples = self.length - self.left_out
-        self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
+        self.skipped: tuple[int, ...] = ()  # bad samples that the micro-batch fetched last lacks
         self.order = SampleOrder(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
         self._source.timed = self.timed
         self._state = DatasetState(self._source.epochs, dataset, collate_fn)
-        self.making = NOTHING  # what the making of all that came has taken
+        self.making = NOTHING  # the cost of making all micro-batches received so far
         self._places = num_workers * (prefetch_factor or 2)
         self._ahead = Prefetch(limit=2 * self._places)
         self.processes = num_workers
@@ -293,7 +298,7 @@ class Loader:
         self._start: ProcessStart | None = None
         self._deaths = 0  # in a row
         self._on_deaths = on_deaths
-        self._epoch = -1  # of the micro-batch fetched last
+        self._epoch = -1  # epoch of the micro-batch fetched last
         self._pid = os.getpid()
         try:
             self._new_loader = partial(
@@ -316,14 +321,14 @@ class Loader:
             shared_memory.check()
 
     def __len__(self) -> int:
-        """Steps of the base batch an epoch; the last may be shorter."""
+        """Returns the number of steps of the base batch in an epoch; the last may be shorter."""
         return -(-self.epoch_samples // self.batch.base)
 
     def expect(self, upcoming: Iterable[Key]) -> None:
-        """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.
+        """Replaces the prefetch list by `upcoming`: the keys in the order in which they will be fetched.
 
-        It may be endless or end; 256 keys are read at once, more when they are due. What is under way or waiting and
-        is among those is kept, the rest dropped. Without loader processes nothing is fetched ahead.
+        `upcoming` may be endless. 256 keys are read at once, more when they are due. Micro-batches in flight or waiting
+        that are among those 256 are kept, the rest are dropped. Without loader processes nothing is prefetched.
         """
         if not self._direct:
             self._ahead.replace(upcoming)
@@ -331,27 +336,30 @@ class Loader:
             self._trade_idle()
 
     def enter(self, epoch: int) -> None:
-        """A step of `epoch` begins: the data set is told of it before the script's loop body comes.
+        """Begins a step of `epoch`: calls the dataset's `set_epoch` before the script's loop body runs.
 
         Raises:
-            UsageError: the script has changed the data set.
+            UsageError: the script has changed the dataset.
         """
         self._state.enter(epoch)
 
     def warm(self, at_most_s: float) -> None:
-        """Before anybody waits for it: its processes run, and what they will read is near, if that takes no longer."""
+        """Starts the processes before the first fetch, and waits at most `at_most_s` seconds until the data is near."""
         self._announced.begin()
         if not self._direct:
             self._started()
         self._announced.settle(at_most_s)
 
     def fetch(self, key: Key) -> Any:
-        """The collated micro-batch of `key`, every CPU tensor in 64-byte aligned memory.
+        """Returns the collated micro-batch of `key`, with every CPU tensor in 64-byte aligned memory.
 
-        A key that is not expected goes to the front of the requests. An exception of the dataset's comes out as
-        `BadSample`, with its traceback, or its sample is left out and named in `skipped`, as `on_bad_sample` says: the
-        batch is None if all are. `LoaderDied` if loader processes die again and again, `RuntimeError` if one timed
-        out; after either the next call starts new ones.
+        A key that is not expected goes to the front of the requests. With `on_bad_sample="skip"` a sample whose
+        reading raises is left out and named in `skipped`; the batch is None if all samples are left out.
+
+        Raises:
+            BadSample: the dataset raised an exception, whose traceback it has.
+            LoaderDied: loader processes keep dying. The next call starts new ones.
+            RuntimeError: a loader process timed out. The next call starts new ones.
         """
         self._state.enter(key.epoch)
         if key.epoch != self._epoch:
@@ -360,18 +368,18 @@ class Loader:
         try:
             return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
         finally:
-            self._source.epochs.enter(key.epoch)  # what is read ahead in this process may be of the next one
+            self._source.epochs.enter(key.epoch)  # prefetching in this process may have entered the next epoch
             self._state.settle()
 
     def _fetch(self, key: Key) -> Any:
         self._announced.reach(key.epoch, key.start)
-        found = self._fetched(key)
+        batch = self._fetched(key)
         self.skipped = ()
-        if isinstance(found, Incomplete):
-            for said in found.bad.values():
-                _log.warning("BAD SAMPLE LEFT OUT of epoch %d: %s", key.epoch, said)
-            self.skipped, found = tuple(found.bad), found.batch
-        return aligned(found)
+        if isinstance(batch, Incomplete):
+            for reason in batch.bad.values():
+                _log.warning("BAD SAMPLE LEFT OUT of epoch %d: %s", key.epoch, reason)
+            self.skipped, batch = tuple(batch.bad), batch.batch
+        return aligned(batch)
 
     def _fetched(self, key: Key) -> Any:
         if self._direct:
@@ -382,21 +390,21 @@ class Loader:
         ahead.ask(key)
         while key not in ahead.waiting:
             self._pull()
-        found = ahead.waiting.pop(key)
+        result = ahead.waiting.pop(key)
         self._trade_idle()
-        if isinstance(found, ExceptionWrapper):
+        if isinstance(result, ExceptionWrapper):
             try:
-                found.reraise()
+                result.reraise()
             except RuntimeError as error:
                 raise shared_memory.explained(error)  # noqa: B904  mostly the same one
-        return found
+        return result
 
     def close(self) -> None:
-        """End the loader processes and drop what they made; `expect` or `fetch` would start new ones.
+        """Ends the loader processes and drops their results; `expect` or `fetch` would start new ones.
 
-        What is being made is abandoned after a second of grace.
+        A micro-batch that is being made is abandoned after a grace period of 1 s.
         """
-        results, start = self._let_go()
+        results, start = self._detach()
         self._ahead.clear()
         if results is None or start is None or os.getpid() != self._pid:
             return
@@ -404,11 +412,11 @@ class Loader:
         if self.processes:
             results._shutdown_workers()  # dropping `results` would do, but only once no traceback refers to it
             for process in results._workers:
-                if process.is_alive():  # stuck where not even its own threads run; it ignores DataLoader's SIGTERM
+                if process.is_alive():  # stuck where even its own threads don't run; it ignores DataLoader's SIGTERM
                     process.kill()
                     process.join()
 
-    def _let_go(self) -> tuple[Any, ProcessStart | None]:
+    def _detach(self) -> tuple[Any, ProcessStart | None]:
         results, self._results = self._results, None
         start, self._start = self._start, None
         self._source.slots = None
@@ -420,73 +428,74 @@ class Loader:
 
     def _started(self) -> Any:
         if self._results is None:
-            self._announced.begin()  # so that all its processes have one fetcher
+            self._announced.begin()  # so that all its processes share one fetcher
             try:
                 self._start = self._new_start()
                 slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
                 self._source.slots = slots
                 numbers = slots.numbers() if slots else repeat(0)
-                # asks the sampler for as many requests as there are places
+                # DataLoader takes as many requests from the sampler as there are places
                 requests = cast("Any", zip(numbers, self._ahead, strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
                 if self.processes:
                     workers.adopt(self._results)
             except BaseException as error:
-                _, start = self._let_go()
+                _, start = self._detach()
                 if start is not None:
-                    start.stop()  # some may run
+                    start.stop()  # some processes may run
                 self._ahead.clear()
                 if start is not None and not start.forks and type(error).__name__ in NOT_PICKLED:
                     raise UsageError(
-                        f"the data set, collate_fn or worker_init_fn can't be sent to loader processes that are not "
+                        f"the dataset, collate_fn or worker_init_fn can't be sent to loader processes that are not "
                         f"forked: {error}; define its functions and classes at the top of a module, or give "
                         f'multiprocessing_context="fork"'
                     ) from error
                 raise shared_memory.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
-            # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
-            # torch's, registered when it pins, 10 seconds for each that is busy.
+            # Our exit handler must run first. The one of multiprocessing would wait for ever for processes that ignore
+            # SIGTERM. The one of torch, registered when it pins, would wait 10 s for each busy process.
             atexit.unregister(_close_open_loaders)
             atexit.register(_close_open_loaders)
         return self._results
 
     def _pull(self) -> None:
-        """Take a result; where a process has died, start others instead."""
+        """Takes one result; if a process has died, replaces all processes instead."""
         try:
             results = self._started()
             if self._died():
                 self._replace_processes(None)
                 return
-            key, found = next(results)
+            key, result = next(results)
         except BaseException as error:  # a process died, or we are interrupted: the pipeline's state is unknown
-            gone = isinstance(error, OSError | EOFError) or bool(self._died())
-            if self.processes and isinstance(error, Exception) and gone:  # the dataset's own come as results
+            process_died = isinstance(error, OSError | EOFError) or bool(self._died())
+            # the dataset's own exceptions come as results
+            if self.processes and isinstance(error, Exception) and process_died:
                 self._replace_processes(error)
                 return
             self.close()
             raise
-        found = self._received(found)
+        result = self._received(result)
         self._deaths = 0 if key is not None else self._deaths
-        self._ahead.receive(key, found)
+        self._ahead.receive(key, result)
 
-    def _received(self, found: Any) -> Any:
-        """What lay in its slot is out of it, and what the making took is counted."""
-        making, found = (found.making, found.batch) if isinstance(found, Timed) else (None, found)
+    def _received(self, batch: Any) -> Any:
+        """Copies the batch out of its slot, and adds the cost of making it to `making`."""
+        making, batch = (batch.making, batch.batch) if isinstance(batch, Timed) else (None, batch)
         slots, began = self._source.slots, time.perf_counter()
         if slots is not None:
-            found = slots.take(found)
+            batch = slots.take(batch)
         if making is not None:
-            took = Making(handing_over=time.perf_counter() - began)
-            self.making = self.making.plus(making.plus(took))
-        return found
+            handing_over = Making(handing_over=time.perf_counter() - began)
+            self.making = self.making.plus(making.plus(handing_over))
+        return batch
 
     def _died(self) -> list[BaseProcess]:
         return workers.dead(self._results) if self.processes and self._results is not None else []
 
     def _replace_processes(self, error: Exception | None) -> None:
-        """Of new ones the same is requested in the same order, so what comes out has the same bits."""
-        said = workers.said(self._died())
-        results, start = self._let_go()
+        """Starts new processes and sends them the same requests in the same order, so results have the same bits."""
+        reason = workers.cause_of_death(self._died())
+        results, start = self._detach()
         if results is not None and start is not None:
             workers.clear_away(results, start)
         self._deaths += 1
@@ -494,12 +503,12 @@ class Loader:
             self._deaths = 0
             self._ahead.clear()
             raise LoaderDied(
-                f"{said}, the {workers.LIMIT}rd time in a row without a sample in between; where memory is short, "
+                f"{reason}, the {workers.LIMIT}rd time in a row without a sample in between; where memory is short, "
                 "fewer processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
-        _log.warning("%s; %d new ones are started", said, self.processes)
+        _log.warning("%s; %d new ones are started", reason, self.processes)
         if self._on_deaths is not None:
-            self._on_deaths(said)
+            self._on_deaths(reason)
         self._ahead.begin_again()
         self._started()
 

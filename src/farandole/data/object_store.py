@@ -1,15 +1,14 @@
-"""A file elsewhere, read by ranges: each within a deadline, tried again where that helps, and never more than asked
-for.
+"""`ObjectStore` reads ranges of remote files: within a deadline, with retries, and never more bytes than requested.
 
-- *What is tried again*: whatever a client raises but "there is no such file" and "you may not": up to `ATTEMPTS` times,
-  each for `ATTEMPT_S` at most, after pauses that double and vary, so that a hundred hosts do not come back at once.
-- *What is given up*: after `deadline_s` in all, with the last thing that went wrong.
-- *What is believed*: a range has as many bytes as were asked for, or it is no answer: a store that is overloaded sends
-  a page in HTML. Where a server sends a file from its beginning, whatever range was asked for, it is listened to as far
-  as that range goes.
+- *Retries*: any error of a client except "no such file" and "permission denied" is tried again, up to `ATTEMPTS` times,
+  each for `ATTEMPT_S` at most. The pauses between attempts double and vary, so that a hundred hosts do not come back at
+  the same time.
+- *Deadline*: after `deadline_s` in all it raises an error with the last cause.
+- *Checks*: an answer must have as many bytes as requested, or it is an error: an overloaded store sends an HTML page.
+  If a server ignores the range and sends a file from its beginning, the bytes are read up to the end of the range.
 
 Threads may share one. Clients of stores keep threads and draw from Python's generator: so all of this runs in a process
-of its own (`fetcher.py`), but for stores that only this process knows.
+of its own (`fetcher.py`), except for stores that only this process knows.
 """
 
 from __future__ import annotations
@@ -38,31 +37,31 @@ DEADLINE_S = 120.0
 ATTEMPT_S = 30.0
 ATTEMPTS = 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-CONNECTIONS = 32  # that a client may keep
+CONNECTIONS = 32  # connections that one client may keep
 _PIECE = 1 << 16
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class ObjectStore:
-    """Of one process. `deadline_s`: how long one range may take, with all attempts."""
+    """The store clients of one process. `deadline_s`: the limit for one range in seconds, all attempts included."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self.deadline_s = deadline_s
-        self.ignores_ranges: set[str] = set()  # places that send files from their beginning whatever is asked
-        self._chance = random.Random()  # of its own: Python's is the script's
+        self.ignores_ranges: set[str] = set()  # folders whose server sends whole files
+        self._chance = random.Random()  # its own generator: Python's global one belongs to the script
 
-    def read(self, url: str, start: int, stop: int, told: Told | None = None) -> bytes:
-        """Bytes `[start, stop)` of the file at `url`. `told` hears of each attempt that has failed.
+    def read(self, url: str, start: int, stop: int, report: Report | None = None) -> bytes:
+        """Returns bytes `[start, stop)` of the file at `url`. Calls `report` with the cause of each failed attempt.
 
         Raises:
-            ShardError: they can't be had.
-            UsageError: no such kind of place, or its package is not installed.
+            ShardError: the bytes can't be read.
+            UsageError: the kind of URL is unknown, or its package is not installed.
         """
         began, pause = time.monotonic(), FIRST_PAUSE_S
         for attempt in range(1, ATTEMPTS + 1):
-            left = began + self.deadline_s - time.monotonic()
+            remaining_s = began + self.deadline_s - time.monotonic()
             try:
-                return self._once(url, start, stop, min(ATTEMPT_S, left))
+                return self._once(url, start, stop, min(ATTEMPT_S, remaining_s))
             except (UsageError, ShardError):
                 raise
             except FileNotFoundError:
@@ -70,11 +69,11 @@ class ObjectStore:
             except Exception as error:
                 why = f"{type(error).__name__}: {str(error) or 'no answer'}"
                 pause = min(2 * pause, LONGEST_PAUSE_S) * self._chance.uniform(0.5, 1.0)
-                left = began + self.deadline_s - time.monotonic()
-                if isinstance(error, PermissionError) or attempt == ATTEMPTS or left <= pause:
+                remaining_s = began + self.deadline_s - time.monotonic()
+                if isinstance(error, PermissionError) or attempt == ATTEMPTS or remaining_s <= pause:
                     raise unreached(url, why, attempt, time.monotonic() - began) from error
-                if told is not None:
-                    told(f"{why} (attempt {attempt} of {ATTEMPTS})")
+                if report is not None:
+                    report(f"{why} (attempt {attempt} of {ATTEMPTS})")
                 time.sleep(pause)
         raise AssertionError("the last attempt raises")
 
@@ -82,19 +81,19 @@ class ObjectStore:
         files, path = filesystem(url)
         protocol = url.partition("://")[0]
         if protocol in ("http", "https"):
-            found: Any = sync(files.loop, self._from_http, files, path, start, stop, timeout=at_most_s)
-            return found
+            content: Any = sync(files.loop, self._from_http, files, path, start, stop, timeout=at_most_s)
+            return content
         data: Any
         if isinstance(files, AsyncFileSystem):
             data = sync(files.loop, files._cat_file, path, start=start, end=stop, timeout=at_most_s)  # pyright: ignore
         else:
             data = files.cat_file(path, start=start, end=stop)
         if len(data) != stop - start:
-            raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
+            raise OSError(f"received {len(data)} bytes instead of {stop - start}")
         return data
 
     async def _from_http(self, files: Any, url: str, start: int, stop: int) -> bytes:
-        """By hand: the client would take whatever a server sends."""
+        """Makes the request without fsspec's own method, which would accept any answer of a server."""
         session = await files.set_session()
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         async with session.get(files.encode_url(url), headers=headers) as answer:
@@ -106,33 +105,33 @@ class ObjectStore:
                 raise OSError(f"{answer.status} {answer.reason}")
             skipped = start if answer.status == 200 else 0
             if answer.status == 200 and answer.content_length is not None and answer.content_length < stop:
-                raise OSError(f"{answer.content_length} bytes came where {stop} were needed")
+                raise OSError(f"the file has {answer.content_length} bytes, and {stop} are needed")
             if answer.status == 200:
                 self.ignores_ranges.add(url.rpartition("/")[0])
-            kept = bytearray()
+            received = bytearray()
             async for piece in answer.content.iter_chunked(_PIECE):
                 if skipped >= len(piece):
                     skipped -= len(piece)
                     continue
-                kept += piece[skipped:]
+                received += piece[skipped:]
                 skipped = 0
-                if len(kept) >= stop - start:
+                if len(received) >= stop - start:
                     break
-            if len(kept) < stop - start or (answer.status == 206 and len(kept) > stop - start):
-                raise OSError(f"{len(kept)} bytes came where {stop - start} were asked for")
-            return bytes(kept[: stop - start])
+            if len(received) < stop - start or (answer.status == 206 and len(received) > stop - start):
+                raise OSError(f"received {len(received)} bytes instead of {stop - start}")
+            return bytes(received[: stop - start])
 
 
 def local_path(url: str) -> str | None:
-    """The path of a URL that names a file of this machine, else None."""
+    """Returns the path if `url` names a file of this machine, else None."""
     return url if "://" not in url else url.removeprefix("file://") if url.startswith("file://") else None
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's filesystem of `url`, and the path in it; one of this process's own, since clients don't survive a fork.
+    """Returns fsspec's filesystem of `url`, and the path in it. Each process has its own: clients don't survive a fork.
 
     Raises:
-        UsageError: no such kind of place, or its package is not installed.
+        UsageError: the kind of URL is unknown, or its package is not installed.
     """
     options: dict[str, Any] = {}
     if url.startswith(("s3://", "s3a://")) and "config_kwargs" not in conf.get("s3", {}):
@@ -147,57 +146,61 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def missing(url: str) -> ShardError:
-    return ShardError(f"shard {url} is missing, and the index names it; run `farandole data prepare` again")
+    """Returns the error for a shard that the index names and that does not exist."""
+    return ShardError(f"shard {url} is missing, but the index names it; run `farandole data prepare` again")
 
 
 class Torn(ShardError):
-    """What came is not the file."""
+    """The bytes that were read are not those of the file."""
 
 
 def torn(url: str, why: str) -> Torn:
+    """Returns the error for a damaged shard; `why` is a sentence part."""
     return Torn(f"shard {url} is damaged: {why}; run `farandole data prepare` again")
 
 
 def unreached(url: str, why: str, attempts: int, seconds: float) -> ShardError:
-    tried = "" if attempts == 1 else f", tried {attempts} times in {seconds:.0f} s"
-    return ShardError(f"shard {url} can't be read ({why}{tried}); see that it can be reached from here")
+    """Returns the error for a shard that can't be read after that many attempts."""
+    tries = "" if attempts == 1 else f", tried {attempts} times in {seconds:.0f} s"
+    return ShardError(f"shard {url} can't be read ({why}{tries}); check that this host can reach it")
 
 
 # --- remote -----------------------------------------------------------------------------------------------------------
 #
-# Reading from places that somebody else keeps: one kind of error, and no trace in what a sample draws.
+# `reading` wraps reads from a store: it gives one kind of error, and does not change a sample's random numbers.
 #
-# A client of a remote store draws from Python's global generator when it retries, which would show in what a sample's
-# augmentation draws after it: its state is put back.
+# A client of a remote store draws from Python's global generator when it retries, which would change the numbers that
+# a sample's augmentation draws afterwards: so the generator's state is restored.
 
 
 @contextlib.contextmanager
 def reading(url: str) -> Generator[None, None, None]:
-    """Around all that asks the store of `url` for anything. Raises `ShardError` for whatever goes wrong there."""
-    drawn = random.getstate()
+    """Wraps all requests to the store of `url`. Raises `ShardError` for any error of the store."""
+    state = random.getstate()
     try:
         yield
     except (FarandoleError, MemoryError):
         raise
     except FileNotFoundError:
-        raise ShardError(f"{url} is not there; name a file, or a folder of such files") from None
+        raise ShardError(f"{url} does not exist; name a file, or a folder of such files") from None
     except Exception as error:
         raise ShardError(
-            f"{url} can't be read ({type(error).__name__}: {error}); see that it is whole and can be reached from here"
+            f"{url} can't be read ({type(error).__name__}: {error}); check that it is complete and that this host can "
+            f"reach it"
         ) from error
     finally:
-        random.setstate(drawn)
+        random.setstate(state)
 
 
-# --- kept -------------------------------------------------------------------------------------------------------------
+# --- memory cache -----------------------------------------------------------------------------------------------------
 #
-# What was decoded last, kept in memory up to a limit: parts of files by their numbers. Each process has its own.
+# An LRU cache of decoded parts of files, by their numbers, up to a limit of memory. Each process has its own.
 
 T = TypeVar("T")
 
 
 class LruBytes(Generic[T]):
-    """At most `limit_bytes` together, and the newest whatever its size. What was taken out may be used on."""
+    """An LRU cache of at most `limit_bytes`, and the newest value of any size. Evicted values remain usable."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -205,14 +208,14 @@ class LruBytes(Generic[T]):
         self._bytes = 0
 
     def get(self, number: int) -> T | None:
-        found = self._values.get(number)
-        if found is None:
+        entry = self._values.get(number)
+        if entry is None:
             return None
         self._values.move_to_end(number)
-        return found[0]
+        return entry[0]
 
     def put(self, number: int, value: T, size: int) -> T:
-        """Keep `value`, of `size` bytes; the least recently used go until there is room. Returns it."""
+        """Stores `value`, of `size` bytes, and returns it. Evicts the least recently used until there is room."""
         while self._values and self._bytes + size > self.limit_bytes:
             self._bytes -= self._values.popitem(last=False)[1][1]
         self._values[number] = value, size
@@ -222,35 +225,35 @@ class LruBytes(Generic[T]):
 
 # --- store clock ------------------------------------------------------------------------------------------------------
 #
-# What the making of samples takes its time for, where `farandole probe` watches; elsewhere nobody reads a clock.
+# The clock measures on what the making of samples spends its time, for `farandole probe`; without it no clock is read.
 #
 # Each process that makes samples has a clock, which is in one phase at a time:
 #
-#     fetching      waiting for what is not on this machine yet
-#     reading       this machine's copy
+#     fetching      waiting for data that is not on this machine yet
+#     reading       reading this machine's copy
 #     computing     the rest of `dataset[sample]`: decoding, transforms
-#     collating     a micro-batch of its samples
-#     handing over  the micro-batch to the training process
+#     collating     collating a micro-batch of its samples
+#     handing over  passing the micro-batch to the training process
 #
-# A dataset that reads from a store says so; all else is said by the loader:
+# A dataset that reads from a store marks its phases; the loader marks all others:
 #
-#     with store_clock.reading():                        # around what it reads, in `__getitem__`
-#         with store_clock.fetching():                   # only where it has to wait
-#             with store_clock.request(url) as request:  # around each request, in whichever thread makes it
+#     with object_store.time_reading():                   # around each read, in `__getitem__`
+#         with object_store.fetching():                   # only where it has to wait
+#             with object_store.request(url) as request:  # around each request, in any thread
 #                 request.bytes = len(data)
 #
-# Where another process makes the requests, whoever has an answer of it says `requested` instead of the last.
+# If another process makes the requests, the receiver of an answer calls `requested` instead of `request`.
 #
-# Invariant: one phase at a time, the innermost, so that the phases add up to the time in which a micro-batch was
-# made. They are those of the thread that makes samples: what others fetch ahead shows in `request` alone. With nobody
-# watching a phase costs 0.3 us. Nothing here draws, and what is made does not depend on it.
+# Invariant: one phase at a time, the innermost, so that the phases add up to the time in which a micro-batch was made.
+# They are those of the thread that makes samples: prefetching by other threads appears in `request` alone. Without the
+# probe a phase costs 0.3 us. Nothing here draws random numbers, and samples do not depend on it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """What it took to make `samples`: seconds by phase; and what was asked of the store meanwhile, last at `url`.
+    """The cost of making `samples` samples: seconds by phase, and the requests to the store meanwhile.
 
-    `request_s`: the sum over the requests, of which several may have been under way at once.
+    `url`: that of the last request. `request_s`: the sum over the requests, of which several may run in parallel.
     """
 
     samples: int = 0
@@ -266,6 +269,7 @@ class Making:
 
     @property
     def seconds(self) -> float:
+        """The sum of all phases."""
         return self.fetching + self.reading + self.computing + self.collating + self.handing_over
 
     def plus(self, other: Making) -> Making:
@@ -279,7 +283,7 @@ class Making:
 
 @dataclass(frozen=True)
 class Makings:
-    """Sums over micro-batches: `cold` are those that waited for the store, `warm` the others."""
+    """Sums over micro-batches: `cold` of those that waited for the store, `warm` of the others."""
 
     cold: Making = Making()
     warm: Making = Making()
@@ -300,57 +304,59 @@ NOTHING = Makings()
 
 
 class Timed(NamedTuple):
-    """A micro-batch, and what it took to make."""
+    """A micro-batch, and the cost of making it."""
 
     batch: Any
     making: Making
 
 
 class Request:
-    """One request to a store; whoever makes it says how many bytes have come."""
+    """One request to a store; its maker sets the number of bytes received."""
 
     bytes = 0
 
 
-# --- what a dataset says ------------------------------------------------------------------------------------------
+# --- calls by a dataset -------------------------------------------------------------------------------------------
 
 
 def fetching() -> AbstractContextManager[None]:
+    """Marks the phase in which a dataset waits for the store."""
     return _on("fetching")
 
 
 def time_reading() -> AbstractContextManager[None]:
+    """Marks the phase in which a dataset reads its data."""
     return _on("reading")
 
 
 @contextlib.contextmanager
 def request(url: str) -> Generator[Request]:
-    """One request to `url`, in any thread."""
-    made, began = Request(), time.perf_counter()
+    """Measures one request to `url`, in any thread."""
+    current, began = Request(), time.perf_counter()
     try:
-        yield made
+        yield current
     finally:
-        requested(url, made.bytes, time.perf_counter() - began)
+        requested(url, current.bytes, time.perf_counter() - began)
 
 
 def requested(url: str, size: int, seconds: float) -> None:
-    """The same where nobody waits for it: a request to `url` that is over, with its bytes."""
+    """Counts a request to `url` that is over, with its bytes and seconds."""
     if _clock is not None:
         _clock.requests.append((size, seconds, url))
 
 
-# --- what the loader says -----------------------------------------------------------------------------------------
+# --- calls by the loader ------------------------------------------------------------------------------------------
 
 
 def start(clock: Callable[[], float] = time.perf_counter) -> None:
-    """From now on this process's clock runs, and that of processes forked from it."""
+    """Starts the clock of this process, and of processes forked from it."""
     global _clock
     _clock = _Clock(clock)
 
 
 @contextlib.contextmanager
 def making() -> Generator[None]:
-    """This thread makes samples."""
+    """Marks the time in which this thread makes samples; starts the clock if needed."""
     if _clock is None:
         start()
     assert _clock is not None
@@ -360,15 +366,17 @@ def making() -> Generator[None]:
 
 
 def collating() -> AbstractContextManager[None]:
+    """Marks the phase in which a micro-batch is collated."""
     return _on("collating")
 
 
 def handing_over() -> AbstractContextManager[None]:
+    """Marks the phase in which a micro-batch is passed to the training process."""
     return _on("handing_over")
 
 
 def take(samples: int) -> Making:
-    """What has been counted since the last time, which has made so many samples."""
+    """Returns the cost since the last call, in which `samples` samples were made, and resets it."""
     assert _clock is not None, "nothing has been made yet"
     return _clock.take(samples)
 
@@ -383,7 +391,7 @@ class _Clock:
         self.requests: deque[tuple[int, float, str]] = deque()  # appended to by any thread, which needs no lock
 
     def turn(self, phase: str | None) -> str | None:
-        """Into `phase`; returns the one that it was in."""
+        """Switches to `phase`; returns the phase before."""
         now = self._now()
         if self.phase is not None:
             self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._since
@@ -393,14 +401,14 @@ class _Clock:
 
     def take(self, samples: int) -> Making:
         requests = [self.requests.popleft() for _ in range(len(self.requests))]
-        seconds, self._seconds = self._seconds, {}
+        phases, self._seconds = self._seconds, {}
         return Making(
             samples=samples, requests=len(requests), bytes=sum(size for size, _, _ in requests),
-            request_s=sum(took for _, took, _ in requests), url=requests[-1][2] if requests else "", **seconds,
+            request_s=sum(seconds for _, seconds, _ in requests), url=requests[-1][2] if requests else "", **phases,
         )  # fmt: skip
 
 
-_clock: _Clock | None = None  # of this process
+_clock: _Clock | None = None  # this process's clock
 _NOTHING = contextlib.nullcontext()
 
 

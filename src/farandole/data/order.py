@@ -1,15 +1,15 @@
-"""The order in which an epoch visits the samples, as arithmetic instead of a list.
+"""The order in which an epoch visits the samples, computed instead of stored; and the random state of each sample.
 
 Position p of an epoch maps to a sample by a keyed bijection on [0, N): a Feistel network on the smallest power of two
 that holds N, applied again while the result falls outside (cycle walking, Black and Rogaway: Ciphers with arbitrary
-finite domains, 2002). The domain is less than 2N for N > 2, so that takes two applications on average, at most.
+finite domains, 2002). The domain is less than 2N for N > 2, so it takes at most two applications on average.
 
-What that buys: any worker can name any slice of any epoch at once, with nothing to store, send or checkpoint: memory
-does not depend on N, and a joiner knows the order from (N, seed) alone.
+The benefit: any worker can compute any slice of any epoch at once. There is nothing to store, send or checkpoint,
+memory does not depend on N, and a joiner knows the order from (N, seed) alone.
 
-Two halves of nearly equal width are xored six times each with a keyed hash of the other. Measured on one core: 0.09 us
-a sample in long slices; for a micro-batch of 64, 0.6 us when its block of 4096 positions is remembered, 0.3 to 1 ms
-when the block has to be made.
+Each of two halves of nearly equal width is xored six times with a keyed hash of the other. Measured on one core: 0.09
+us a sample in long slices; for a micro-batch of 64, 0.6 us if its block of 4096 positions is cached, 0.3 to 1 ms if the
+block has to be computed.
 
 Left out: cryptographic strength; this is a shuffle, its keys are public.
 """
@@ -33,31 +33,32 @@ from farandole.errors import UsageError
 
 # --- seeding ----------------------------------------------------------------------------------------------------------
 #
-# Random state from names, not from history: what a sample or a shard draws depends on what it is, not on who makes it.
+# Random state is derived from names, not from history: the numbers that a sample or a shard draws depend on its name,
+# not on the process that makes it.
 #
-# `derive` turns a path such as `(run seed, "sample", epoch, sample)` into 64 bits; `set_random_state` puts Python's,
-# NumPy's and torch's global generators into the state that those bits name. It runs before every sample and every
-# shard, so it costs microseconds: 6.9 us a call (`random` 3.8, NumPy 1.6, torch 1.1) where `torch.manual_seed` alone
-# takes 130, and 1.3 us for `derive` with three path elements (measured on one core of a virtual machine, torch 2.13
-# without CUDA, Python 3.11).
+# `derive` turns a path such as `(run seed, "sample", epoch, sample)` into 64 bits; `set_random_state` seeds Python's,
+# NumPy's and torch's global generators with those bits. It runs before every sample and every shard, so it must take
+# microseconds: 6.9 us a call (`random` 3.8, NumPy 1.6, torch 1.1) where `torch.manual_seed` alone takes 130, and 1.3 us
+# for `derive` with three path elements (measured on one core of a virtual machine, torch 2.13 without CUDA, Python
+# 3.11).
 #
-# Tried and not taken: seeding only when something is drawn. Who draws has got hold of the generators' own methods long
-# before, and their states are looked at without being drawn from; and to find out afterwards whether anything was drawn
+# Tried and not taken: seeding only when something is drawn. Code that draws has bound the generators' methods long
+# before, and some code reads a generator's state without drawing. To find out afterwards whether anything was drawn
 # costs more than seeding (`random.getstate` alone 10 us).
 #
-# Generators that a dataset keeps among its attributes are seeded beside these (`order.py`). Left out: those
-# that a sample makes for itself (`numpy.random.default_rng()` without a seed, `os.urandom`, `secrets`); nobody can
-# seed those from outside. Accelerators other than CUDA.
+# Generators among a dataset's attributes are seeded beside these (`own_generators`). Left out: generators that a
+# sample makes for itself (`numpy.random.default_rng()` without a seed, `os.urandom`, `secrets`), which can't be seeded
+# from outside. Accelerators other than CUDA.
 
 _WORD = (1 << 64) - 1
 # 2^64 / golden ratio, whose multiples keep farthest apart: for seeds and elements below 2^31, no two different pairs
 # (seed, element) give the same state * _GOLDEN + element.
 _GOLDEN = 0x9E3779B97F4A7C15
-_OFFSET = 0xD1B54A32D192ED03  # odd; without it (0, 0) would stay 0 for ever
+_OFFSET = 0xD1B54A32D192ED03  # odd; without it the state of (0, 0) would stay 0
 
 
 def derive(seed: int, *path: int | str) -> int:
-    """64 bits named by `seed` and `path`; the same in every process, on every machine, in every version of Python.
+    """Returns 64 bits derived from `seed` and `path`; equal in every process, machine and version of Python.
 
     Each element is folded in by splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number
     generators, 2014), strings by their BLAKE2b digest. Integers count modulo 2^64. It is a fold, so
@@ -74,12 +75,13 @@ def derive(seed: int, *path: int | str) -> int:
 
 
 def set_random_state(value: int) -> None:
-    """Seed `random`, NumPy's global state, torch's CPU generator, and CUDA's if CUDA is already initialised.
+    """Seeds `random`, NumPy's global state, torch's CPU generator, and CUDA's if CUDA is already initialised.
 
     `value` is 64 bits, as from `derive`. CUDA is never initialised by this call: a forked loader worker must not.
     """
     random.seed(value)
-    # NumPy's and torch's are Mersenne twisters, seeded alike with 32 bits: from the same 32 they would draw the same.
+    # NumPy's and torch's generators are Mersenne twisters, seeded in the same way with 32 bits: the same 32 bits would
+    # give the same draws.
     np.random.seed((value * _GOLDEN & _WORD) >> 32)
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
@@ -88,7 +90,7 @@ def set_random_state(value: int) -> None:
 
 
 def keep_random_state() -> Callable[[], None]:
-    """What puts the generators of `set_random_state` back into the state in which they are now."""
+    """Returns a function that restores the generators of `set_random_state` to their present state."""
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     cuda = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []
     states = [generator.get_state() for generator in cuda]
@@ -111,13 +113,13 @@ def _text_word(text: str) -> int:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 _ROUNDS = 12  # by chi-square over all permutations: 8 are visibly uneven for N = 6 (971 where 719 is due), 12 are not
-_BLOCK = 4096  # positions made and remembered together: a micro-batch alone is all NumPy call overhead
+_BLOCK = 4096  # positions computed and cached together: for one micro-batch NumPy's call overhead would dominate
 _LONGEST = 1 << 62
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order of `length` samples under `seed`, different in every epoch; without `shuffle`, the dataset's own."""
+    """The order of `length` samples for `seed`, different in every epoch; without `shuffle`, the dataset's own."""
 
     length: int
     seed: int
@@ -128,12 +130,12 @@ class SampleOrder:
             raise UsageError(f"an order of {self.length} samples: give between 1 and 2^62")
 
     def samples(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Sample indexes at positions [start, stop) of `epoch`; shape `(stop - start,)`, int64, the caller's own.
+        """Returns a new array of the samples at positions [start, stop) of `epoch`; shape `(stop - start,)`, int64.
 
         Raises `UsageError` for a range that is not inside [0, length] or a negative epoch.
         """
         if not 0 <= start <= stop <= self.length:
-            raise UsageError(f"positions [{start}, {stop}): an epoch here has positions 0 to {self.length}")
+            raise UsageError(f"positions [{start}, {stop}): this order has positions 0 to {self.length}")
         if epoch < 0:
             raise UsageError(f"epoch {epoch}: epochs are counted from 0")
         if not self.shuffle:
@@ -166,7 +168,7 @@ def _permuted(length: int, seed: int, epoch: int, start: int, stop: int) -> npt.
 
 
 def _feistel(value: npt.NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection on [0, 2^bits): xoring one half with any function of the other can be undone."""
+    """A bijection on [0, 2^bits): xoring one half with any function of the other half can be undone."""
     low_bits = bits // 2
     high_bits = bits - low_bits
     low = value & np.uint64((1 << low_bits) - 1)
@@ -178,7 +180,7 @@ def _feistel(value: npt.NDArray[np.uint64], bits: int, keys: list[np.uint64]) ->
 
 
 def _hash(value: npt.NDArray[np.uint64], key: np.uint64, bits: int) -> npt.NDArray[np.uint64]:
-    """The top `bits` of a keyed multiply-xorshift-multiply; wraps modulo 2^64."""
+    """Returns the top `bits` of a keyed multiply-xorshift-multiply; wraps modulo 2^64."""
     mixed = value + key
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(32)
@@ -189,32 +191,32 @@ def _hash(value: npt.NDArray[np.uint64], key: np.uint64, bits: int) -> npt.NDArr
 
 # --- own generators ---------------------------------------------------------------------------------------------------
 #
-# Random generators that a dataset keeps for itself, found among its attributes and seeded for each sample.
+# Random generators among a dataset's attributes, which are seeded for each sample.
 #
-# What a sample draws from such a generator would depend on all that was drawn from it before: on who made which
-# samples, and on whether the run was resumed. So each is put into a state that comes from (run seed, epoch, sample),
-# as the global ones are (`order.py`). They are looked for anew for each micro-batch, in the dataset, in what torch
-# wraps around datasets, and in transforms and other objects that it holds: 15 us for a dataset of ten attributes.
+# Without this a sample's draws from such a generator would depend on all earlier draws: on which process made which
+# samples, and on whether the run was resumed. So each generator gets a state derived from (run seed, epoch, sample),
+# like the global ones (`set_random_state`). The search is repeated for each micro-batch, in the dataset, in torch's
+# wrappers of datasets, and in transforms and other objects that it holds: 15 us for a dataset of ten attributes.
 #
 # Left out: generators in long lists (more than `LONGEST`), in closures, in modules' globals, and those that a sample
-# makes for itself; nobody can seed those from outside.
+# makes for itself, which can't be seeded from outside.
 
-DEPTH = 6  # of attributes and containers: a wrapper, its list, a dataset, a list of transforms, one, its own
+DEPTH = 6  # levels: a wrapper, its list, a dataset, its list of transforms, one transform, that one's attributes
 LONGEST = 64
 RandomGenerator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _LEAVES = (str, bytes, int, float, bool, type(None), torch.Tensor, np.ndarray, type, torch.nn.Module)
 
 
 def own_generators(dataset: Any) -> list[RandomGenerator]:
-    """The generators that `dataset` holds, each once, in the order of its attributes."""
-    found: dict[int, RandomGenerator] = {}
+    """Returns the generators that `dataset` holds, each once, in the order of its attributes."""
+    generators: dict[int, RandomGenerator] = {}
     for generator in _within(dataset, DEPTH, set()):
-        found.setdefault(id(generator), generator)
-    return list(found.values())
+        generators.setdefault(id(generator), generator)
+    return list(generators.values())
 
 
 def seed_all(generators: Iterable[RandomGenerator], value: int) -> None:
-    """Put each of them into a state of its own that `value` names."""
+    """Seeds each generator with its own seed, derived from `value`."""
     for index, generator in enumerate(generators):
         seed = derive(value, "own", index)
         if isinstance(generator, torch.Generator):

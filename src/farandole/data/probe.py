@@ -1,15 +1,15 @@
-"""What holds a step up, the data or the compute: timed on the user's own script, as a world of one.
+"""`farandole probe` finds the bottleneck of a step, data or compute: it times the user's own script in one process.
 
-The loader of the training loop is watched where micro-batches are handed over (`Loader.fetch`), in three phases of the
-same length:
+`Probe` intercepts the fetches of the training loop's loader (`Loader.fetch`), in three phases of the same length:
 
-    1. *both*     the script as it is; the time within `fetch` is what the compute waits for data. The first step is
-                  told by itself: it starts processes, and meets a store of which nothing is cached yet
-    2. *compute*  one micro-batch over and over, with loader processes that do nothing, after a step that is not counted
-    3. *data*     micro-batches are fetched and dropped, and the script gets none; then it is ended
+    1. *both*     the script as it is; the time within `fetch` is the time that the compute waits for data. The first
+                  step is counted separately: it starts processes, and reads a store of which nothing is cached yet
+    2. *compute*  one micro-batch again and again, with idle loader processes, after a step that is not counted
+    3. *data*     micro-batches are fetched and dropped, and the script gets none; then the script is ended
 
-Meanwhile whoever makes micro-batches tells with each what its making took (`object_store.py`). What all of that says is
-`probe.py`. Left out: what other workers of the same machine take from it, and the exchange: there is one worker.
+Meanwhile each micro-batch comes with the cost of making it (section "store clock" of `object_store.py`). `ProbeResult`
+derives the verdict from all of that. Left out: the load by other workers of the same machine, and the exchange: there
+is one worker.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from farandole.data.object_store import NOTHING, Making, Makings
 
 # --- bottleneck -------------------------------------------------------------------------------------------------------
 #
-# What a probe has timed, and what that says of the bottleneck and its remedy. Pure.
+# The times that a probe has measured, and the bottleneck and its remedy that follow from them. Pure.
 #
-# The question is asked in this order:
+# The questions, in this order:
 #
-#     1. does the step wait for data at all, once it is under way? If not, it is the compute
-#     2. what do those who make samples spend most of their time on: the store, computing (decoding, transforms), or
-#        passing on (collating, handing over)?
-#     3. of the latter two, would more processes do, and are there cores for them? Who waits for a store needs no core
-#     4. did the first step wait for what was not cached? Then each new machine will wait for the store, whatever
-#       follows
+#     1. does a step after the first wait for data at all? If not, the bottleneck is the compute
+#     2. on what do the processes that make samples spend most of their time: the store, computing (decoding,
+#        transforms), or passing on (collating, handing over)?
+#     3. for the latter two, would more processes be enough, and are there cores for them? Waiting for a store needs no
+#        core
+#     4. did the first step wait for data that was not cached? Then each new machine will wait for the store, whatever
+#        the answers above
 #
-# Left out: what other workers of the same machine take of the store, the cores and the cache.
+# Left out: the load of other workers of the same machine on the store, the cores and the cache.
 
-ENOUGH = 0.02  # waiting, as a share of the step: less than this is not worth a change
-_SPARE = 1.25  # more processes than the mean asks for: samples differ
-_WAITING_EACH = 4  # processes a core, at most, that wait for a store
+ENOUGH = 0.02  # waiting time as a fraction of the step: less than this is not worth a change
+_SPARE = 1.25  # factor on the mean number of processes, because samples differ
+_WAITING_EACH = 4  # processes per core, at most, that wait for a store
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What was counted: samples, the seconds that they took, and how many of those were spent within `fetch`.
+    """The counts of one phase: samples, its seconds, and the seconds of these spent within `fetch`.
 
-    `making`: of what was made meanwhile, in whichever process.
+    `making`: the cost of all micro-batches made meanwhile, in any process.
     """
 
     samples: int = 0
@@ -64,7 +65,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """The first step and the three phases, under so many loader processes on so many cores."""
+    """The first step and the three phases, with the number of loader processes and of cores."""
 
     first: Phase
     both: Phase
@@ -75,17 +76,17 @@ class ProbeResult:
 
     @property
     def share(self) -> float:
-        """Of a step, how much is spent waiting for data."""
+        """The fraction of a step that is spent waiting for data."""
         return self.both.waiting / self.both.seconds
 
     @property
     def making(self) -> Makings:
-        """Of all that was made."""
+        """The cost of all micro-batches made."""
         return self.first.making.plus(self.both.making).plus(self.data.making)
 
     @property
     def wanted(self) -> int:
-        """Loader processes that would keep up with the compute, by what one of them makes now."""
+        """The number of loader processes that would keep up with the compute, at the present rate of each."""
         return math.ceil(self.compute.rate * _SPARE / self._each)
 
     @property
@@ -93,21 +94,21 @@ class ProbeResult:
         return self.data.rate / max(self.processes, 1)
 
     def verdict(self) -> tuple[str, str]:
-        """Which is the bottleneck, and what to do."""
+        """Returns the bottleneck and the remedy."""
         which, advice = self._under_way()
         if which == "the store" or not self._begins_cold:
             return which, advice
         began = (
             f"the first step waited {self.first.waiting:.1f} s for data, as it will on each new machine "
-            f"({_store(self.first.making.both)}): fetch it before a worker joins (`farandole run --prepare`), or bring "
-            f"it nearer"
+            f"({_store(self.first.making.both)}): fetch it before a worker joins (`farandole run --prepare`), or use a "
+            f"store that is nearer"
         )
         if which == "compute":
             return "the store, until its data is cached", f"{began}; from the cache {advice}"
         return which, f"{advice}; and {began}"
 
     def _under_way(self) -> tuple[str, str]:
-        """The same, of the steps after the first."""
+        """Returns the bottleneck and the remedy for the steps after the first."""
         if self.share <= ENOUGH:
             return "compute", f"the loader keeps up with num_workers={self.processes}"
         spent = self.both.making.both
@@ -116,7 +117,8 @@ class ProbeResult:
             return self._of_the_store(spent)
         if self.wanted <= self.processes:
             return "compute", (
-                f"num_workers={self.processes} would do, but data comes unevenly or shares its cores with the compute: "
+                f"num_workers={self.processes} should suffice, but data comes unevenly or shares its cores with the "
+                f"compute: "
                 f"try prefetch_factor=4, or num_workers={self.processes + 1} where there are cores ({self.cores} here)"
             )
         if self.wanted <= self.cores:
@@ -130,7 +132,7 @@ class ProbeResult:
         if passing_on > spent.reading + spent.computing:
             return "handing over", (
                 f"collating and handing over take {_each_ms(passing_on, spent)} a sample; {instead}, and make a sample "
-                f"smaller (whole numbers such as uint8 instead of float32, converted where the model is)"
+                f"smaller (integers such as uint8 instead of float32, converted on the model's device)"
             )
         return "decoding", (
             f"decoding and transforms take {_each_ms(spent.computing, spent)} a sample; {instead}, and make a sample "
@@ -139,7 +141,7 @@ class ProbeResult:
 
     @property
     def _begins_cold(self) -> bool:
-        """Whether the first step waited for data, and that for the store."""
+        """True if the first step waited for data, mostly for the store."""
         waited = self.first.waiting
         long = waited > ENOUGH * (self.first.seconds + self.both.seconds)
         return long and self.first.making.both.fetching > waited / 2
@@ -152,14 +154,14 @@ class ProbeResult:
         else:
             cached = f"or wait: what is cached comes at {self.data.rate:.4g} samples/s"
         return "the store", (
-            f"{share:.0%} of a sample's making is waiting for it ({_store(spent)}): bring the data nearer, fetch it "
-            f"before a worker joins (`farandole run --prepare`), have more processes wait at once "
+            f"{share:.0%} of the time to make a sample is waiting for it ({_store(spent)}): use a nearer store, fetch "
+            f"the data before a worker joins (`farandole run --prepare`), let more processes wait in parallel "
             f"(num_workers={processes}), {cached}"
         )
 
 
 def _store(spent: Making) -> str:
-    """How fast the store is, by what was asked of it."""
+    """Returns the speed of the store, from its requests."""
     if not spent.requests or not spent.request_s:
         return f"{_each_ms(spent.fetching, spent)} a sample"
     each = 1e3 * spent.request_s / spent.requests
@@ -173,28 +175,29 @@ def _each_ms(seconds: float, spent: Making) -> str:
 
 # --- probe ------------------------------------------------------------------------------------------------------------
 
-_LEAST = 2  # steps of a phase, beside its first
-_ROUNDS = 2  # micro-batches of each process, at least, by which the data alone is timed
+_LEAST = 2  # minimum steps of a phase after its first
+_ROUNDS = 2  # minimum micro-batches of each process in the phase *data*
 
 
 class Ended(BaseException):
-    """The probe has seen enough: leaves the script past its own `except Exception`."""
+    """Ends the script when the probe is done; a `BaseException`, so that `except Exception` in the script misses it."""
 
 
 @dataclass
 class Probe:
-    """Stands between a script's loaders and its steps, as `Loader.watch`.
+    """Intercepts the fetches of a script's loaders, as `Loader.watch`.
 
-    Raises `Ended` out of a fetch when each phase has lasted `seconds`. The first loader asked is the training's.
+    Raises `Ended` from a fetch when each phase has lasted `seconds`. It measures the first loader that is used, and
+    takes it for the training's.
     """
 
     seconds: float
     clock: Callable[[], float] = time.perf_counter
     loader: Loader | None = None
-    first: Phase | None = None  # the step in which everything begins
+    first: Phase | None = None  # the first step
     phases: list[Phase] = field(default_factory=list[Phase])
-    _kept: Any = None
-    _kept_samples: int = 0
+    _batch: Any = None
+    _batch_samples: int = 0
     _step: tuple[int, int] = (-1, -1)
     _seen: int = 0  # steps begun in this phase
     _began: float = 0.0
@@ -210,7 +213,7 @@ class Probe:
         )
 
     def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
-        """What `loader` gives for `key` in the present phase; `direct` is its own answer."""
+        """Returns the script's micro-batch for `key` in the present phase; `direct` fetches from `loader`."""
         self.loader = self.loader or loader
         if loader is not self.loader:
             return direct(key)
@@ -218,15 +221,15 @@ class Probe:
             self._step = key[:2]
             self._step_begins(key, direct)
         if self.phases:
-            if self._kept_samples == 0:
-                self._kept, self._kept_samples = direct(key), key.stop - key.start
-            self._samples += self._kept_samples
-            return self._kept
+            if self._batch_samples == 0:
+                self._batch, self._batch_samples = direct(key), key.stop - key.start
+            self._samples += self._batch_samples
+            return self._batch
         began = self.clock()
-        found = direct(key)
+        batch = direct(key)
         self._waited += self.clock() - began
         self._samples += key.stop - key.start
-        return found
+        return batch
 
     def _step_begins(self, key: Key, direct: Callable[[Key], Any]) -> None:
         assert self.loader is not None
@@ -239,7 +242,7 @@ class Probe:
             if len(self.phases) == 2:
                 self.phases.append(self._data_alone(self.loader, key.epoch + 1, direct))
                 raise Ended
-            self.loader.expect(())  # the processes come to rest
+            self.loader.expect(())  # the processes become idle
         self._seen += 1
         if self._seen <= 2:
             self._began, self._samples, self._waited = now, 0, 0.0
@@ -249,7 +252,7 @@ class Probe:
         return Phase(self._samples, now - self._began, self._waited, making)
 
     def _data_alone(self, loader: Loader, epoch: int, direct: Callable[[Key], Any]) -> Phase:
-        """From the first request on: the processes had nothing to do before, so nothing of it was made earlier."""
+        """Measures the phase *data*, from its first request on: the processes were idle, so nothing was prefetched."""
         least = max(loader.batch.samples(1), _ROUNDS * max(loader.processes, 1) * loader.batch.micro)
         self._began, self._samples, self._waited = self.clock(), 0, 0.0
         loader.expect(_keys(loader, epoch))
@@ -262,7 +265,7 @@ class Probe:
 
 
 def _keys(loader: Loader, epoch: int) -> Iterator[Key]:
-    """Micro-batches without end, one a step."""
+    """Yields keys without end, one micro-batch per step."""
     micro = loader.batch.micro
     starts = ((number, start) for number in count(epoch) for start in range(0, loader.length, micro))
     for step, (number, start) in enumerate(starts):

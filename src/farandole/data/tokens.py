@@ -1,22 +1,22 @@
-"""Token ids in memory-mapped files, as a map-style dataset of windows: what a language model is trained on.
+"""Token ids in memory-mapped files, as a map-style dataset of windows, for training language models.
 
-All shards are one stream: documents one after the other, each ended by its end-of-document id, packed without padding.
+All shards form one stream: documents one after the other, each ended by its end-of-document id, packed without padding.
 With `length` L, sample i has as inputs the tokens at [i L, i L + L) of the stream and as targets those at
-[i L + 1, i L + L + 1), across documents and shards alike. So an epoch has each token as a target exactly once, except
-for the stream's first, which nothing precedes, and the last (tokens - 1) % L, which fill no window: `left_out` of them,
-the same ones in every epoch.
+[i L + 1, i L + L + 1), across borders of documents and shards. So an epoch has each token as a target exactly once,
+except for the stream's first, which has no predecessor, and the last (tokens - 1) % L, which fill no window: `left_out`
+of them, the same ones in every epoch.
 
-Inputs and targets are int64, as embeddings and losses take them, and two tensors, each contiguous and aligned: views of
+Inputs and targets are int64, as embeddings and losses require, and two tensors, each contiguous and aligned: views of
 one window of L + 1 would be neither. A micro-batch is gathered at once (`gather`, see `workers.py`): its rows are
-copied from the maps as they are stored and widened in two calls.
+copied from the maps as they are stored, and converted to int64 in two calls.
 
-Invariants. A token is what the index's MD5 vouches for: all shards are compared when the dataset is made, so before
-training begins and not in its midst, and that it was is noted beside each (`cache_folder.py`), so that one process of a
-machine pays the 1.3 s a GB, and goes on where it was if it is killed. An id below the vocabulary comes out, or an error
-that names its place: on a GPU an embedding would end the process without one.
+Invariants. Tokens have the index's MD5: all shards are compared when the dataset is made, so before training begins and
+not during it. A note beside each shard records this (`cache_folder.py`), so that only one process of a machine spends
+the 1.3 s a GB, and a killed one continues where it was. Each id is below the vocabulary, or it is an error that names
+its place: on a GPU an embedding would end the process without an explanation.
 
-Left out: windows that begin elsewhere in each epoch; masks between documents. A file that is cut while it is mapped
-ends the process that reads there (SIGBUS): replace shards, don't write into them. Each map holds one descriptor.
+Left out: windows with other begins in each epoch; masks between documents. Truncating a mapped file ends the process
+that reads there (SIGBUS): replace shards, don't write into them. Each map holds one descriptor.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from farandole.errors import ShardError, UsageError
 
 # --- token index ------------------------------------------------------------------------------------------------------
 #
-# What `index.json` says of a folder of token shards: files of token ids and nothing else, little-endian.
+# The `index.json` of a folder of token shards. A shard is a file of token ids and nothing else, little-endian.
 #
 #     {"__kind__": "farandole-tokens-v1", "dtype": "uint16", "vocabulary": 50257, "end_of_document": 50256,
 #      "tokenizer": "tiktoken:gpt2", "tokenizer_hash": "...", "documents": 1,
 #      "shardlist": [{"url": "shard-000000.bin", "nsamples": 338025, "filesize": 676050, "md5sum": "..."}]}
 #
-# A shard's entry is that of a shard of images (`index.py`), its samples being its tokens; so it is the plain name of a
-# file beside the index, and a train.bin of nanoGPT's becomes a shard by an entry of its own.
+# An entry has the format of a shard of images (`index.py`), with tokens as its samples; so `url` is the plain name of a
+# file beside the index, and a train.bin of nanoGPT becomes a shard by an entry of its own.
 #
-# Invariant: an index that was read fits itself. Each shard is as long as its tokens take, the dtype holds every id of
+# Invariant: an index that was read is consistent. Each shard has the length of its tokens, the dtype holds every id of
 # the vocabulary, the end of a document is one of them, and there are tokens.
 
 KIND = "farandole-tokens-v1"
-WIDTHS = {"uint16": 2, "uint32": 4}  # bytes of an id
+WIDTHS = {"uint16": 2, "uint32": 4}  # bytes per id
 
 
 class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
         seen: set[str] = set()
         for shard in self.shardlist:
             if shard.url in seen:
-                raise ValueError(f"url {shard.url!r} stands in shardlist twice")
+                raise ValueError(f"url {shard.url!r} occurs in shardlist twice")
             seen.add(shard.url)
             if shard.filesize != shard.nsamples * width or not shard.nsamples:
                 raise ValueError(
@@ -93,20 +93,21 @@ class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
+        """The number of tokens in all shards."""
         return sum(shard.nsamples for shard in self.shardlist)
 
 
 def dtype_for(vocabulary: int) -> Literal["uint16", "uint32"]:
-    """The narrowest that holds its ids."""
+    """Returns the narrowest dtype that holds ids below `vocabulary`."""
     return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
 def read_index(url: str) -> TokenIndex:
-    """The index in the folder `url`.
+    """Returns the index in the folder `url`.
 
     Raises:
-        ShardError: it is not there, can't be read, or is none.
-        UsageError: there is no such kind of place.
+        ShardError: it does not exist, can't be read, or is no valid index.
+        UsageError: the kind of URL is unknown.
     """
     return read_struct(
         f"{url}/{INDEX}", TokenIndex, called="index of token shards",
@@ -124,11 +125,11 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     Attributes:
         length: tokens in a sample.
-        tokens: in all shards.
-        left_out: targets at the stream's end that fill no window, fewer than `length`.
-        vocabulary: ids are below it; an embedding has at least as many rows.
+        tokens: the number of tokens in all shards.
+        left_out: the number of targets at the stream's end that fill no window; less than `length`.
+        vocabulary: all ids are below it; an embedding needs at least as many rows.
         end_of_document: the id that ends each document.
-        documents, tokenizer, tokenizer_hash: what the index says of them.
+        documents, tokenizer, tokenizer_hash: copied from the index.
     """
 
     def __init__(
@@ -142,25 +143,26 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     ) -> None:
         """Reads the index in the folder `url`, a path or a URL that fsspec knows, and compares the shards with it.
 
-        `verify=False` compares the lengths of shards on this machine alone. Those of elsewhere are copied to the folder
-        `cache` now, of at most `cache_bytes`, which all processes of the machine share.
+        `verify=False` compares only the lengths of shards on this machine. Remote shards are copied now to the folder
+        `cache`, of at most `cache_bytes`, which all processes of the machine share.
 
         Raises:
-            ShardError: no index there, or not one that can be used; a shard that is not what the index says.
-            UsageError: a length below 1 or with fewer than length + 1 tokens; more data than the cache may hold.
+            ShardError: there is no valid index, or a shard differs from the index.
+            UsageError: the length is below 1, or there are fewer than length + 1 tokens; or the data is larger than
+                the cache.
         """
         self.url = os.fspath(url).rstrip("/")
         index = read_index(self.url)
         self.length, self.tokens = length, index.tokens
         if not 1 <= length < self.tokens:
             raise UsageError(
-                f"length={length}: {self.url} has {self.tokens} tokens, and a sample takes length + 1 of them, two at "
-                f"least; give a length from 1 to {self.tokens - 1}"
+                f"length={length}: {self.url} has {self.tokens} tokens, and a sample takes length + 1 of them, at "
+                f"least two; give a length from 1 to {self.tokens - 1}"
             )
         size = sum(shard.filesize for shard in index.shardlist)
         if local_path(self.url) is None and size > cache_bytes:
             raise UsageError(
-                f"{self.url} holds {size} bytes and its cache at most {cache_bytes}: all of it is kept here; raise "
+                f"{self.url} holds {size} bytes and its cache at most {cache_bytes}: all of it must fit; raise "
                 f"cache_bytes"
             )
         self.left_out = (self.tokens - 1) % length
@@ -178,18 +180,18 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return (self.tokens - 1) // self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises `IndexError` out of range, `ShardError` for an id that is none."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` for an id beyond the vocabulary."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         inputs, targets = self.gather(np.array([index % len(self)]))
         return inputs[0], targets[0]
 
     def gather(self, samples: npt.NDArray[np.int64]) -> list[torch.Tensor]:
-        """`[inputs, targets]` of a micro-batch: int64, shape `(len(samples), length)`, contiguous.
+        """Returns `[inputs, targets]` of a micro-batch: int64, shape `(len(samples), length)`, contiguous.
 
         Raises:
-            IndexError: a sample below 0 or beyond the last.
-            ShardError: an id that is none.
+            IndexError: a sample is below 0 or beyond the last.
+            ShardError: an id is not below the vocabulary.
         """
         if samples.min(initial=0) < 0 or samples.max(initial=0) >= len(self):
             raise IndexError(f"samples {samples.tolist()} of {len(self)}")
@@ -202,25 +204,25 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return [inputs, targets]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": []}  # what has been compared is not compared again
+        return {**self.__dict__, "_maps": []}  # `_verified` goes along: shards are not compared again
 
     # --- the stream -------------------------------------------------------------------------------------------
 
     def _windows(self, begins: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Of length + 1 tokens from each of `begins` on, as they are stored; shape `(len(begins), length + 1)`."""
+        """Returns the length + 1 tokens from each of `begins` on, as stored; shape `(len(begins), length + 1)`."""
         maps = self._maps = self._maps or self._mapped()
         windows = np.empty((len(begins), self.length + 1), self._dtype)
         shards = self._begins.searchsorted(begins, side="right") - 1
         within = begins - self._begins[shards]
         for window, number, begin in zip(windows, shards.tolist(), within.tolist(), strict=True):
-            found = maps[number][begin : begin + self.length + 1]
-            window[: len(found)] = found
-            have = len(found)
-            while have <= self.length:  # it goes on in the next shard
+            chunk = maps[number][begin : begin + self.length + 1]
+            window[: len(chunk)] = chunk
+            filled = len(chunk)
+            while filled <= self.length:  # the window continues in the next shard
                 number += 1
-                found = maps[number][: self.length + 1 - have]
-                window[have : have + len(found)] = found
-                have += len(found)
+                chunk = maps[number][: self.length + 1 - filled]
+                window[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
         return windows
 
     def _no_id(self, samples: npt.NDArray[np.int64], windows: npt.NDArray[Any]) -> ShardError:
@@ -245,14 +247,14 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             url = f"{self.url}/{shard.url}"
             descriptor = self._copies.open(url, shard.filesize, shard.md5sum)
             if local is not None and self._verified is not None:
-                _log.info("comparing %s with its MD5, unless that was done", url)
+                _log.info("comparing %s with its MD5, unless that was done before", url)
                 if not self._verified(Path(local, shard.url), descriptor, shard.filesize, shard.md5sum):
                     raise torn(url, "its MD5 is not the one in the index")
             try:
-                found = mmap.mmap(descriptor, shard.filesize, access=mmap.ACCESS_READ)
+                mapped = mmap.mmap(descriptor, shard.filesize, access=mmap.ACCESS_READ)
             except OSError as error:
                 raise ShardError(
                     f"shard {url} can't be mapped: {error.strerror}; each of the {len(self._shards)} shards takes a "
                     f"descriptor and its length of address space (ulimit -n, ulimit -v); make larger ones, or fewer"
                 ) from None
-            yield np.frombuffer(found, self._dtype)
+            yield np.frombuffer(mapped, self._dtype)

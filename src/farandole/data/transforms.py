@@ -1,17 +1,17 @@
-"""From a picture to the tensor that a model is trained on, by way of as few pixels as that takes.
+"""Transforms that make a model's input tensor from an image file, and decode as few pixels as possible for it.
 
     farandole.ShardedImages(url, transform=farandole.RandomResizedCrop(224, flip=True))      # to train
     farandole.ShardedImages(url, transform=farandole.Resize(256, crop=224))                  # to evaluate
     normalize = farandole.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))   # a batch, on its device
 
-`RandomResizedCrop` and `Resize` say, by a picture's size and by what they draw, which part of it is wanted and how
-large (`Cut`). `ShardedImages` gives them the file's bytes, of which no more is decoded than that (`transforms.py`); of
-anybody else they take PIL images. They give uint8, shape (3, height, width), which is collated and handed over in a
-quarter of float32's bytes; `Normalize` makes float32 of a whole batch, where the model is.
+`RandomResizedCrop` and `Resize` choose, from a picture's size and random numbers, a part of it and the size of the
+result (`Cut`). `ShardedImages` gives them the file's bytes, and only that part is decoded (section "pictures"); from
+other datasets they take PIL images. They return uint8, shape (3, height, width), which is collated and transferred in a
+quarter of float32's bytes; `Normalize` converts a whole batch to float32, on the model's device.
 
-Invariant: what comes out is a function of the picture and of Python's global generator, which a loader seeds for each
-sample; so the same on any worker and in any process. Resizing is bilinear with the low-pass filter that makes things
-smaller without moire, in integers. Left out: other augmentations; a dataset around this one may do them.
+Invariant: the result is a function of the picture and of Python's global generator, which a loader seeds for each
+sample; so it is the same on any worker and in any process. Resizing is bilinear, in integers, with a low-pass filter
+that avoids moire when it reduces the size. Left out: other augmentations; a dataset around this one may do them.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 #
-# A picture on its way from a file's bytes to the pixels that a model is given: its size first, and then a part of it.
+# `Picture` decodes an image in two steps: first its size, then the pixels of a part of it.
 #
-# Who knows which part is wanted, and how large, has less decoded: a JPEG is made of blocks of 8 x 8, of which a
-# decoder can make 4 x 4, 2 x 2 or 1 pixel by a smaller transform. That is done where half the size, or less, is still
-# as large as what is wanted; never where pixels would have to be made up. Other fractions save nothing: only these
+# If the part and its final size are known, less has to be decoded: a JPEG consists of blocks of 8 x 8 pixels, from
+# which a decoder can make 4 x 4, 2 x 2 or 1 pixel by a smaller transform. This is done if half the size, or less, is
+# still as large as the result; never if pixels would have to be interpolated. Other fractions save nothing: only these
 # have fast code.
 #
-#     bytes of a JPEG    simplejpeg (libjpeg-turbo), where it is installed: the fast way
-#     other bytes        Pillow: what simplejpeg refuses as well, so that it decides nowhere what is a bad sample
-#     an image           Pillow's, decoded already
+#     bytes of a JPEG    simplejpeg (libjpeg-turbo), if it is installed: the fast path
+#     other bytes        Pillow; also bytes that simplejpeg refuses, so that Pillow alone decides what is a bad sample
+#     an image           a PIL image, already decoded
 #
-# What comes out is a function of the bytes, the box and the libraries, which `facts` names. Memory is taken only once
-# the head has said how many pixels there are, and no more than `transforms.py` allows.
+# The result is a function of the bytes, the box and the libraries, which `facts` names. Memory is allocated only after
+# the header has given the number of pixels, and no more than `decoding.check_pixels` allows.
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
-_JPEG = b"\xff\xd8\xff"  # what Pillow, too, takes for one
-_BLOCK = 8  # pixels of a JPEG's block, each way
-_WITHOUT_INK = ("YCbCr", "RGB", "Gray")  # what of inks (CMYK) is white is for Pillow to know
+_JPEG = b"\xff\xd8\xff"  # Pillow, too, identifies a JPEG by these bytes
+_BLOCK = 8  # pixels of a JPEG's block, in each direction
+_WITHOUT_INK = ("YCbCr", "RGB", "Gray")  # without CMYK, whose conversion is left to Pillow
 
 
 class Box(NamedTuple):
-    """A part of a picture, in its pixels."""
+    """A rectangle in a picture, in pixels."""
 
     top: int
     left: int
@@ -73,29 +73,29 @@ class Box(NamedTuple):
 
 
 class Picture(ABC):
-    """`size` is (height, width), of which each box is a part."""
+    """A picture whose size is known and whose pixels are not decoded yet. `size` is (height, width)."""
 
     size: tuple[int, int]
 
     @abstractmethod
     def part(self, box: Box, height: int, width: int) -> Pixels:
-        """The box, resized, shape (height, width, 3). Called once. Raises what the decoder raises of a bad image."""
+        """Returns the box, resized, shape (height, width, 3). Call it once. Raises the decoder's errors."""
 
 
 def picture_of(data: bytes) -> Picture:
-    """Raises Pillow's errors for what is no image, or has too many pixels."""
+    """Returns the picture in a file's bytes. Raises Pillow's errors if it is no image, or has too many pixels."""
     if data.startswith(_JPEG) and (simplejpeg := _simplejpeg()) is not None:
-        with contextlib.suppress(ValueError, KeyError):  # it knows no name for some kinds
+        with contextlib.suppress(ValueError, KeyError):  # KeyError: it has no name for some colour spaces
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             check_pixels(height, width, data)
-            # of pictures smaller than a block it takes other fractions for as large as the whole
+            # for pictures smaller than a block simplejpeg takes other fractions for as large as the whole
             if colours in _WITHOUT_INK and min(height, width) >= _BLOCK:
                 return _Jpeg(data, height, width)
     return _Opened(open_image(data))
 
 
 def facts(*, fast: bool) -> Iterator[tuple[str, str]]:
-    """Which libraries decode, by name and version. `fast`: by way of `picture_of`, else Pillow alone."""
+    """Yields the libraries that decode, by name and version. `fast`: those of `picture_of`; otherwise Pillow alone."""
     from PIL import Image, features
 
     pillow = f"Pillow {Image.__version__}"
@@ -108,7 +108,7 @@ def facts(*, fast: bool) -> Iterator[tuple[str, str]]:
 
 
 class _Jpeg(Picture):
-    """A JPEG that simplejpeg has looked at; what it refuses after all, Pillow decides."""
+    """A JPEG whose header simplejpeg has read; if it can't decode it, Pillow decodes it."""
 
     def __init__(self, data: bytes, height: int, width: int) -> None:
         self._data = data
@@ -119,14 +119,14 @@ class _Jpeg(Picture):
         eighths = _eighths(box, height, width)
         least = [-(-extent * eighths // _BLOCK) for extent in self.size]  # it takes the smallest that is as large
         try:
-            found: Pixels = simplejpeg.decode_jpeg(self._data, min_height=least[0], min_width=least[1])
+            pixels: Pixels = simplejpeg.decode_jpeg(self._data, min_height=least[0], min_width=least[1])
         except ValueError:
             return _Opened(open_image(self._data)).part(box, height, width)
-        return _resized(found, _scaled(box, eighths), height, width)
+        return _resized(pixels, _scaled(box, eighths), height, width)
 
 
 class _Opened(Picture):
-    """A file that Pillow has looked at."""
+    """An image file whose header Pillow has read."""
 
     def __init__(self, image: PIL.Image.Image) -> None:
         self._image = image
@@ -141,7 +141,7 @@ class _Opened(Picture):
 
 
 class _Image(Picture):
-    """An image of Pillow's."""
+    """A PIL image."""
 
     def __init__(self, image: PIL.Image.Image) -> None:
         self._image = image
@@ -150,8 +150,8 @@ class _Image(Picture):
     def part(self, box: Box, height: int, width: int) -> Pixels:
         top, left, h, w = box
         image = self._image if self._image.mode == "RGB" else self._image.convert("RGB")
-        found = np.array(image.crop((left, top, left + w, top + h)))  # a copy, that torch may write
-        return _resized(found, Box(0, 0, h, w), height, width)
+        pixels = np.array(image.crop((left, top, left + w, top + h)))  # a copy, which torch may write to
+        return _resized(pixels, Box(0, 0, h, w), height, width)
 
 
 def of_image(image: PIL.Image.Image) -> Picture:
@@ -159,12 +159,12 @@ def of_image(image: PIL.Image.Image) -> Picture:
 
 
 def _eighths(box: Box, height: int, width: int) -> int:
-    """How many of the 8 x 8 pixels of a block are wanted each way: 1, 2, 4 or all; the box has no fewer than wanted."""
+    """Returns how many pixels of a block to decode in each direction: the least of 1, 2, 4 and 8 that is enough."""
     return next((n for n in (1, 2, 4) if box.height * n >= _BLOCK * height and box.width * n >= _BLOCK * width), _BLOCK)
 
 
 def _scaled(box: Box, eighths: int) -> Box:
-    """The box in a picture that is decoded so much smaller, to the nearest pixels."""
+    """Returns the box in a picture that is decoded at `eighths` / 8 of its size, rounded to the nearest pixels."""
     if eighths == _BLOCK:
         return box
     edges = (box.top, box.left, box.top + box.height, box.left + box.width)
@@ -173,22 +173,22 @@ def _scaled(box: Box, eighths: int) -> Box:
 
 
 def _resized(pixels: Pixels, box: Box, height: int, width: int) -> Pixels:
-    """By torch, in integers: 3 to 5 times as fast as by Pillow, with the same filter."""
+    """Resizes the box with torch, in integers: 3 to 5 times as fast as Pillow, with the same filter."""
     part = torch.from_numpy(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
-    # as a picture lies in memory anyway: of other strides torch would first make planes, which takes as long again
+    # the layout of a picture in memory: for other strides torch would first make planes, which doubles the time
     batch = part.permute(2, 0, 1).unsqueeze(0).contiguous(memory_format=torch.channels_last)
-    made = interpolate(batch, (height, width), mode="bilinear", antialias=True)
-    return made[0].permute(1, 2, 0).numpy()
+    resized = interpolate(batch, (height, width), mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0).numpy()
 
 
 @cache
 def _simplejpeg() -> Any:
-    """The module; None where it is not installed."""
+    """Returns the module; None if it is not installed."""
     return importlib.import_module("simplejpeg") if find_spec("simplejpeg") else None
 
 
 def digest_of_resizing() -> str:
-    """Of a fixed picture made smaller and larger, as 16 hexadecimal digits."""
+    """Returns a digest of a fixed picture that is reduced and enlarged, as 16 hexadecimal digits."""
     pixels = (np.arange(61 * 83 * 3, dtype=np.uint64) * 2654435761 >> 13).astype(np.uint8).reshape(61, 83, 3)
     box, digest = Box(1, 2, 58, 79), hashlib.sha256()
     for height, width in ((17, 40), (90, 101)):
@@ -198,12 +198,12 @@ def digest_of_resizing() -> str:
 
 # --- transforms -------------------------------------------------------------------------------------------------------
 
-_TRIES = 10  # to find a part of the drawn area and shape within a picture, as torchvision
+_TRIES = 10  # draws of an area and a shape until they fit into the picture, as in torchvision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The part of a picture that is wanted, what it is resized to, and the window of that which is kept."""
+    """The part of a picture to decode (`box`), its size after resizing, and the `window` of that to return."""
 
     box: Box
     resized: tuple[int, int]  # (height, width)
@@ -212,49 +212,51 @@ class Cut:
 
 
 class Fit(ABC):
-    """A transform that says what it wants of a picture before the picture is decoded."""
+    """A transform that chooses a part of a picture before the picture is decoded."""
 
     @abstractmethod
     def cut(self, height: int, width: int) -> Cut:
-        """What is wanted of a picture of that size; random numbers are drawn here and nowhere else."""
+        """Returns the part of a picture of that size. Draws random numbers here and nowhere else."""
 
     def __call__(self, image: Any) -> torch.Tensor:
-        """Of a PIL image of any mode, or a `Picture`: uint8 of shape (3, height, width), in RGB."""
+        """Transforms a PIL image of any mode, or a `Picture`, to uint8 of shape (3, height, width), in RGB."""
         picture: Picture = image if isinstance(image, Picture) else of_image(image)
         cut = self.cut(*picture.size)
         pixels = picture.part(cut.box, *cut.resized)
         top, left, height, width = cut.window
-        kept = pixels[top : top + height, left : left + width]
+        selected = pixels[top : top + height, left : left + width]
         if cut.flipped:
-            kept = kept[:, ::-1]
-        return torch.from_numpy(np.ascontiguousarray(kept.transpose(2, 0, 1)))
+            selected = selected[:, ::-1]
+        return torch.from_numpy(np.ascontiguousarray(selected.transpose(2, 0, 1)))
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What resizing comes to here, as a digest: versions of torch in which it is the same may be mixed."""
+        """Yields a digest of a resized picture: versions of torch with the same digest may be mixed in one run."""
         yield f"{DECODING}to a size", digest_of_resizing()
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Fit):
-    """A part of random area, shape and place, resized to `size`; mirrored every other time if `flip`.
+    """A crop of random area, shape and place, resized to `size`; mirrored with probability 1/2 if `flip`.
 
-    As torchvision's of the same name: an area uniform in `scale` (of the picture's), a ratio of width to height whose
-    logarithm is uniform in `ratio`'s; where ten draws do not fit into the picture, the largest part in the middle that
-    has an allowed ratio. From: Szegedy et al., Going deeper with convolutions, 2015.
+    Like torchvision's transform of the same name: the area is uniform in `scale` (a fraction of the picture's), the
+    logarithm of width / height is uniform between those of `ratio`. If ten draws do not fit into the picture, it takes
+    the largest centre crop of an allowed ratio. From: Szegedy et al., Going deeper with convolutions, 2015.
     """
 
-    size: int | tuple[int, int]  # pixels: of both sides, or (height, width)
+    size: int | tuple[int, int]  # pixels: both sides, or (height, width)
     _: KW_ONLY
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for a size below 1, or bounds that are none."""
+        """Raises `UsageError` for a size below 1, or invalid bounds."""
         _sides(self, self.size)
         for name, (low, high), most in (("scale", self.scale, 1.0), ("ratio", self.ratio, math.inf)):
             if not 0 < low <= high <= most:
-                raise UsageError(f"{self}: {name} is (least, most), above 0{' and at most 1' if most == 1 else ''}")
+                raise UsageError(
+                    f"{self}: {name} must be (least, most), above 0{' and at most 1' if most == 1 else ''}"
+                )
 
     def cut(self, height: int, width: int) -> Cut:
         box = self._drawn(height, width)
@@ -277,21 +279,21 @@ class RandomResizedCrop(Fit):
 
 @dataclass(frozen=True)
 class Resize(Fit):
-    """The shorter side resized to `size`, or both to `(height, width)`; then, with `crop`, the middle of that.
+    """Resizes the shorter side to `size`, or both to `(height, width)`; then, with `crop`, takes the centre crop.
 
-    Without `crop`, and with one number for `size`, pictures of other shapes give tensors of other shapes, which
-    torch's `default_collate` does not take.
+    Without `crop`, and with one number for `size`, pictures of different shapes give tensors of different shapes, which
+    torch's `default_collate` does not accept.
     """
 
     size: int | tuple[int, int]  # pixels
     _: KW_ONLY
-    crop: int | tuple[int, int] | None = None  # pixels: of both sides, or (height, width); none: all of it
+    crop: int | tuple[int, int] | None = None  # pixels: both sides, or (height, width); None: no crop
 
     def __post_init__(self) -> None:
         """Raises `UsageError` for a size below 1, or a crop that is larger than what it is cut from."""
         sides = _sides(self, self.size)
         if self.crop is not None and any(c > s for c, s in zip(_sides(self, self.crop), sides, strict=True)):
-            raise UsageError(f"{self}: crop is at most as large as size")
+            raise UsageError(f"{self}: crop must not be larger than size")
 
     def cut(self, height: int, width: int) -> Cut:
         if isinstance(self.size, int):
@@ -305,20 +307,20 @@ class Resize(Fit):
 
 
 class Normalize:
-    """`(images / 255 - mean) / std`, a channel at a time: float32 of uint8 of shape (n, channels, height, width).
+    """Computes `(images / 255 - mean) / std` per channel: uint8 of shape (n, channels, height, width) to float32.
 
-    It is computed where the images are, number by number: a row's bits depend on the row alone.
+    It runs on the images' device, element by element: the bits of a row depend on that row alone.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """One number a channel each, of values from 0 to 1. Raises `UsageError` for others, or a `std` not above 0."""
+        """`mean` and `std`: one number per channel, for values from 0 to 1. Raises `UsageError` for invalid ones."""
         if len(mean) != len(std) or not mean or not all(s > 0 for s in std):
-            raise UsageError(f"Normalize({mean}, {std}): one number a channel each, and std above 0")
+            raise UsageError(f"Normalize({mean}, {std}): give one number per channel for each, and std above 0")
         self.mean, self.std = tuple(mean), tuple(std)
         self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Raises `UsageError` for another dtype or another number of channels."""
+        """Returns the normalised images. Raises `UsageError` for another dtype or another number of channels."""
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != len(self.mean):
             raise UsageError(
                 f"Normalize takes uint8 of shape (n, {len(self.mean)}, height, width), as farandole's transforms give "
@@ -327,10 +329,12 @@ class Normalize:
         shift, factor = self._constants(images.device)
         if not images.is_cpu:
             return images.to(torch.float32).sub_(shift).mul_(factor)
-        made = torch.empty(images.shape, dtype=torch.float32)
-        for row, values in zip(images, made, strict=True):  # each stays in the cache for all three
+        normalised = torch.empty(images.shape, dtype=torch.float32)
+        for row, values in zip(
+            images, normalised, strict=True
+        ):  # a row stays in the CPU cache for all three operations
             values.copy_(row).sub_(shift).mul_(factor)
-        return made
+        return normalised
 
     def __repr__(self) -> str:
         return f"Normalize({self.mean}, {self.std})"
@@ -346,11 +350,11 @@ class Normalize:
         return self._on[device]
 
 
-def _sides(of: Any, size: Any) -> tuple[int, int]:
-    """(height, width)."""
+def _sides(transform: Any, size: Any) -> tuple[int, int]:
+    """Returns `size` as (height, width)."""
     sides = size if isinstance(size, tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
-        raise UsageError(f"{of}: a size is a whole number of pixels from 1 on, or (height, width)")
+        raise UsageError(f"{transform}: a size must be an integer of at least 1 pixel, or (height, width)")
     return sides
 
 

@@ -1,32 +1,33 @@
-"""How one micro-batch is made: the part of the loader that runs in the training process or in a loader process alike.
+"""Loader processes: `Source` makes one micro-batch, in the training process or in a loader process alike.
 
-A micro-batch is a function of its key, whichever worker and process makes it:
+A micro-batch is a function of its key. It does not depend on the worker or process that makes it:
 
-- its samples come from the order; random state is set before each from (seed, epoch, sample), and before a collate
-  function of the user's own from (seed, epoch, start);
-- torch computes on one thread, as loader processes do anyway: the number of threads shows in the last bits of a sum;
-- what `default_collate` makes is contiguous. It gives samples in channels-last memory other strides in a loader process
-  than in the training process, and strides choose a convolution's kernel;
-- CPU tensors are 64-byte aligned (`aligned`), which also shows in last bits.
+- its samples come from the order; random state is set before each sample from (seed, epoch, sample), and before a
+  user's collate function from (seed, epoch, start);
+- torch computes on one thread, as loader processes do anyway, because the number of threads changes the last bits of a
+  sum;
+- tensors that `default_collate` makes are contiguous. For samples in channels-last memory it gives other strides in a
+  loader process than in the training process, and strides choose a convolution's kernel;
+- CPU tensors are 64-byte aligned (`aligned`), because alignment also changes last bits.
 
-A plain `TensorDataset` draws nothing, so its rows are taken by the whole id vector: 43 us for 64 rows of 784 values
-where going sample by sample takes 0.85 ms, with the same bits and strides.
+A plain `TensorDataset` draws no random numbers, so its rows are taken with the whole index vector: 43 us for 64 rows of
+784 values, where going sample by sample takes 0.85 ms, with the same bits and strides.
 
-Other datasets whose samples draw nothing may do the same by a method
+Other datasets whose samples draw no random numbers may do the same by a method
 
     gather(samples) -> batch        samples: (n,) int64, each from 0 to len(dataset) - 1
 
-which gives what torch's `default_collate` would make of these samples: the same containers, values, dtypes and strides.
-It is asked where there is no collate function of the user's own, also through torch's `Subset`, and no random state is
-set for it. It counts only if it belongs to the dataset's `__getitem__`: a subclass that overrides that alone, and a
-wrapper that passes other attributes on, are asked for their samples. Where it raises, its samples are asked for one by
-one, so that the bad one is named, or left out.
+It must return what torch's `default_collate` would make of these samples: the same containers, values, dtypes and
+strides. The loader calls it if the user gives no collate function, also through torch's `Subset`, and sets no random
+state for it. It is used only if the first class in the method resolution order that defines `gather` or `__getitem__`
+defines `gather`: a subclass that overrides `__getitem__` alone, and a wrapper that forwards other attributes, are read
+sample by sample. If `gather` raises, its samples are read one by one, so that the bad one is named, or left out.
 
-`ProcessStart` makes loader processes mortal: as orphans they would hold a dead worker's sockets open and hide its death
-from its peers. On Linux the kernel kills them with the thread that started them. Everywhere, and under a fork server,
-whose children the kernel counts as the server's, a thread of theirs waits for the training process's end. They ignore
-SIGINT and SIGTERM: a notice is the training process's to act on, and it must be fed until it has left. DataLoader ends
-stuck processes by SIGTERM, one after the other with 10 seconds for each; `stop` ends all of them within one.
+`ProcessStart` makes sure that loader processes end: as orphans they would hold a dead worker's sockets open and hide
+its death from its peers. On Linux the kernel kills them with the thread that started them. On other systems, and under
+a fork server, whose children the kernel counts as the server's, one of their threads waits for the end of the training
+process. They ignore SIGINT and SIGTERM: the training process handles a preemption notice, and needs data until it has
+left. DataLoader ends stuck processes by SIGTERM, one after the other with 10 s for each; `stop` ends all within 1 s.
 
 Left out: `__getitems__` (random state is per sample), alignment of NumPy arrays in a batch.
 """
@@ -74,22 +75,21 @@ if TYPE_CHECKING:
 
 # --- prefetch ---------------------------------------------------------------------------------------------------------
 #
-# Which micro-batches to request ahead of the plan: the pure half of the loader, a sampler for torch's DataLoader.
+# `Prefetch` chooses which micro-batches to request next: the pure half of the loader, a sampler for torch's DataLoader.
 #
-# The pipeline that it feeds has a fixed number of places and gives results in the order of requests. For each result
-# taken out it asks for one more request. What is kept to:
+# The DataLoader pipeline has a fixed number of places and returns results in the order of requests. For each result
+# that is taken out it asks for one more request. The invariants:
 #
-# - **It never ends.** An iterator that ended would lose the place for good. When nothing is to be requested the
-#   answer is None, and the pipeline's answer to None comes at once: the loader trades such Nones for requests when
-#   there are some.
-# - **Memory is bounded.** At most `limit` micro-batches are under way or waiting, and the one asked for. What a new
-#   plan does not name among its first 256 is dropped, on arrival if it is under way, and so is what lies in a step
-#   passed.
-# - **Nothing is made twice that is still there**, and a key asked for without having been expected goes first.
+# - **It never ends.** An iterator that ended would lose the place for good. If there is nothing to request, it yields
+#   None, and the pipeline answers a None at once. The loader exchanges such Nones for requests when there are some.
+# - **Memory is bounded.** At most `limit` micro-batches are in flight or waiting, plus the one that is being fetched. A
+#   micro-batch that a new plan does not name among its first 256 is dropped, on arrival if it is in flight. So is one
+#   of an earlier step.
+# - **Nothing is made twice while its first result exists**. A key that is fetched without being expected goes first.
 #
-# Left out: doing anything. No I/O, no clock, no torch.
+# The class is pure: no I/O, no clock, no torch.
 
-_NEAR = 256  # keys; enough for a lost peer's whole share to come before what is already under way
+_NEAR = 256  # keys; enough for a lost peer's whole share to come before what is already in flight
 
 
 class Key(NamedTuple):
@@ -103,26 +103,26 @@ class Key(NamedTuple):
 
 
 class Prefetch:
-    """What to request next, what is under way, what waits to be fetched; an iterator over requests, None for idle."""
+    """An iterator over requests (None: idle); knows the next requests, those in flight, and the results that wait."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.clear()
 
     def clear(self) -> None:
-        self._asked: Key | None = None  # to be requested before anything else
-        self._near: deque[Key] = deque()  # what has been read of `_upcoming` and not requested
+        self._urgent: Key | None = None  # the key to request first
+        self._near: deque[Key] = deque()  # keys read from `_upcoming` and not yet requested
         self._upcoming: Iterator[Key] = iter(())
-        self._wanted: dict[Key, bool] = {}  # under way -> keep on arrival?
+        self._wanted: dict[Key, bool] = {}  # keys in flight; False: drop the result on arrival
         self._step = (-1, -1)
-        self.under_way: deque[Key | None] = deque()  # in the order in which results will come
-        self.waiting: dict[Key, Any] = {}
+        self.under_way: deque[Key | None] = deque()  # requests in flight, in the order of their results
+        self.waiting: dict[Key, Any] = {}  # results that arrived and were not fetched yet
 
     def __iter__(self) -> Iterator[Key | None]:
         return self
 
     def __next__(self) -> Key | None:
-        key, self._asked = self._asked, None
+        key, self._urgent = self._urgent, None
         if key is None and (key := self.next_expected()) is not None:
             self._near.popleft()
         if key is not None:
@@ -131,7 +131,7 @@ class Prefetch:
         return key
 
     def next_expected(self) -> Key | None:
-        """The next key that is expected and not yet requested, if there is one and memory for it."""
+        """Returns the next key that is expected and not yet requested; None if there is none, or no memory for it."""
         if len(self._wanted) + len(self.waiting) >= self._limit:
             return None
         while True:
@@ -149,53 +149,53 @@ class Prefetch:
     def replace(self, upcoming: Iterable[Key]) -> None:
         self._upcoming = iter(upcoming)
         self._near = deque(islice(self._upcoming, _NEAR))
-        kept = set(self._near)
-        self.waiting = {key: found for key, found in self.waiting.items() if key in kept}
-        self._wanted = {key: key in kept for key in self._wanted}
+        near = set(self._near)
+        self.waiting = {key: result for key, result in self.waiting.items() if key in near}
+        self._wanted = {key: key in near for key in self._wanted}
 
     def ask(self, key: Key) -> None:
-        """`key` is wanted now, and nothing of an earlier step ever again."""
+        """Requests `key` first, and drops all results of earlier steps: they are never fetched again."""
         if self._step != key[:2]:
             self._step = key[:2]
-            self.waiting = {other: found for other, found in self.waiting.items() if other[:2] >= self._step}
+            self.waiting = {other: result for other, result in self.waiting.items() if other[:2] >= self._step}
             self._wanted = {other: wanted and other[:2] >= self._step for other, wanted in self._wanted.items()}
         if key in self._wanted:
             self._wanted[key] = True
         elif key not in self.waiting:
-            self._asked = key
+            self._urgent = key
             with contextlib.suppress(ValueError):
                 self._near.remove(key)
 
     def begin_again(self) -> None:
-        """The pipeline is a new one: what was under way in the old one and is wanted goes first, in the same order."""
-        lost = [key for key in self.under_way if key is not None and self._wanted[key]]
-        self._near = deque([*lost, *(key for key in self._near if key not in lost)])
+        """Resets for a new pipeline: requests that were in flight and are wanted go first, in the same order."""
+        interrupted = [key for key in self.under_way if key is not None and self._wanted[key]]
+        self._near = deque([*interrupted, *(key for key in self._near if key not in interrupted)])
         self._wanted = {}
         self.under_way.clear()
 
-    def receive(self, key: Key | None, found: Any) -> None:
+    def receive(self, key: Key | None, result: Any) -> None:
         self.under_way.popleft()
         if key is not None and self._wanted.pop(key):
-            self.waiting[key] = found
+            self.waiting[key] = result
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------
 #
-# What a dataset may be told by the loader that reads it, beside what any map-style dataset has; and who may stand
-# between a loader and those who ask it. All of it is optional.
+# Methods that a dataset may have beside those of any map-style dataset, and that the loader calls; and `FetchHook`,
+# which intercepts fetches. All of them are optional.
 #
-#     expect(samples, shuffled=...)  the order comes to these next, shape (n,), int64: have them near. Does not wait
-#     ahead(samples)                 these are read next, all of them: have them come at once, not one after the other
-#     settle(at_most_s)              wait until what is expected is near, as far as it will be; False: it takes longer
+#     expect(samples, shuffled=...)  the order reaches these next, shape (n,), int64: bring them near. Does not wait
+#     ahead(samples)                 all of these are read next: request them at once, not one after the other
+#     settle(at_most_s)              wait until the expected samples are near, as far as possible; False: it timed out
 #
-# None of it changes what a sample is; that is for `set_epoch(epoch)` (`epochs.py`). torch's `Subset` is looked through,
-# as often as there is one in the other.
+# None of them changes a sample; `set_epoch(epoch)` (`epochs.py`) does that. `hook` looks through torch's `Subset`, also
+# where Subsets are nested.
 
 Samples = npt.NDArray[np.int64]
 
 
 def hook(dataset: Any, name: str) -> Callable[..., Any] | None:
-    """The dataset's method of that name; one that takes samples takes those of the dataset that is asked."""
+    """Returns the dataset's method of that name, or None. It takes sample indexes of `dataset`, also for a Subset."""
     if type(dataset) is Subset:
         inner = hook(dataset.dataset, name)
         if inner is None or name == "settle":
@@ -206,45 +206,45 @@ def hook(dataset: Any, name: str) -> Callable[..., Any] | None:
             return inner(indices[samples], **options)
 
         return through
-    found = getattr(dataset, name, None)
-    return found if callable(found) else None
+    method = getattr(dataset, name, None)
+    return method if callable(method) else None
 
 
 class FetchHook(Protocol):
-    """What stands between loaders and those who ask them, where something does: `farandole probe`."""
+    """Intercepts the fetches of all loaders; `farandole probe` uses it."""
 
     def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------
 #
-# How a loader process hands tensors over: through memory that both sides have mapped.
+# Slots: memory that the training process and its loader processes both map, through which they pass tensors.
 #
-# torch sends a shared-memory file for each tensor, by a connection of its own, and a page fault each 4 KiB; the
-# training step waits for that. Here a tensor is copied into the request's slot and out of it again: what arrives is the
-# receiver's own, 64-byte aligned, with the same values and strides. `farandole probe examples/cifar10.py` showed 1.9 ms
-# of waiting for each micro-batch of 32 images, and shows 0.6.
+# torch sends a shared-memory file for each tensor, by a connection of its own, with a page fault per 4 KiB, and the
+# training step waits for that. Here the loader process copies a tensor into the request's slot, and the receiver copies
+# it out again. The receiver owns its copy, which is 64-byte aligned and has the same values and strides. For each
+# micro-batch of 32 images `farandole probe examples/cifar10.py` showed 1.9 ms of waiting before, and 0.6 ms with slots.
 #
-# A slot is free again when its result was received. At most `places` requests are on their way, and the pipeline asks
-# for one more before it hands over what it received: `places + 1` slots in turn are enough.
+# A slot is free again when its result was received. At most `places` requests are in flight, and the pipeline asks for
+# one more before it hands over a result: `places + 1` slots in rotation are enough.
 #
-# A slot is a file without a name: it goes with the last process. It is as long as the largest micro-batch that it ever
-# held, and its pages are taken only where they were written. Who puts something there is the only one who uses the slot
-# then, so it makes the file longer without asking; each side maps it anew where its own map has become too short. What
-# was taken out of the shorter map is the taker's own by then. A forked process has the files already; to one that is
-# started anew they go as open files, which needs Linux (memfd_create(2)). Elsewhere slots are anonymous memory, 16 MiB.
+# A slot is an unnamed file: it disappears with the last process. It is as long as the largest micro-batch that it ever
+# held, and it takes only the pages that were written. The process that fills a slot is its only user at that time, so
+# it extends the file without any lock; each side maps the file again if its own map is too short. A tensor that was
+# taken out of the shorter map is a copy. A forked process inherits the files; a process that is started anew gets them
+# as open files, which needs Linux (memfd_create(2)). On other systems slots are anonymous memory, 16 MiB.
 #
 # Left out, and sent torch's way: tensors that are not plain CPU memory or lie in other containers than dict, list and
-# tuple, what finds no room (in anonymous memory; where addresses are rationed, `ulimit -v`), processes that are not
-# forked elsewhere than on Linux, and pinning (torch's thread receives ahead).
+# tuple; tensors for which there is no room (in anonymous memory; or where addresses are limited, `ulimit -v`); all
+# tensors for processes that are not forked on systems other than Linux; and pinning (torch's thread receives ahead).
 
 ALIGNMENT = 64  # bytes
-GO_ANYWHERE = sys.platform == "linux"  # elsewhere to forked processes only
+GO_ANYWHERE = sys.platform == "linux"  # True: slots reach any process; False: forked processes only
 _SIZE = 16 << 20  # bytes of a slot at first
 
 
 class Placed(NamedTuple):
-    """Stands for a tensor that lies in a slot."""
+    """The place of a tensor that lies in a slot; sent instead of the tensor."""
 
     slot: int
     offset: int  # bytes, from the beginning of the slot
@@ -254,10 +254,10 @@ class Placed(NamedTuple):
 
 
 class Slots:
-    """Memory for the results that are on their way; made before the loader processes are."""
+    """Memory for the results in flight; made before the loader processes start."""
 
     def __init__(self, places: int, files: Sequence[int] = ()) -> None:
-        """`files` are open and theirs: given where another process has made them."""
+        """Makes `places + 1` slots, or takes over `files`: open descriptors of slots that another process made."""
         self._files = list(files)
         if GO_ANYWHERE and not files:
             try:
@@ -265,7 +265,7 @@ class Slots:
                     self._files.append(os.memfd_create("farandole-slots"))
                     os.truncate(self._files[-1], _SIZE)
             except OSError:
-                self.__del__()  # now: what tells of the error needs files as well
+                self.__del__()  # close them now: reporting the error needs descriptors as well
                 raise
         self._maps = [_map(file) for file in self._files or [-1] * (places + 1)]
 
@@ -277,11 +277,11 @@ class Slots:
             close(self._files.pop())
 
     def numbers(self) -> Iterator[int]:
-        """The slot of each request in turn."""
+        """Returns the slot numbers of the requests, in their order; endless."""
         return cycle(range(len(self._maps)))
 
     def put(self, slot: int, batch: Any) -> Any:
-        """In the loader process: `batch` with its tensors in `slot`, as far as there is room."""
+        """Returns `batch` with its tensors moved to `slot`, as far as there is room. For the loader process."""
         offset = 0
 
         def place(tensor: torch.Tensor) -> Any:
@@ -298,11 +298,11 @@ class Slots:
         return _each(batch, torch.Tensor, place)
 
     def take(self, batch: Any) -> Any:
-        """In the training process: `batch` with what lies in its slot copied out."""
+        """Returns `batch` with its tensors copied out of its slot. For the training process."""
         return _each(batch, Placed, self._copy)
 
     def _has_room(self, slot: int, size: int) -> bool:
-        """Whether `slot` has `size` bytes, if need be from now on: then half as much again, for the next one."""
+        """Returns True if `slot` has `size` bytes. Extends it if needed, to 1.5 times `size`, for the next batch."""
         if size <= len(self._maps[slot]):
             return True
         if not self._files:
@@ -312,7 +312,7 @@ class Slots:
             if os.fstat(file).st_size < size:
                 os.truncate(file, -(-(size + size // 2) // mmap.PAGESIZE) * mmap.PAGESIZE)
             self._maps[slot] = _map(file)
-        except (OSError, ValueError):  # as mmap says it, of addresses or of a file's length
+        except (OSError, ValueError):  # mmap raises either: no addresses, or a wrong length of the file
             return False
         return True
 
@@ -329,7 +329,7 @@ class Slots:
 
 
 def _map(file: int) -> mmap.mmap:
-    """All of the file; -1: of memory that forked processes share."""
+    """Maps all of the file; -1: maps anonymous memory that forked processes share."""
     return mmap.mmap(file, _SIZE if file == -1 else os.fstat(file).st_size)
 
 
@@ -338,13 +338,13 @@ def _opened(places: int, files: list[Any]) -> Slots:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is nothing but values in CPU memory."""
+    """Returns True if the tensor is nothing but values in CPU memory."""
     ordinary = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout == torch.strided
     return ordinary and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill as much memory as there are elements, in whichever order of dimensions."""
+    """Returns True if the elements fill their memory without gaps, in any order of dimensions."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
@@ -360,25 +360,25 @@ def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 # --- sending ----------------------------------------------------------------------------------------------------------
 #
-# What a loader process sends is known to be sendable before it is sent.
+# A loader process checks that a result can be pickled before it sends it.
 #
-# multiprocessing pickles in a thread of the queue's. What it can't pickle is an error on that thread's standard error
-# and nothing else: the result never comes, and the training process waits for it for ever. So what is not plain is
-# pickled here, where an error can travel with its key as any exception of the dataset's does. The receiver gets the
-# object itself, by whichever thread takes it out of the queue.
+# multiprocessing pickles in a thread of the queue. If pickling fails there, the thread prints the error to standard
+# error and does nothing else: the result never comes, and the training process waits for ever. So a value that is not
+# plain is pickled here, where an error can be sent with its key as any exception of the dataset. The receiver gets the
+# object itself from whichever thread takes it out of the queue.
 #
-# Plain values and arrays, in plain containers, are left to the queue: they can be sent, and to pickle them here would
-# copy them once more. A tensor that lies in no slot is not plain: pickling it takes a file of shared memory, which the
-# system may refuse. Left out: what can be pickled and then not be restored, which is an error of the receiver's.
+# Plain values and arrays, in plain containers, are left to the queue: they can be sent, and pickling them here would
+# copy them once more. A tensor outside a slot is not plain: pickling it takes a file of shared memory, which the
+# system may refuse. Left out: a value that can be pickled but not unpickled, which is an error of the receiver.
 
 _PLAIN_TYPES = frozenset((type(None), bool, int, float, complex, str, bytes, Placed))
 
 
 class Pickled:
-    """Becomes `value` where it is unpickled.
+    """A pickled `value`; unpickling this object gives `value`.
 
     Raises:
-        Exception: whatever pickling `value` raises.
+        Exception: any exception that pickling `value` raises.
     """
 
     def __init__(self, value: Any) -> None:
@@ -389,11 +389,11 @@ class Pickled:
 
 
 def sendable(batch: Any) -> Any:
-    """`batch`, or what becomes of it at the receiver's.
+    """Returns `batch`, or a `Pickled` that the receiver unpickles to `batch`.
 
     Raises:
-        UsageError: it can't be sent; names what in it.
-        RuntimeError: torch's, where the system refuses shared memory.
+        UsageError: it can't be sent; names the part that can't.
+        RuntimeError: the system refuses shared memory; raised by torch.
     """
     if _is_plain(batch):
         return batch
@@ -404,19 +404,19 @@ def sendable(batch: Any) -> Any:
             raise
         path, value = _culprit(batch, "the batch")
         raise UsageError(
-            f"{path} is a {type(value).__name__}, which a loader process can't send: {error}; have collate_fn, or the "
-            f"data set, give what can be pickled, or load with num_workers=0"
+            f"{path} is a {type(value).__name__}, which a loader process can't send: {error}; make collate_fn or the "
+            f"dataset return values that can be pickled, or load with num_workers=0"
         ) from error
 
 
 def wrapped(where: str) -> ExceptionWrapper:
-    """The exception in hand, so that it can be sent: if it can't, an error in its words."""
-    found, error = ExceptionWrapper(where=where), sys.exc_info()[1]
-    if isinstance(error, Exception) and not isinstance(error, StopIteration) and _can_be_sent(found):
-        return found
+    """Wraps the current exception for sending; if it can't be sent, wraps a `UsageError` with its type and message."""
+    exception, error = ExceptionWrapper(where=where), sys.exc_info()[1]
+    if isinstance(error, Exception) and not isinstance(error, StopIteration) and _can_be_sent(exception):
+        return exception
     name = type(error).__name__
     try:
-        raise UsageError(f"{name} came out of the data set, collate_fn or worker_init_fn: {error}")
+        raise UsageError(f"{name} was raised by the dataset, collate_fn or worker_init_fn: {error}")
     except UsageError:
         return ExceptionWrapper(where=where)
 
@@ -433,7 +433,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _culprit(value: Any, path: str) -> tuple[str, Any]:
-    """The innermost part that can't be sent."""
+    """Returns the path and value of the innermost part that can't be sent."""
     inner: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         inner = [(f"{path}[{key!r}]", each) for key, each in cast("dict[Any, Any]", value).items()]
@@ -448,16 +448,16 @@ def _culprit(value: Any, path: str) -> tuple[str, Any]:
 def _can_be_sent(value: Any) -> bool:
     try:
         Pickled(value)
-    except Exception:  # noqa: BLE001  why not is told by who asked
+    except Exception:  # noqa: BLE001  the caller reports the reason
         return False
     return True
 
 
 # --- source -----------------------------------------------------------------------------------------------------------
 
-# what the system says of the machine, not of the file: another host may have the sample
+# errors of the machine, not of the file: another host may be able to read the sample
 OF_THE_HOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
-WATCHED = 2  # micro-batches of a process in whose making changes of the data set are looked for
+WATCHED = 2  # the first micro-batches of a process, during which it checks that the dataset does not change itself
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 if sys.platform == "linux":
@@ -466,17 +466,17 @@ Gather = Callable[[npt.NDArray[np.int64]], Any]
 
 
 class Incomplete(NamedTuple):
-    """A micro-batch without its bad samples, each with what is wrong with it; None if it has no others."""
+    """A micro-batch without its bad samples."""
 
-    batch: Any
-    bad: dict[int, str]
+    batch: Any  # None: all its samples are bad
+    bad: dict[int, str]  # bad sample -> the reason
 
 
 class Source(Dataset[tuple[Key | None, Any]]):
-    """The dataset as loader processes see it: indexed by slots and keys, giving whole micro-batches."""
+    """The dataset as loader processes see it: its index is a slot and a key, its items are whole micro-batches."""
 
     slots: Slots | None = None  # set before the processes start
-    timed = False  # whether micro-batches come with what their making took, as `Timed`
+    timed = False  # True: micro-batches come as `Timed`, with the cost of making them
 
     def __init__(
         self,
@@ -486,7 +486,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         *,
         skips: bool = False,
     ) -> None:
-        """`skips`: samples that raise are left out, and the result is an `Incomplete`."""
+        """`skips=True`: samples that raise are left out, and the result is an `Incomplete`."""
         self.dataset = dataset
         self._skips = skips
         self._order = order
@@ -508,11 +508,11 @@ class Source(Dataset[tuple[Key | None, Any]]):
                 return key, self.timed_batch(key, slot)
             batch = self.micro_batch(key)
             return key, sendable(batch if self.slots is None else self.slots.put(slot, batch))
-        except BaseException:  # noqa: BLE001  whatever the dataset raises travels with its key, `sys.exit` included
+        except BaseException:  # noqa: BLE001  any exception is sent with its key, `sys.exit` included
             return key, wrapped(f"in DataLoader worker process {process.id}")
 
     def timed_batch(self, key: Key, slot: int | None = None) -> object_store.Timed:
-        """`micro_batch`, in its slot if it has one, and what that took."""
+        """Returns `micro_batch(key)`, in its slot if it has one, and the cost of making it."""
         with object_store.making():
             batch = self.micro_batch(key)
             if slot is not None:
@@ -521,6 +521,11 @@ class Source(Dataset[tuple[Key | None, Any]]):
         return object_store.Timed(batch, object_store.take(key.stop - key.start))
 
     def micro_batch(self, key: Key) -> Any:
+        """Returns the collated micro-batch of `key`, or an `Incomplete` if samples are left out.
+
+        Raises:
+            BadSample: a sample can't be read, and bad samples are not skipped.
+        """
         self.epochs.enter(key.epoch)
         samples = self._order.samples(key.epoch, key.start, key.stop)
         if self._tensors is not None:
@@ -536,7 +541,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         if self._ahead is not None:
             self._ahead(samples)
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the number of threads is part of what comes out of a sum; 0.2 us
+        torch.set_num_threads(1)  # the number of threads changes the bits of a sum; takes 0.2 us
         try:
             return self._one_by_one(samples, key) if self._gather is None else self._at_once(self._gather, samples, key)
         finally:
@@ -548,32 +553,33 @@ class Source(Dataset[tuple[Key | None, Any]]):
         except (FarandoleError, MemoryError):
             raise
         except Exception:
-            found = self._one_by_one(samples, key)
-            if not isinstance(found, Incomplete):
-                raise  # no sample is bad: `gather` itself is
-            return found
+            batch = self._one_by_one(samples, key)
+            if not isinstance(batch, Incomplete):
+                raise  # no sample is bad: the error is in `gather`
+            return batch
 
     def _one_by_one(self, samples: npt.NDArray[np.int64], key: Key) -> Any:
         seed = derive(self._order.seed, "sample", key.epoch)
         items: list[Any] = []
         bad: dict[int, str] = {}
-        own = own_generators(self.dataset)
+        generators = own_generators(self.dataset)
         for sample in samples.tolist():
             set_random_state(derive(seed, sample))
-            seed_all(own, derive(seed, sample))
+            seed_all(generators, derive(seed, sample))
             try:
                 items.append(self.dataset[sample])
             except (FarandoleError, MemoryError):
-                raise  # a shard that is away, a machine that is full: no fault of the sample's
+                raise  # a missing shard, a full machine: the sample is not the cause
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in OF_THE_HOST:
-                    raise ShardError(f"sample {sample} can't be had here: {error}; see to this host") from error
-                said = f"sample {sample} of {type(self.dataset).__name__}: {type(error).__name__}: {error}"
+                    raise ShardError(f"sample {sample} can't be read on this host: {error}; check this host") from error
+                reason = f"sample {sample} of {type(self.dataset).__name__}: {type(error).__name__}: {error}"
                 if not self._skips:
                     raise BadSample(
-                        f'{said}; mend it, or leave such samples out, counted, by run.loader(..., on_bad_sample="skip")'
+                        f"{reason}; repair it, or leave out and count such samples by "
+                        f'run.loader(..., on_bad_sample="skip")'
                     ) from error
-                bad[sample] = said
+                bad[sample] = reason
         with object_store.collating():
             batch = self._collated(items, key) if items else None
         return Incomplete(batch, bad) if bad else batch
@@ -588,54 +594,54 @@ class Source(Dataset[tuple[Key | None, Any]]):
 
 
 class ProcessStart:
-    """What the processes of one start do first; then comes the user's own `worker_init_fn`."""
+    """The `worker_init_fn` of one start of the loader processes: sets them up, then calls the user's own."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, context: BaseContext | str | None) -> None:
         if not isinstance(context, BaseContext):
             context = multiprocessing.get_context(context)
-        # A fork server's children have the server as parent, and it lives as long as they do.
+        # The children of a fork server have the server as their parent, and it lives as long as they do.
         method = context.get_start_method()
         self.forks = method == "fork"
         self._parent = None if method == "forkserver" else os.getpid()
-        self._heard, self._said = context.Pipe(duplex=False)
+        self._receiver, self._sender = context.Pipe(duplex=False)
         self._worker_init_fn = worker_init_fn
         self._cores = cpu.before()
 
     def __call__(self, number: int) -> None:
         cpu.give(self._cores)
-        guard()  # where it is not forked: a dataset that prints must not fail on a full disk
+        guard()  # if the process is not forked: a dataset that prints must not fail on a full disk
         if sys.platform == "linux" and self._parent is not None:
             if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
             if os.getppid() != self._parent:
-                os._exit(1)  # it died before prctl took effect
-        threading.Thread(target=self._end_when_told, name="farandole-end", daemon=True).start()
+                os._exit(1)  # the parent died before prctl took effect
+        threading.Thread(target=self._end_when_stopped, name="farandole-end", daemon=True).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         info = get_worker_info()
         assert info is not None
-        # torch refuses assignment; the user's function expects its own dataset there, to open files and the like.
+        # torch refuses assignment. The user's function expects its own dataset there, for example to open files.
         object.__setattr__(info, "dataset", cast(Source, info.dataset).dataset)
         if self._worker_init_fn is not None:
             try:
                 self._worker_init_fn(number)
-            except BaseException:  # noqa: BLE001  it is raised where the first result is taken
+            except BaseException:  # noqa: BLE001  raised where the first result is taken
                 wrapped(f"in worker_init_fn of DataLoader worker process {number}").reraise()
 
     def stop(self) -> None:
-        """Make the processes end within a second, whatever they do; call it just before DataLoader's own shutdown."""
-        self._said.send_bytes(b"stop")  # nobody reads it, so everybody sees it
+        """Makes the processes end within 1 s, whatever they do. Call it just before DataLoader's own shutdown."""
+        self._sender.send_bytes(b"stop")  # no process reads it, so all processes see it
 
-    def _end_when_told(self) -> None:
+    def _end_when_stopped(self) -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
-        if self._heard in wait([self._heard, parent.sentinel]):
+        if self._receiver in wait([self._receiver, parent.sentinel]):
             time.sleep(_GRACE_S)
-        os._exit(0)  # anything else would look like a failure to torch
+        os._exit(0)  # torch takes any other exit for a failure
 
 
 def aligned(batch: Any) -> Any:
-    """`batch` with every CPU tensor that does not begin at a multiple of 64 bytes replaced by a copy that does."""
+    """Returns `batch` with a copy of each CPU tensor that does not begin at a multiple of 64 bytes, aligned so."""
     return _map_tensors(batch, _aligned)
 
 
@@ -648,7 +654,10 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with its tensors changed, in nested dicts, lists, tuples; the same object where nothing changed."""
+    """Returns `value` with `change` applied to its tensors, also in nested dicts, lists and tuples.
+
+    Returns the same object if nothing changed.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
@@ -668,13 +677,13 @@ def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
             copied = copy.copy(old)
             copied[:] = new
             return copied
-        named = hasattr(old, "_fields")  # a named tuple takes its fields one by one
-        return type(old)(*new) if named else type(old)(new)
+        is_named = hasattr(old, "_fields")  # a named tuple takes its fields one by one
+        return type(old)(*new) if is_named else type(old)(new)
     return value
 
 
 def _rows(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
-    """The tensors of a dataset whose samples are nothing but their rows."""
+    """Returns the tensors of a dataset whose samples are nothing but rows of these tensors; None for other datasets."""
     if type(dataset) is not TensorDataset:
         return None
     for tensor in dataset.tensors:
@@ -684,23 +693,23 @@ def _rows(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
 
 
 def gather_of(dataset: Dataset[Any]) -> Gather | None:
-    """What makes whole micro-batches of a dataset whose samples draw nothing."""
+    """Returns the function that makes whole micro-batches of a dataset (`gather`, see above), or None."""
     if type(dataset) is Subset:
         inner, indices = gather_of(dataset.dataset), np.asarray(dataset.indices)
         if inner is None or not _name_samples(indices, len(cast(Sized, dataset.dataset))):
             return None
         return partial(_of_subset, inner, indices.astype(np.int64))
     kind = type(dataset)
-    if issubclass(kind, torch.Tensor):  # whose gather is another thing
+    if issubclass(kind, torch.Tensor):  # torch.Tensor.gather is something else
         return None
     first = next(each for each in kind.__mro__ if {"gather", "__getitem__"} & vars(each).keys() or each is object)
-    return getattr(dataset, "gather", None) if "gather" in vars(first) else None  # it may say that it can't
+    return getattr(dataset, "gather", None) if "gather" in vars(first) else None  # may be None: can't gather
 
 
 def _name_samples(indices: npt.NDArray[Any], length: int) -> bool:
-    """Whether they are numbers from 0 to length - 1, as `gather` takes them."""
-    numbers = indices.ndim == 1 and indices.dtype.kind in "iu" and indices.size > 0
-    return numbers and bool(indices.min() >= 0 and indices.max() < length)
+    """Returns True if the indices are integers from 0 to length - 1, as `gather` takes them."""
+    are_integers = indices.ndim == 1 and indices.dtype.kind in "iu" and indices.size > 0
+    return are_integers and bool(indices.min() >= 0 and indices.max() < length)
 
 
 def _of_subset(inner: Gather, indices: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]) -> Any:
@@ -709,42 +718,42 @@ def _of_subset(inner: Gather, indices: npt.NDArray[np.int64], samples: npt.NDArr
 
 # --- deaths -----------------------------------------------------------------------------------------------------------
 #
-# Loader processes that die under way: noticed, named, cleared away, so that the loader can start others.
+# Deaths of loader processes: these functions detect, describe and clean up, so that the loader can start new ones.
 #
-# torch has the training process raise on the death of one of its loader processes, by a handler of SIGCHLD: anywhere
-# in the script, and then the script has failed. Ours are taken off the handler's list (`adopt`). The user's own
-# DataLoaders stay on it, and a handler of the user's own stays where it is. The loader looks itself, before each
-# result that it takes (`dead`), and while it waits torch looks every 5 s.
+# If a loader process dies, torch's handler of SIGCHLD raises in the training process, anywhere in the script, and the
+# script fails. `adopt` removes our processes from the handler's list. The user's own DataLoaders stay on it, and a
+# user's own handler stays in place. The loader checks by itself (`dead`) before each result that it takes, and while it
+# waits torch checks every 5 s.
 #
-# What the dead leave behind can't be used: a queue's lock may be theirs for ever. So the others have to go too, and
-# nothing of the pipeline is asked to help (`clear_away`). A process that dies within a write of more than 16 KiB can
-# leave half a message, which is waited for as for any other standstill of a worker; results in slots are never that
-# long.
+# The queues of a dead process can't be used: it may hold a queue's lock for ever. So the other processes have to end as
+# well, without any help of the pipeline (`clear_away`). A process that dies during a write of more than 16 KiB can
+# leave half a message. The loader then waits for the rest, as in any other stall of a worker. Results in slots are
+# never that long.
 
-_torch: Any = _utils  # torch's annotations leave out what is private
-LIMIT = 3  # in a row, without a sample delivered in between
-_END_S = 2.0  # after which a process is killed
+_torch: Any = _utils  # torch's annotations leave out private names
+LIMIT = 3  # deaths in a row, without a sample delivered in between
+_END_S = 2.0  # time for a process to end before it is killed
 _CAUSES = {
-    signal.SIGKILL: "as the kernel does where memory runs out, on the machine or in the container",
-    signal.SIGBUS: "as happens where /dev/shm is full; containers get 64 MB of it unless told otherwise (--shm-size)",
+    signal.SIGKILL: "as the kernel does when the machine or the container runs out of memory",
+    signal.SIGBUS: "as happens when /dev/shm is full; containers get 64 MB of it by default (--shm-size)",
     signal.SIGSEGV: "a crash in the dataset's code, or in a library that it uses",
 }
 
 
 def adopt(results: Any) -> None:
-    """`results`, torch's iterator, has just started its processes: torch's handler is not to raise for them."""
+    """Removes the new processes of `results`, torch's iterator, from torch's handler, so that it does not raise."""
     if results._worker_pids_set:
         _torch.signal_handling._remove_worker_pids(id(results))
         results._worker_pids_set = False
 
 
 def dead(results: Any) -> list[BaseProcess]:
-    """Those of the processes that have ended; 1 us each."""
+    """Returns the processes that have ended; takes 1 us each."""
     return [process for process in results._workers if process.exitcode is not None]
 
 
-def said(died: Sequence[BaseProcess]) -> str:
-    """Of what they have died, in words."""
+def cause_of_death(died: Sequence[BaseProcess]) -> str:
+    """Returns a sentence part that states why the processes died."""
     for process in died:
         code = process.exitcode or 0
         if code < 0:
@@ -757,7 +766,7 @@ def said(died: Sequence[BaseProcess]) -> str:
 
 
 def clear_away(results: Any, start: ProcessStart) -> None:
-    """End all processes, and let go of the pipeline, without a lock or an event that the dead may hold."""
+    """Ends all processes and drops the pipeline, without any lock or event that a dead process may hold."""
     start.stop()
     for process in results._workers:
         process.join(_END_S)
@@ -767,7 +776,7 @@ def clear_away(results: Any, start: ProcessStart) -> None:
     results._shutdown = True
     queues = list(results._index_queues)
     if hasattr(results, "_pin_memory_thread"):
-        results._pin_memory_thread_done_event.set()  # it looks every 5 s
+        results._pin_memory_thread_done_event.set()  # the thread checks it every 5 s
     else:
         queues.append(results._worker_result_queue)
     for queue in queues:

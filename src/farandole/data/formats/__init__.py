@@ -1,1 +1,1 @@
-"""Formats of data sets that others have made: WebDataset, tables, MosaicML streaming."""
+"""Datasets in formats of other tools: WebDataset, tables, MosaicML streaming."""

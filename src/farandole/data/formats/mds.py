@@ -1,11 +1,13 @@
-"""MDS shards, as mosaicml-streaming writes them, as a map-style dataset: read where they lie, without that package.
+"""MDS shards, as mosaicml-streaming writes them, as a map-style dataset: read unchanged, without that package.
 
-A shard that is not compressed is read by samples: two `pread`, 5 us, on this machine, or in the cache's copy of it if
-the index has its MD5. A compressed one, and one elsewhere without an MD5, is taken into memory whole, up to
-`memory_bytes` of them in each process: in a shuffled order that should hold all of the data, and a warning says so.
+A shard that is not compressed is read by samples: two `pread`, 5 us, from the file on this machine, or from the cache's
+copy if the index has its MD5. A compressed shard, and a remote one without an MD5, is read into memory as a whole, up
+to `memory_bytes` of shards in each process: for a shuffled order that should hold all of the data, or a warning says
+so.
 
-Invariant: what the index and a shard say is believed no further than the shard is long (section "mds index"). Nothing
-is unpickled (section "mds values"). What is read elsewhere leaves no trace in what a sample draws (`remote.py`).
+Invariant: the index and a shard are trusted only within the length of the shard (section "mds index"). Nothing is
+unpickled (section "mds values"). Reading a remote shard does not change a sample's random numbers
+(`object_store.reading`).
 Left out: shards compressed with Brotli or Snappy; hashes other than MD5; the formats json, csv and xsv.
 """
 
@@ -39,20 +41,20 @@ from farandole.platform.extras import how_to_install
 
 # --- mds values -------------------------------------------------------------------------------------------------------
 #
-# Values of MDS columns, decoded by the encodings that the format's index names. Nothing is unpickled.
+# The values of MDS columns are decoded by the encodings that the index names. Nothing is unpickled.
 #
 # | encoding | value |
 # | --- | --- |
-# | bytes, str, json | bytes, str, what the JSON says |
+# | bytes, str, json | bytes, str, the decoded JSON |
 # | int, str_int, str_float, str_decimal | int, int, float, Decimal |
 # | uint8 ... int64, float16 ... float64 | a NumPy scalar |
 # | ndarray, ndarray:DTYPE, ndarray:DTYPE:SHAPE | a NumPy array |
-# | jpeg, png, pil | a PIL image in the mode that it has |
+# | jpeg, png, pil | a PIL image in its own mode |
 #
 # `pkl` has no decoder here: a pickle can run any program.
 #
-# Invariant: a value takes no more memory than its bytes, images apart, for which Pillow's limit of pixels counts;
-# what is not what its encoding says is a `ValueError`, or what Pillow raises.
+# Invariant: a value takes no more memory than its bytes, except images, for which Pillow's limit of pixels holds;
+# content that does not fit the encoding is a `ValueError`, or an error of Pillow.
 
 Decoder = Callable[[bytes], Any]
 _SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -64,7 +66,7 @@ _MODES = ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F",
 
 
 def decoder_of(encoding: str) -> Decoder | None:
-    """What decodes values of `encoding`; None where there is nothing that does."""
+    """Returns the decoder of values of `encoding`, or None if it is not supported."""
     name, _, options = encoding.partition(":")
     if name == "ndarray":
         return _array_of(options)
@@ -83,7 +85,7 @@ def _array_of(options: str) -> Decoder | None:
 
 
 def _array(kind: str, shape: tuple[int, ...] | None, data: bytes) -> npt.NDArray[Any]:
-    """`kind` and `shape` as the index has them; what it has not is at the head of the value."""
+    """Returns an array. `kind` and `shape` come from the index; if they are missing, the value begins with them."""
     at = 0
     try:
         if not kind:
@@ -95,11 +97,11 @@ def _array(kind: str, shape: tuple[int, ...] | None, data: bytes) -> npt.NDArray
                 raise IndexError
             shape = tuple(int.from_bytes(data[n : n + wide], "little") for n in range(begin, at, wide))
     except (IndexError, KeyError):
-        raise ValueError(f"{data[:8]!r} is no head of an array of {len(data)} bytes") from None
+        raise ValueError(f"{data[:8]!r} is not the header of an array of {len(data)} bytes") from None
     dtype = np.dtype(kind).newbyteorder("<")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - at:
         raise ValueError(f"an array of {kind} and shape {shape} in {len(data) - at} bytes")
-    return np.frombuffer(data, dtype, offset=at).astype(np.dtype(kind)).reshape(shape)  # a copy: bytes can't be written
+    return np.frombuffer(data, dtype, offset=at).astype(np.dtype(kind)).reshape(shape)  # a copy: bytes are read-only
 
 
 def _scalar(kind: str, data: bytes) -> Any:
@@ -110,7 +112,7 @@ def _decimal(data: bytes) -> Decimal:
     try:
         return Decimal(data.decode())
     except InvalidOperation:
-        raise ValueError(f"{data[:20]!r} is no decimal number") from None
+        raise ValueError(f"{data[:20]!r} is not a decimal number") from None
 
 
 def _image(data: bytes) -> Any:
@@ -120,11 +122,11 @@ def _image(data: bytes) -> Any:
 
 
 def _pixels(data: bytes) -> Any:
-    """`width, height, length of the mode` as uint32, the mode, and the pixels as Pillow has them in memory."""
+    """Returns the image in `data`: `width, height, length of the mode` as uint32, the mode, and Pillow's raw pixels."""
     import PIL.Image
 
     if len(data) < 12:
-        raise ValueError(f"{len(data)} bytes are no image")
+        raise ValueError(f"{len(data)} bytes are too short for an image")
     width, height, length = struct.unpack_from("<III", data)
     mode = data[12 : 12 + length].decode()
     pixels = data[12 + length :]
@@ -162,14 +164,14 @@ _DECODERS: dict[str, Decoder] = {
 
 # --- mds index --------------------------------------------------------------------------------------------------------
 #
-# What `index.json` says of a folder of MDS shards, and how a shard is laid out.
+# The `index.json` of a folder of MDS shards, and the layout of a shard:
 #
 #     uint32 samples | uint32 offsets, samples + 1 of them, from the file's begin | the columns once more | the samples
 #
-# A sample is the lengths, as uint32, of those of its columns that have no fixed one, and then all columns' bytes.
+# A sample consists of the lengths, as uint32, of its columns without a fixed length, and then the bytes of all columns.
 #
-# Who made a folder may be a stranger: names lead to files below the index and nowhere else, and numbers are numbers of
-# something. What the shard says of itself is believed no further than it is long.
+# A folder may come from an untrusted author: names must be those of files below the index, and numbers must be in
+# range. The shard is trusted only within its length.
 
 _PART = re.compile(r"\w[\w .,+=@~-]*")
 _LONGEST = 200
@@ -178,7 +180,7 @@ COMPRESSIONS = ("gz", "bz2", "zstd")
 
 
 class MdsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard as it lies there, or as it is when it is decompressed."""
+    """The file of a shard, as it is stored or after decompression."""
 
     basename: str
     bytes: int
@@ -193,12 +195,14 @@ class MdsFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def md5(self) -> str:
-        """Empty where the index has none, as it has unless its writer was asked for it."""
-        found = self.hashes.get("md5", "")
-        return found if re.fullmatch(r"[0-9a-f]{32}", found) else ""
+        """The MD5 in hex; empty if the index has none. The writer stores it only on request."""
+        digest = self.hashes.get("md5", "")
+        return digest if re.fullmatch(r"[0-9a-f]{32}", digest) else ""
 
 
 class MdsShard(msgspec.Struct, frozen=True, kw_only=True):
+    """The entry of one shard in the index."""
+
     column_names: tuple[str, ...]
     column_encodings: tuple[str, ...]
     column_sizes: tuple[int | None, ...]
@@ -212,10 +216,10 @@ class MdsShard(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         name = self.raw_data.basename
         if self.format != "mds" or self.version != 2:
-            raise ValueError(f"{name} is {self.format!r}, version {self.version}: only 'mds', version 2, is read")
+            raise ValueError(f"{name} is {self.format!r}, version {self.version}: only 'mds', version 2, is supported")
         columns = len(self.column_names)
         if not columns == len(self.column_encodings) == len(self.column_sizes) == len(set(self.column_names)):
-            raise ValueError(f"{name} has {columns} names of columns, and encodings and sizes of others")
+            raise ValueError(f"{name} has {columns} names of columns, which its encodings and sizes do not match")
         if any(size is not None and not 0 <= size <= _MAX_BYTES for size in self.column_sizes):
             raise ValueError(f"{name} has column_sizes {self.column_sizes}")
         if not 0 <= self.samples <= self.raw_data.bytes // 4:
@@ -224,7 +228,7 @@ class MdsShard(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"{name} has compression {self.compression!r} and zip_data {self.zip_data}")
         if self.compression is not None and self.algorithm not in COMPRESSIONS:
             raise ValueError(
-                f"{name} is compressed with {self.compression!r}: of those {', '.join(COMPRESSIONS)} are read"
+                f"{name} is compressed with {self.compression!r}: only {', '.join(COMPRESSIONS)} are supported"
             )
 
     @property
@@ -233,11 +237,13 @@ class MdsShard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stored(self) -> MdsFile:
-        """The file that is there."""
+        """The file that is stored."""
         return self.raw_data if self.zip_data is None else self.zip_data
 
 
 class MdsIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """All shards, in the order of their samples."""
+
     shards: tuple[MdsShard, ...]
     version: int = 2
 
@@ -248,7 +254,7 @@ class MdsIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(place: str) -> MdsIndex:
-    """The index at `place`. Raises `ShardError`: it is not there, is none, or names no samples."""
+    """Returns the index at `place`. Raises `ShardError` if it does not exist, is invalid, or names no samples."""
     with reading(place):
         files, path = filesystem(place)
         if (length := files.size(path) or 0) > MAX_INDEX_BYTES:
@@ -257,37 +263,37 @@ def read_index(place: str) -> MdsIndex:
     try:
         index = msgspec.json.decode(content, type=MdsIndex)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ShardError(f"{place} is no index of MDS shards: {error}") from None
+        raise ShardError(f"{place} is not an index of MDS shards: {error}") from None
     if sum(shard.samples for shard in index.shards) == 0:
         raise ShardError(f"{place} names no samples")
     return index
 
 
 def columns_of(data: bytes, sizes: tuple[int | None, ...]) -> list[bytes]:
-    """The columns of one sample. Raises `ValueError` where their lengths are not the sample's."""
-    without = sum(not size for size in sizes)  # as the format's own reader has it, 0 is none
-    if 4 * without > len(data):
-        raise ValueError(f"a sample of {len(data)} bytes, too few for the lengths of {without} columns")
-    said = iter(struct.unpack_from(f"<{without}I", data))
-    lengths = [size or next(said) for size in sizes]
-    if (end := 4 * without + sum(lengths)) != len(data):
+    """Returns the columns of one sample. Raises `ValueError` if their lengths do not fit the sample."""
+    variable = sum(not size for size in sizes)  # like the format's own reader, takes 0 for no fixed length
+    if 4 * variable > len(data):
+        raise ValueError(f"a sample of {len(data)} bytes, too few for the lengths of {variable} columns")
+    header = iter(struct.unpack_from(f"<{variable}I", data))
+    lengths = [size or next(header) for size in sizes]
+    if (end := 4 * variable + sum(lengths)) != len(data):
         raise ValueError(f"a sample of {len(data)} bytes, whose columns take {end}")
-    found: list[bytes] = []
-    at = 4 * without
+    columns: list[bytes] = []
+    at = 4 * variable
     for length in lengths:
-        found.append(data[at : at + length])
+        columns.append(data[at : at + length])
         at += length
-    return found
+    return columns
 
 
 # --- mds --------------------------------------------------------------------------------------------------------------
 
 
 class MDS(Dataset[Any]):
-    """Samples are dicts: of each column by its name what `farandole.data.formats.mds` says.
+    """Samples are dicts: column name -> value, of the types in the table of `farandole.data.formats.mds`.
 
     Attributes:
-        columns: their names, in the order in which samples have them.
+        columns: the names of the columns, in the order of the samples.
     """
 
     def __init__(
@@ -303,14 +309,15 @@ class MDS(Dataset[Any]):
     ) -> None:
         """Reads the index, nothing else. `url`: the folder that holds it, a path or a URL that fsspec knows.
 
-        `transform` is given each sample, and what it returns is the sample. `columns`: those that samples have; all, if
-        not given. `decode`: by the index; or functions of bytes by a column's name, which go before that; or `False`,
-        for bytes. `cache` and `cache_bytes` are as `ShardedImages` has them; `memory_bytes`: of whole shards, in each
-        process.
+        `transform` gets each sample and returns the final one. `columns`: the columns to read; default: all. `decode`:
+        `True` decodes by the index; a mapping from a column's name to a function of bytes overrides that; `False`
+        returns bytes. `cache` and `cache_bytes`: see `ShardedImages`. `memory_bytes`: limit of whole shards in memory,
+        in each process.
 
         Raises:
-            UsageError: no such place or column, or a column of an encoding that is not read, such as `pkl`.
-            ShardError: no index there, or not one that can be used.
+            UsageError: the kind of URL is unknown, there is no such column, or one has an unsupported encoding, such as
+                `pkl`.
+            ShardError: there is no index, or no valid one.
         """
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
@@ -326,38 +333,34 @@ class MDS(Dataset[Any]):
                 self._compare(*encoding)
         self._ends = list(accumulate(shard.samples for shard in self._shards))
         self._copies = Copies(cache, cache_bytes)
-        self._kept: LruBytes[bytes] = LruBytes(memory_bytes)
+        self._in_memory: LruBytes[bytes] = LruBytes(memory_bytes)
         self._warn(cache_bytes, memory_bytes)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": LruBytes[bytes](self._kept.limit_bytes)}
+        return {**self.__dict__, "_in_memory": LruBytes[bytes](self._in_memory.limit_bytes)}
 
     def __getitem__(self, index: int) -> Any:
-        """Raises `IndexError` out of range, `ShardError` without the shard, and what a decoder raises of bad data."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without its shard, and decoder errors."""
         number, within = self._find(index)
         shard = self._shards[number]
-        found = columns_of(self._bytes(number, within), shard.column_sizes)
+        columns = columns_of(self._bytes(number, within), shard.column_sizes)
         sample: dict[str, Any] = {}
-        for name, encoding, data in zip(shard.column_names, shard.column_encodings, found, strict=True):
+        for name, encoding, data in zip(shard.column_names, shard.column_encodings, columns, strict=True):
             if name not in self.columns:
                 continue
             decoder = None if self._raw else self._own.get(name) or decoder_of(encoding)
             sample[name] = data if decoder is None else _decoded(decoder, data, name)
         return sample if self.transform is None else self.transform(sample)
 
-    # --- what there is ----------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------------------
 
     def _compare(self, name: str, encoding: str) -> None:
         if name in self._own or name not in self.columns or decoder_of(encoding) is not None:
             return
-        why = (
-            "a pickle, which can run any program"
-            if encoding == "pkl"
-            else f"of an encoding that is not read, {encoding}"
-        )
+        why = "a pickle, which can run any program" if encoding == "pkl" else f"of an unsupported encoding, {encoding}"
         raise UsageError(
             f"column {name!r} of {self.url} is {why}; name the columns without it (columns=), or give a function of "
             f"its bytes (decode={{{name!r}: ...}})"
@@ -367,16 +370,16 @@ class MDS(Dataset[Any]):
         local = local_path(self.url) is not None
         whole = sum(shard.raw_data.bytes for shard in self._shards if self._is_whole(shard))
         copied = 0 if local else sum(shard.stored.bytes for shard in self._shards if shard.stored.md5)
-        for what, size, limit in (("memory_bytes", whole, memory_bytes), ("cache_bytes", copied, cache_bytes)):
+        for option, size, limit in (("memory_bytes", whole, memory_bytes), ("cache_bytes", copied, cache_bytes)):
             if size > limit:
                 warnings.warn(
-                    f"{self.url} takes {size} bytes where {what} is {limit}: in a shuffled order most samples will "
-                    f"take in a whole shard; raise {what}, or use fewer of the shards",
+                    f"{self.url} takes {size} bytes where {option} is {limit}: in a shuffled order most samples will "
+                    f"read a whole shard; raise {option}, or use fewer of the shards",
                     stacklevel=3,
                 )
 
     def _is_whole(self, shard: MdsShard) -> bool:
-        """Whether it is taken into memory."""
+        """Returns True if the shard is read into memory as a whole."""
         return shard.zip_data is not None or (local_path(self.url) is None and not shard.raw_data.md5)
 
     def _find(self, index: int) -> tuple[int, int]:
@@ -397,27 +400,27 @@ class MDS(Dataset[Any]):
         place = read(8, 4 * (within + 1))
         begin, end = struct.unpack("<II", place) if len(place) == 8 else (0, 0)
         if not behind <= begin <= end <= shard.raw_data.bytes:
-            raise ValueError(f"{url} says that its sample {within} lies from {begin} to {end}, where there is none")
+            raise ValueError(f"{url} places its sample {within} from {begin} to {end}, outside its samples")
         data = read(end - begin, begin)
         if len(data) != end - begin:
             raise torn(url, f"it ends within its sample {within}")
         return data
 
     def _reader(self, number: int, shard: MdsShard, url: str) -> Callable[[int, int], bytes]:
-        """What reads so many bytes from there on."""
+        """Returns a function `read(size, begin)` of the shard's bytes."""
         if not self._is_whole(shard):
             descriptor = self._copies.open(url, shard.stored.bytes, shard.stored.md5)
             return lambda size, begin: os.pread(descriptor, size, begin)
-        whole = self._kept.get(number)
+        whole = self._in_memory.get(number)
         if whole is None:
-            whole = self._kept.put(number, self._whole(shard, url), shard.raw_data.bytes)
+            whole = self._in_memory.put(number, self._whole(shard, url), shard.raw_data.bytes)
         return lambda size, begin: whole[begin : begin + size]
 
     def _whole(self, shard: MdsShard, url: str) -> bytes:
-        if shard.raw_data.bytes > self._kept.limit_bytes:
+        if shard.raw_data.bytes > self._in_memory.limit_bytes:
             raise UsageError(
                 f"shard {url} takes {shard.raw_data.bytes} bytes of memory, and memory_bytes is "
-                f"{self._kept.limit_bytes}; raise it"
+                f"{self._in_memory.limit_bytes}; raise it"
             )
         stored = shard.stored
         if local_path(url) is not None or stored.md5:
@@ -439,13 +442,13 @@ def _decoded(decoder: Decoder, data: bytes, name: str) -> Any:
     try:
         return decoder(data)
     except FarandoleError:
-        raise  # no fault of the sample's
+        raise  # the sample is not the cause
     except ValueError as error:
         raise ValueError(f"column {name!r}: {error}") from error
 
 
 def _decompressed(data: bytes, algorithm: str, most: int, url: str) -> bytes:
-    """No more than one byte beyond `most`."""
+    """Returns the decompressed data, at most `most` + 1 bytes."""
     import bz2
 
     try:
@@ -465,7 +468,7 @@ def _zstd(data: bytes, most: int) -> bytes:
         import pyarrow as pa
     except ImportError:
         raise UsageError(
-            f"shards compressed with zstd are read with pyarrow, which is not installed: {how_to_install('tables')}"
+            f"reading shards compressed with zstd needs pyarrow, which is not installed: {how_to_install('tables')}"
         ) from None
     with pa.CompressedInputStream(pa.py_buffer(data), "zstd") as stream:
         return stream.read(most)

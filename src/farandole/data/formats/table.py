@@ -1,14 +1,14 @@
-"""Parquet and Arrow files as a map-style dataset: any worker reaches any row, here or at any URL, where the files lie.
+"""Parquet and Arrow files as a map-style dataset: any worker can read any row, from local files or from any URL.
 
-When a `Table` is made, the files' footers are read, of which the numbers of rows are kept; nothing else. A row is found
-by its number's place among the groups (section "table files": row groups, record batches), and its group is decoded
-and kept in memory, up to `memory_bytes` of them in each process. Arrow files of this machine are mapped and not
-decoded: a row is 2 us a column. Of Parquet a row whose group is not in memory costs all of the group, so where the
-memory can't hold what the files decode to, a shuffled order decodes a group for most rows. Then a warning says so.
+When a `Table` is made, it reads the files' footers and keeps the numbers of rows, nothing else. To read a row, it finds
+the row's group (section "table files": row groups, record batches), decodes the group and keeps it in memory, up to
+`memory_bytes` of groups in each process. Arrow files of this machine are mapped and not decoded: a row takes 2 us a
+column. A Parquet row whose group is not in memory costs the decoding of the whole group. So if the memory can't hold
+all decoded files, a shuffled order decodes a group for most rows; a warning states this.
 
-Invariant: row i is row i of the files in their order, in every process; what is read elsewhere leaves no trace in what
-a sample draws (`remote.py`). No file is read by a process that has not opened it itself: a position would be shared.
-Left out: writing; predicates; Arrow's extension types but tensors.
+Invariant: row i is row i of the files in their order, in every process; reading a remote file does not change a
+sample's random numbers (`object_store.reading`). Each process opens the files itself, because a file's position would
+be shared. Left out: writing; predicates; Arrow's extension types except tensors.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ from farandole.platform.extras import how_to_install
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 #
-# Columns of Arrow, as samples and as micro-batches have them.
+# The Python types of Arrow columns in samples and in micro-batches.
 #
 # | type | in a sample | in a micro-batch |
 # | --- | --- | --- |
 # | integer, boolean, float | int, bool, float | tensor of int64, bool, float64; shape `(samples,)` |
-# | text, bytes | str, bytes | list, as `default_collate` has it |
+# | text, bytes | str, bytes | list, as from `default_collate` |
 # | list of numbers, none of them missing | NumPy array of that type | tensor of that type; shape `(samples, length)` |
-# | tensor of a fixed shape | NumPy array | as `default_collate` has it |
-# | image, by Hugging Face's note in the schema | PIL image in RGB | the script's `transform` comes first |
-# | anything else, or nothing | what Python has: datetime, list, dict, None | as `default_collate` has it |
+# | tensor of a fixed shape | NumPy array | as from `default_collate` |
+# | image, by Hugging Face's note in the schema | PIL image in RGB | needs the script's `transform` |
+# | any other type, or a missing value | Python's type: datetime, list, dict, None | as from `default_collate` |
 #
-# The right column is what torch's `default_collate` makes of the middle one, bit for bit. Of numbers and lists of
-# numbers `flat` gives whole groups, from which a micro-batch is taken at once; and it says so where it can't.
+# The right column is what torch's `default_collate` makes of the middle one, bit for bit. For numbers and lists of
+# numbers `flat` returns whole groups, from which a micro-batch is taken at once; it returns None if it can't.
 
-Reader = Callable[[Any, int], Any]  # of an array and a row
-_NOTE = b"huggingface"  # whose `datasets` writes this into the schema
+Reader = Callable[[Any, int], Any]  # (array, row) -> value
+_NOTE = b"huggingface"  # the key that Hugging Face's `datasets` writes into the schema
 _IMAGE = "Image"
 
 
 def feature_of(schema: Any, column: str) -> Mapping[str, Any]:
-    """What `datasets` has noted of `column`, as `{"_type": "ClassLabel", "names": [...]}`; empty if nothing."""
+    """Returns the note of `datasets` about `column`, like `{"_type": "ClassLabel", "names": [...]}`; empty if none."""
     try:
-        found: Any = msgspec.json.decode((schema.metadata or {}).get(_NOTE, b"{}"))
-        feature = found["info"]["features"][column]
+        note: Any = msgspec.json.decode((schema.metadata or {}).get(_NOTE, b"{}"))
+        feature = note["info"]["features"][column]
     except (msgspec.MsgspecError, RecursionError, KeyError, TypeError):
         return {}
     return feature if isinstance(feature, dict) else {}
 
 
 def reader_of(schema: Any, column: str) -> Reader:
-    """How one value of `column` is read."""
+    """Returns the function that reads one value of `column`."""
     import pyarrow as pa
 
     kind = schema.field(column).type
@@ -83,19 +83,20 @@ def reader_of(schema: Any, column: str) -> Reader:
 
 
 def stackable(schema: Any, column: str) -> bool:
-    """Whether `flat` knows this column's type: numbers, and lists of them."""
+    """Returns True if `flat` supports this column's type: numbers, and lists of them."""
     import pyarrow as pa
 
     kind = schema.field(column).type
     if reader_of(schema, column) is _numbers:
         return True
-    whole = pa.types.is_integer(kind) and not pa.types.is_uint64(kind)  # beyond int64 torch has an error
+    whole = pa.types.is_integer(kind) and not pa.types.is_uint64(kind)  # torch raises an error for values beyond int64
     return whole or pa.types.is_boolean(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
 
 
 def flat(array: Any) -> npt.NDArray[Any] | None:
-    """A group's column that is `stackable`, as NumPy has it: shape `(rows,)`, or `(rows, length)` of lists; mostly a
-    view of Arrow's memory. None where values are missing, or lists differ in length.
+    """Returns a group's `stackable` column as a NumPy array: shape `(rows,)`, or `(rows, length)` for lists.
+
+    It is mostly a view of Arrow's memory. Returns None if values are missing, or lists differ in length.
     """
     import pyarrow as pa
 
@@ -115,7 +116,7 @@ def flat(array: Any) -> npt.NDArray[Any] | None:
 
 
 def empty(like: npt.NDArray[Any], samples: int) -> npt.NDArray[Any]:
-    """Room for a micro-batch of such a column, in the type that `default_collate` gives Python's own numbers."""
+    """Returns an empty array for a micro-batch of a column, in the type that `default_collate` gives Python numbers."""
     kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
     return np.empty((samples, *like.shape[1:]), like.dtype if like.ndim > 1 else kinds[like.dtype.kind])
 
@@ -127,7 +128,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _is_number(kind: Any) -> bool:
-    """Those that torch has, too."""
+    """Returns True for the number types that torch has, too."""
     import pyarrow as pa
 
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
@@ -143,7 +144,7 @@ def _numbers(array: Any, row: int) -> Any:
         return None
     if values.null_count:
         return values.to_pylist()
-    return np.array(values.to_numpy(zero_copy_only=False))  # of its own: Arrow's memory can't be written to
+    return np.array(values.to_numpy(zero_copy_only=False))  # a copy: Arrow's memory is read-only
 
 
 def _tensor(array: Any, row: int) -> Any:
@@ -158,34 +159,34 @@ def _image(array: Any, row: int) -> Any:
     data = value.get("bytes")
     if data is None:
         raise ValueError(
-            f"an image that lies elsewhere, at {value.get('path')!r}: only images that are stored in the table are read"
+            f"an image that is stored outside the table, at {value.get('path')!r}: only images in the table are read"
         )
     return webdataset.image(data)
 
 
 # --- table files ------------------------------------------------------------------------------------------------------
 #
-# Parquet and Arrow files as groups of rows, each of which can be read by itself, here or from any URL.
+# Parquet and Arrow files as groups of rows, each of which can be read by itself, from this machine or any URL.
 #
-# | kind | group | what is read to count its rows |
+# | kind | group | read to count its rows |
 # | --- | --- | --- |
 # | Parquet | row group | the file's footer |
-# | Arrow file ("feather") | record batch | here, its head, since the file is mapped; elsewhere, one column |
-# | Arrow stream, as Hugging Face's cache has | record batch | its head; without a table of contents, it must lie here |
+# | Arrow file ("feather") | record batch | local: its header, since the file is mapped; remote: one column |
+# | Arrow stream, as in Hugging Face's cache | record batch | its header; it has no table of contents: local only |
 #
-# Invariant: a group has as many rows as were counted, and columns of the types that the first file has, or it is a
-# `ShardError` that names the file. Offsets of an Arrow file, which Arrow itself believes, are checked before a group is
-# used for the first time in a process; a Parquet file's are made here, by decoding it.
-# Left out: a mapped file that somebody cuts off while it is read ends the process by SIGBUS, as with any mapping.
-# Everything is read on the thread that asks: Arrow's own threads would read one file object at two places at once.
+# Invariant: a group has as many rows as were counted, and columns of the types of the first file, or it is a
+# `ShardError` that names the file. Arrow itself does not check the offsets of an Arrow file; so they are checked before
+# a group is used for the first time in a process. A Parquet file's offsets are made here, by decoding it.
+# Left out: truncating a mapped file while it is read ends the process by SIGBUS, as with any mapping.
+# Everything is read on the calling thread: Arrow's own threads would read one file object at two positions at once.
 
 ENDINGS = (".parquet", ".arrow", ".feather", ".ipc")
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
 class TableFile(Protocol):
-    """One open file. `rows`: how many each group has. `decoded_bytes`: what all columns take once they
-    are decoded, by the footer; 0 where nothing has to be decoded.
+    """One open file. `rows`: the number of rows of each group. `decoded_bytes`: the size of all columns after decoding,
+    from the footer; 0 if nothing has to be decoded.
     """
 
     schema: Any
@@ -193,26 +194,26 @@ class TableFile(Protocol):
     decoded_bytes: int
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
-        """The group's columns as one `pyarrow.RecordBatch`."""
+        """Returns the group's columns as one `pyarrow.RecordBatch`."""
         ...
 
 
 def require_pyarrow() -> None:
-    """Raises `UsageError` where pyarrow is not installed."""
+    """Raises `UsageError` if pyarrow is not installed."""
     if find_spec("pyarrow") is None:
         raise UsageError(f"tables are read with pyarrow, which is not installed: {how_to_install('tables')}")
 
 
 def files_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """The files that `source` names: themselves, a pattern such as `data/train-*.parquet`, or a folder's, sorted.
+    """Returns the files that `source` names: files, patterns such as `data/train-*.parquet` or folders, sorted.
 
     Raises:
-        UsageError: none.
-        ShardError: a place that can't be listed.
+        UsageError: there are none.
+        ShardError: a folder or pattern can't be listed.
     """
     if not isinstance(source, str | os.PathLike):
         if not source:
-            raise UsageError("a Table of no files; name at least one")
+            raise UsageError("a Table needs at least one file")
         return tuple(file for each in source for file in files_of(each))
     url = os.fspath(source).rstrip("/")
     local = local_path(url)
@@ -221,27 +222,27 @@ def files_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     with reading(url):
         store, path = filesystem(url)
         if any(sign in path for sign in "*?["):
-            found = [str(name) for name in store.glob(path)]
+            matches = [str(name) for name in store.glob(path)]
         elif not store.isdir(path):
-            return (url,)  # if it is not there, that is said where it is opened
+            return (url,)  # if it does not exist, opening it raises
         else:
-            found = [str(name) for name in store.find(path) if str(name).endswith(ENDINGS)]
-        names = sorted(name for name in found if not _hidden(name, path))
+            matches = [str(name) for name in store.find(path) if str(name).endswith(ENDINGS)]
+        names = sorted(name for name in matches if not _hidden(name, path))
     if not names:
         raise UsageError(f"{url} holds no files of {', '.join(ENDINGS)}; name a file, a folder or a pattern")
     return tuple(names if local is not None else (str(store.unstrip_protocol(name)) for name in names))
 
 
 def _hidden(name: str, under: str) -> bool:
-    """What writers leave beside their tables: `_temporary`, `.crc`."""
+    """Returns True for files that writers leave beside their tables: `_temporary`, `.crc`."""
     return any(part.startswith((".", "_")) for part in name.removeprefix(under).split("/") if part)
 
 
 def opened(url: str) -> TableFile:
-    """The file at `url`, by what it holds, whatever its name.
+    """Opens the file at `url`. Detects its format by the content, not by the name.
 
     Raises:
-        ShardError: it is not there, or neither Parquet nor Arrow.
+        ShardError: it does not exist, or is neither Parquet nor Arrow.
     """
     import pyarrow as pa
 
@@ -263,15 +264,15 @@ def opened(url: str) -> TableFile:
         if head == _ARROW:
             return _ArrowFile(url, pa.PythonFile(file, mode="r"), mapped=False)
         raise ShardError(
-            f"{url} is neither Parquet nor an Arrow file; an Arrow stream can't be read at random from elsewhere: copy "
-            f"it to this machine, or write it as a file"
+            f"{url} is neither Parquet nor an Arrow file; a remote Arrow stream has no random access: copy it to this "
+            f"machine, or write it as an Arrow file"
         )
 
 
 def _ranged(store: Any) -> bool:
-    """Whether its files take `cache_type`: each read is then one request for just that."""
+    """Returns True if the store's files take `cache_type`; then each read is one request for just those bytes."""
     kinds = (store.protocol,) if isinstance(store.protocol, str) else tuple(store.protocol)
-    return any(fnmatch.fnmatch(kind, known) for kind in kinds for known in ("s3*", "http*", "gs", "gcs", "abfs*"))
+    return any(fnmatch.fnmatch(kind, pattern) for kind in kinds for pattern in ("s3*", "http*", "gs", "gcs", "abfs*"))
 
 
 class _Parquet:
@@ -284,7 +285,7 @@ class _Parquet:
         about = self._file.metadata
         groups = [about.row_group(n) for n in range(about.num_row_groups)]
         self.rows = tuple(group.num_rows for group in groups)
-        # of all columns together: to look at one chunk of a column ends the process, where its statistics are damaged
+        # the sum over all columns: reading the metadata of one column chunk crashes if its statistics are damaged
         self.decoded_bytes = sum(group.total_byte_size for group in groups)
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
@@ -321,7 +322,7 @@ class _ArrowStream:
         stream = pa.ipc.open_stream(source)
         self.schema = stream.schema
         self._checked: set[int] = set()
-        self._batches = list(stream)  # of mapped memory: a kilobyte each, whatever is in it
+        self._batches = list(stream)  # views of mapped memory: a kilobyte each, for any content
         self.rows = tuple(batch.num_rows for batch in self._batches)
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
@@ -335,7 +336,7 @@ def _checked(batch: Any, group: int, checked: set[int], rows: int, columns: Sequ
         batch.validate(full=True)
         checked.add(group)
     if batch.num_rows != rows:
-        raise ValueError(f"group {group} has {batch.num_rows} rows, and had {rows} when the file was opened")
+        raise ValueError(f"group {group} has {batch.num_rows} rows, but had {rows} when the file was opened")
     return batch
 
 
@@ -359,13 +360,13 @@ def _whole(table: Any, rows: int, columns: Sequence[str]) -> Any:
 # --- table ------------------------------------------------------------------------------------------------------------
 
 _OPEN = 64  # files that one process keeps open
-_AT_ONCE = 16  # footers that are fetched at the same time, where each takes a journey
+_AT_ONCE = 16  # remote footers that are read in parallel, since each takes a round trip
 _MAX_ROWS = 1 << 53
-Footer = tuple[Any, tuple[int, ...], int]  # schema, rows of each group, bytes once they are decoded
+Footer = tuple[Any, tuple[int, ...], int]  # schema, rows of each group, bytes after decoding
 
 
 class _Group:
-    """A group's columns, in the order of `columns`, and the same as NumPy has them, once they are asked for."""
+    """A group's columns, in the order of `columns`, as Arrow arrays and, on first use, as NumPy arrays (`flat`)."""
 
     def __init__(self, arrays: tuple[Any, ...]) -> None:
         self.arrays = arrays
@@ -376,10 +377,10 @@ class _Group:
 
 
 class Table(Dataset[Any]):
-    """Samples are dicts: of each column by its name what `farandole.data.formats.table` says.
+    """Samples are dicts: column name -> value, of the types in the table of `farandole.data.formats.table`.
 
     Attributes:
-        columns: their names, in the order in which samples have them.
+        columns: the names of the columns, in the order of the samples.
         files: paths or URLs of the files, in the order of their rows.
     """
 
@@ -392,30 +393,31 @@ class Table(Dataset[Any]):
         decode: bool | Mapping[str, Callable[[Any], Any]] = True,
         memory_bytes: int = 1 << 30,
     ) -> None:
-        """Reads the files' footers. `source`: a file, a folder, a pattern as `data/train-*.parquet`, or several; each a
-        path or a URL that fsspec knows.
+        """Reads the files' footers. `source`: a file, a folder, a pattern like `data/train-*.parquet`, or several; each
+        a path or a URL that fsspec knows.
 
-        `columns`: those that are read; all, if not given. `transform` is given each sample, and what it returns is the
-        sample. `decode`: images by Hugging Face's note in the schema; or functions of a value by a column's name, which
-        go before that; or `False`, for values as they are stored. `memory_bytes`: of decoded rows, in each process.
+        `columns`: the columns to read; default: all. `transform` gets each sample and returns the final one. `decode`:
+        `True` decodes images by Hugging Face's note in the schema; a mapping from a column's name to a function of a
+        value overrides that; `False` returns values as they are stored. `memory_bytes`: limit of decoded rows in each
+        process.
 
         Raises:
-            UsageError: pyarrow is not installed; no files, no such column, or files that differ in one.
-            ShardError: a file is not there, can't be read, or is neither Parquet nor Arrow.
+            UsageError: pyarrow is not installed; there are no files, no such column, or the files differ in one.
+            ShardError: a file does not exist, can't be read, or is neither Parquet nor Arrow.
         """
         require_pyarrow()
         self.files = files_of(source)
         self.transform = transform
         self._decode = decode if isinstance(decode, bool) else dict(decode)
         self._memory_bytes = memory_bytes
-        self._begin_anew()
+        self._reset()
         decoded = self._count(columns)
         if decoded > memory_bytes:
             warnings.warn(
                 f"all columns of {self.files[0]} and the others decode to {decoded} bytes, and memory_bytes is "
-                f"{memory_bytes}: where those that are read don't fit, most samples of a shuffled order decode a whole "
-                f"row group; raise memory_bytes, which each loader process takes, name fewer columns, or keep the data "
-                f"as Arrow files, which are mapped and not decoded",
+                f"{memory_bytes}: if the columns that are read don't fit, most samples of a shuffled order decode a "
+                f"whole row group; raise memory_bytes, which each loader process takes, name fewer columns, or store "
+                f"the data as Arrow files, which are mapped and not decoded",
                 stacklevel=2,
             )
 
@@ -423,7 +425,7 @@ class Table(Dataset[Any]):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        """Raises `IndexError` out of range, `ShardError` without the file, and what a decoder raises of bad data."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without the file, and decoder errors."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
@@ -435,9 +437,11 @@ class Table(Dataset[Any]):
 
     @property
     def gather(self) -> Callable[[npt.NDArray[np.int64]], dict[str, Any]]:
-        """Whole micro-batches by their samples' numbers, int64 of shape `(samples,)`: what `default_collate` makes of
-        the samples, without making them. There only where samples draw nothing: without `transform` and functions in
-        `decode`, and where all columns are numbers or lists of numbers.
+        """The function that makes whole micro-batches from sample indexes, int64 of shape `(samples,)`: the same result
+        as `default_collate`, without making the samples.
+
+        It exists only if samples draw no random numbers: without `transform` and functions in `decode`, and if all
+        columns are numbers or lists of numbers. Otherwise raises `AttributeError`.
         """
         plain = self.transform is None and isinstance(self._decode, bool)
         if not plain or not all(stackable(self._schema, name) for name in self.columns):
@@ -445,23 +449,23 @@ class Table(Dataset[Any]):
         return self._gather
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Names of the classes of a label column, as Hugging Face's `datasets` notes them; empty where it has none."""
+        """Returns the class names of a label column, from the note of Hugging Face's `datasets`; empty if none."""
         names = feature_of(self._schema, column).get("names")
         return tuple(map(str, names)) if isinstance(names, list) else ()  # pyright: ignore[reportUnknownArgumentType]
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = {
+        fresh = {
             "_opened": None,
-            "_kept": None,
+            "_groups": None,
             "_readers": None,
             "_process": 0,
         }  # each process has its own
-        return {**self.__dict__, **mine}
+        return {**self.__dict__, **fresh}
 
-    # --- when it is made --------------------------------------------------------------------------------------
+    # --- construction -----------------------------------------------------------------------------------------
 
     def _count(self, columns: Sequence[str] | None) -> int:
-        """Which rows lie where, by the footers; returns how many bytes they decode to."""
+        """Reads the places of all rows from the footers; returns the number of bytes after decoding."""
         ends: list[int] = []
         self._places: list[tuple[int, int]] = []  # file and group within it, by the number of a group
         decoded = 0
@@ -472,7 +476,7 @@ class Table(Dataset[Any]):
             decoded += size
             for group, count in enumerate(rows):
                 if not 0 <= count <= _MAX_ROWS:
-                    raise ShardError(f"{self.files[number]} says that a group has {count} rows; it is damaged")
+                    raise ShardError(f"{self.files[number]} states that a group has {count} rows; it is damaged")
                 self._places.append((number, group))
                 ends.append(count)
         self._ends = list(accumulate(ends))
@@ -483,27 +487,30 @@ class Table(Dataset[Any]):
     def _footers(self) -> list[Footer]:
         if all(local_path(file) is not None for file in self.files):
             return list(map(_footer, self.files))
-        with reading(self.files[0]), ThreadPoolExecutor(_AT_ONCE) as pool:  # threads can't each put back what was drawn
+        with (
+            reading(self.files[0]),
+            ThreadPoolExecutor(_AT_ONCE) as pool,
+        ):  # once around all threads: they share the random state that `reading` restores
             return list(pool.map(_footer, self.files))
 
     def _compare(self, file: str, schema: Any) -> None:
-        """Raises `UsageError` where `file` has other columns than the first one."""
+        """Raises `UsageError` if the columns of `file` differ from those of the first one."""
         if len(set(self.columns)) != len(self.columns) or not self.columns:
-            raise UsageError(f"columns {list(self.columns)} of {file}: each once, and at least one")
+            raise UsageError(f"columns {list(self.columns)} of {file}: give each once, and at least one")
         for name in self.columns:
             if schema.names.count(name) != 1:
                 raise UsageError(f"{file} has no column {name!r}; it has {', '.join(map(repr, schema.names))}")
-            first, here = self._schema.field(name).type, schema.field(name).type
-            if first != here:
+            first, kind = self._schema.field(name).type, schema.field(name).type
+            if first != kind:
                 raise UsageError(
-                    f"column {name!r} is {first} in {self.files[0]} and {here} in {file}; name files alike"
+                    f"column {name!r} is {first} in {self.files[0]} and {kind} in {file}; name files of equal types"
                 )
 
     # --- in each process --------------------------------------------------------------------------------------
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._opened: OrderedDict[int, TableFile] = OrderedDict()
-        self._kept: LruBytes[_Group] = LruBytes(self._memory_bytes)
+        self._groups: LruBytes[_Group] = LruBytes(self._memory_bytes)
         self._readers: list[tuple[str, Reader]] | None = None
         self._process = os.getpid()
 
@@ -512,16 +519,16 @@ class Table(Dataset[Any]):
 
     def _group(self, group: int) -> _Group:
         if self._process != os.getpid():
-            self._begin_anew()
-        found = self._kept.get(group)
-        if found is not None:
-            return found
+            self._reset()
+        loaded = self._groups.get(group)
+        if loaded is not None:
+            return loaded
         number, within = self._places[group]
         batch = self._file(number).read(within, self.columns)
         rows = self._ends[group] - self._begin(group)
         if batch.num_rows != rows or any(field.type != self._schema.field(field.name).type for field in batch.schema):
-            raise ShardError(f"{self.files[number]} is not what it was when this Table was made; make it anew")
-        return self._kept.put(group, _Group(tuple(batch.columns)), batch.nbytes)
+            raise ShardError(f"{self.files[number]} has changed since this Table was made; make a new Table")
+        return self._groups.put(group, _Group(tuple(batch.columns)), batch.nbytes)
 
     def _file(self, number: int) -> TableFile:
         file = self._opened.get(number)
@@ -534,10 +541,11 @@ class Table(Dataset[Any]):
 
     def _read_by(self) -> list[tuple[str, Reader]]:
         if self._readers is None:
-            own = {} if isinstance(self._decode, bool) else self._decode
+            functions = {} if isinstance(self._decode, bool) else self._decode
             plain = self._schema.remove_metadata() if self._decode is False else self._schema
             self._readers = [
-                (name, _through(own[name]) if name in own else reader_of(plain, name)) for name in self.columns
+                (name, _through(functions[name]) if name in functions else reader_of(plain, name))
+                for name in self.columns
             ]
         return self._readers
 
@@ -545,22 +553,22 @@ class Table(Dataset[Any]):
         groups = np.searchsorted(np.array(self._ends, dtype=np.int64), samples, side="right")
         batch: dict[str, npt.NDArray[Any]] = {}
         for group in np.unique(groups).tolist():
-            mine = np.flatnonzero(groups == group)
-            rows = samples[mine] - self._begin(group)
+            positions = np.flatnonzero(groups == group)
+            rows = samples[positions] - self._begin(group)
             for name, column in zip(self.columns, self._group(group).flat, strict=True):
                 if column is not None and name not in batch:
                     batch[name] = empty(column, len(samples))
-                if column is None or batch[name].shape[1:] != column.shape[1:]:  # collate knows what comes of it
+                if column is None or batch[name].shape[1:] != column.shape[1:]:  # let `default_collate` decide
                     return default_collate([self[sample] for sample in samples.tolist()])
-                batch[name][mine] = column[rows]
+                batch[name][positions] = column[rows]
         return {name: torch.from_numpy(column) for name, column in batch.items()}
 
 
 def _footer(file: str) -> Footer:
-    found = opened(file)
+    table_file = opened(file)
     with reading(file):
-        _ = found.schema.names  # may be no text
-    return found.schema, found.rows, found.decoded_bytes
+        _ = table_file.schema.names  # raises here if the names are not valid text
+    return table_file.schema, table_file.rows, table_file.decoded_bytes
 
 
 def _through(function: Callable[[Any], Any]) -> Reader:

@@ -1,14 +1,14 @@
-"""WebDataset's tar files with whatever fields they have, as a map-style dataset: any worker reaches any sample at once.
+"""WebDataset's tar files with any fields, as a map-style dataset: any worker can read any sample directly.
 
-The tars stay as they are. Beside them, or elsewhere, lies the index that the `wids` package defines (`index.py`), with
-each one's number of samples, length and MD5: `widsindex` makes it, and `farandole data index`
-(`data/prepare/webdataset_index.py`). A sample is one `pread` a field; a tar's table of contents is read once a
-process, 45 us an entry, and takes 24 bytes an entry beside the key.
+The tars are not changed. The index that the `wids` package defines (`index.py`), with each tar's number of samples,
+length and MD5, lies beside them or elsewhere; `widsindex` and `farandole data index`
+(`data/prepare/webdataset_index.py`) write it. A sample takes one `pread` a field. Each process reads a tar's table of
+contents once, 45 us an entry; it takes 24 bytes an entry beside the key.
 
-Invariant: a sample is what the index's MD5 vouches for, or an error that names the tar. (Local ones are compared by
-length alone.) Nothing is unpickled (section "fields"). A field that claims more bytes than its tar has is a bad
-sample, and so are those behind it, which nobody can find.
-Left out: compressed tars, where a sample can't be reached but by going through all before it.
+Invariant: a sample comes from a tar with the index's MD5, or it is an error that names the tar. (Local tars are
+compared by length alone.) Nothing is unpickled (section "fields"). A field that claims more bytes than its tar has is a
+bad sample. So are all samples after it, since their places are unknown.
+Left out: compressed tars, where reading a sample means reading everything before it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from farandole.errors import FarandoleError
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 #
-# Fields of a sample, decoded by their names: what `x.json` holds is JSON. Nothing is ever unpickled.
+# The fields of a sample are decoded by their names: `x.json` holds JSON. Nothing is ever unpickled.
 #
-# | last part of the name | what comes of it |
+# | last part of the name | value |
 # | --- | --- |
-# | txt, text, transcript | str, of UTF-8 |
-# | json, jsn | what the JSON says |
+# | txt, text, transcript | str, from UTF-8 |
+# | json, jsn | the decoded JSON |
 # | cls, cls2, index, count, id, inx | int |
 # | npy | a NumPy array; one of Python objects is an error |
 # | jpg, png, webp, ... (`decoding.IMAGES`) | a PIL image in RGB |
 #
-# Everything else stays as it is, in bytes; so do pickles and torch's files, which can be made to run a program.
+# All other fields stay bytes; so do pickles and torch's files, which could run a program.
 #
-# Invariant: no field makes this process take more memory than it has bytes, images apart, for which Pillow's own
-# limit of pixels counts. What is not what its name says is a `ValueError`, or what Pillow raises: a bad sample.
+# Invariant: no field makes this process take more memory than the field's length, except images, for which Pillow's own
+# limit of pixels holds. Content that does not fit the name is a `ValueError`, or an error of Pillow: a bad sample.
 
 Decoder = Callable[[bytes], Any]
 _LONGEST_NUMBER = 20  # bytes; 2^63 has 19 digits
@@ -56,12 +56,16 @@ _SHOWN = 20
 
 
 def decoder_of(field: str, own: Mapping[str, Decoder]) -> Decoder | None:
-    """What decodes `field`, as `seg.png`: what `own` has for the whole name, or its last part, or else the rule."""
+    """Returns the decoder of `field`, like `seg.png`: that in `own` for the whole name or its last part, or the rule's.
+
+    Returns None if the field stays bytes.
+    """
     last = field.rpartition(".")[2]
     return own.get(field) or own.get(last) or _RULES.get(last)
 
 
 def image(data: bytes) -> Any:
+    """Returns a PIL image in RGB."""
     with open_image(data) as opened:
         return opened.convert("RGB")
 
@@ -72,7 +76,7 @@ def text(data: bytes) -> str:
 
 def number(data: bytes) -> int:
     if len(data) > _LONGEST_NUMBER + 2:
-        raise ValueError(f"{data[:_SHOWN]!r}...: {len(data)} bytes are no whole number")
+        raise ValueError(f"{data[:_SHOWN]!r}...: {len(data)} bytes are too long for an integer")
     return int(data)
 
 
@@ -80,11 +84,14 @@ def document(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"{data[:_SHOWN]!r}... is no JSON: {error}") from None
+        raise ValueError(f"{data[:_SHOWN]!r}... is not JSON: {error}") from None
 
 
 def array(data: bytes) -> npt.NDArray[Any]:
-    """NumPy's own reader takes the memory that the head asks for before it has looked for the numbers."""
+    """Returns the array in an npy file.
+
+    Does not use NumPy's own reader, which allocates the memory that the header asks for before it reads the numbers.
+    """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -92,13 +99,15 @@ def array(data: bytes) -> npt.NDArray[Any]:
     elif version == (2, 0):
         shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
     else:
-        raise ValueError(f"an array of NumPy's format {version}, and only 1.0 and 2.0 are read")
+        raise ValueError(f"an array of NumPy's format {version}; only 1.0 and 2.0 are supported")
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled: store numbers instead")
     begin = file.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - begin:
         raise ValueError(f"an array of {dtype} and shape {shape} in {len(data) - begin} bytes")
-    flat = np.frombuffer(data, np.uint8, offset=begin).copy().view(dtype)  # bytes can't be written to, and a tensor can
+    flat = (
+        np.frombuffer(data, np.uint8, offset=begin).copy().view(dtype)
+    )  # a copy: bytes are read-only, and a tensor is not
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -114,15 +123,15 @@ _RULES: dict[str, Decoder] = {
 # --- webdataset -------------------------------------------------------------------------------------------------------
 
 KEY = "__key__"
-_BEYOND = -2  # where a field lies that the tar does not have
+_BEYOND = -2  # offset of a field that lies beyond the end of its tar
 
 
 @dataclass(frozen=True)
 class TarContents:
-    """Where the fields of a tar's samples lie.
+    """The places of the fields of a tar's samples.
 
-    `rows`: field (an index of `fields`), offset, size; shape `(entries, 3)`. `ends`: behind each sample's last row;
-    shape `(samples,)`. `keys`: one after the other, each ending at `key_ends`.
+    `rows`: field (an index of `fields`), offset, size; shape `(entries, 3)`. `ends`: the index after each sample's last
+    row; shape `(samples,)`. `keys`: all keys joined, each ends at its `key_ends`.
     """
 
     fields: tuple[str, ...]
@@ -132,16 +141,18 @@ class TarContents:
     key_ends: npt.NDArray[np.int64]
 
     def key(self, sample: int) -> str:
+        """Returns the key of a sample of this tar."""
         begin = self.key_ends[sample - 1] if sample else 0
         return self.keys[begin : self.key_ends[sample]].decode(errors="surrogateescape")
 
-    def of(self, sample: int) -> list[list[int]]:
+    def rows_of(self, sample: int) -> list[list[int]]:
+        """Returns the rows of a sample of this tar."""
         begin = self.ends[sample - 1] if sample else 0
         return self.rows[begin : self.ends[sample]].tolist()
 
 
 class WebDataset(Dataset[Any]):
-    """Samples are dicts: `__key__`, and each field by its name without the first dot, as `jpg`, `cls`, `seg.png`."""
+    """Samples are dicts: `__key__`, and each field by its name without the first dot, like `jpg`, `cls`, `seg.png`."""
 
     def __init__(
         self,
@@ -156,14 +167,14 @@ class WebDataset(Dataset[Any]):
     ) -> None:
         """Reads the index, nothing else. `url`: the folder of the tars, a path or a URL that fsspec knows.
 
-        `transform` is given each sample, and what it returns is the sample. `fields`: those that are read; all, if not
-        given. `decode`: by the rules of `farandole.data.formats.webdataset`; or functions of bytes by a field's name,
-        which go before the rules; or `False`, for bytes. `index`: where it is, if it does not lie beside the tars.
-        `cache` and `cache_bytes` are as `ShardedImages` has them.
+        `transform` gets each sample and returns the final one. `fields`: the fields to read; default: all. `decode`:
+        `True` uses the rules of `farandole.data.formats.webdataset`; a mapping from a field's name to a function of
+        bytes overrides them; `False` returns bytes. `index`: its path or URL, if it does not lie beside the tars.
+        `cache` and `cache_bytes`: see `ShardedImages`.
 
         Raises:
-            UsageError: there is no such place.
-            ShardError: no index there, or not one that can be used.
+            UsageError: the kind of URL is unknown.
+            ShardError: there is no index, or no valid one.
         """
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
@@ -185,10 +196,10 @@ class WebDataset(Dataset[Any]):
         return self._ends[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_contents": {}}  # each process reads those that it needs
+        return {**self.__dict__, "_contents": {}}  # each process reads the tables that it needs
 
     def __getitem__(self, index: int) -> Any:
-        """Raises `IndexError` out of range, `ShardError` without the tar, and what a decoder raises of bad data."""
+        """Returns a sample. Raises `IndexError` if out of range, `ShardError` without the tar, and decoders' errors."""
         sample = self.read(index)
         if self._decode is not False:
             own = {} if self._decode is True else self._decode
@@ -199,12 +210,12 @@ class WebDataset(Dataset[Any]):
         return sample if self.transform is None else self.transform(sample)
 
     def read(self, index: int) -> dict[str, Any]:
-        """The sample's key, as `__key__`, and its fields in bytes.
+        """Returns the sample's key, as `__key__`, and its fields in bytes.
 
         Raises:
             IndexError: out of range.
-            ShardError: without the tar.
-            ValueError: it lies beyond the tar's end by what the tar says, has a field twice, or lacks one of `fields`.
+            ShardError: the tar can't be read.
+            ValueError: the sample lies beyond the tar's end, has a field twice, or lacks one of `fields`.
         """
         length = len(self)
         if not -length <= index < length:
@@ -219,9 +230,9 @@ class WebDataset(Dataset[Any]):
             contents = self._contents[number] = _contents(descriptor, url, shard.nsamples)
         within = index - self._ends[number] + shard.nsamples
         sample: dict[str, Any] = {KEY: contents.key(within)}
-        for field, offset, size in contents.of(within):
+        for field, offset, size in contents.rows_of(within):
             if offset == _BEYOND:
-                raise ValueError(f"{url} ends before this sample does, by the length that one of its entries claims")
+                raise ValueError(f"{url} ends before this sample, by the length that one of its entries claims")
             name = contents.fields[field]
             if self._wanted is not None and name not in self._wanted:
                 continue
@@ -232,7 +243,7 @@ class WebDataset(Dataset[Any]):
                 raise torn(url, f"it ends within sample {index}")
             sample[name] = data
         if self._wanted is not None and (missing := self._wanted - sample.keys()):
-            has = ", ".join(contents.fields[row[0]] for row in contents.of(within))
+            has = ", ".join(contents.fields[row[0]] for row in contents.rows_of(within))
             raise ValueError(f"{sample[KEY]!r} of {url} lacks {', '.join(sorted(missing))}; it has {has}")
         return sample
 
@@ -241,8 +252,8 @@ def _decoded(decoder: Decoder, data: bytes, field: str, key: str) -> Any:
     try:
         return decoder(data)
     except FarandoleError:
-        raise  # no fault of the sample's
-    except ValueError as error:  # the only kind that can be told what it is about
+        raise  # the sample is not the cause
+    except ValueError as error:  # other kinds can't be raised again with another text
         raise ValueError(f"field {field} of {key!r}: {error}") from error
 
 
@@ -252,7 +263,7 @@ def _contents(descriptor: int, url: str, samples: int) -> TarContents:
         raise torn(url, f"it has {length} bytes, too few for the {samples} samples that the index says")
     numbers: dict[str, int] = {}
     rows: list[tuple[int, int, int]] = []
-    ends: list[int] = []  # of all samples but the last
+    ends: list[int] = []  # ends of all samples except the last
     keys: list[bytes] = []
     last: str | None = None
     try:

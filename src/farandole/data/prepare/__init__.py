@@ -1,1 +1,1 @@
-"""`farandole data`: data sets cut into shards, or indexed as they are."""
+"""`farandole data`: cuts datasets into shards, or writes an index for existing ones."""

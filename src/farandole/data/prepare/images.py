@@ -1,21 +1,20 @@
-"""Images become a folder of shards: `farandole data prepare`.
+"""`farandole data prepare` makes a folder of shards from images.
 
-    1. *list*    the images of a folder (section "image folder") or of tables (section "image table"), in the source's
-    order
+    1. *list*    the images of a folder (section "image folder") or of tables (`image_table.py`), in the source's order
     2. *cut*     the list into shards by its pieces' lengths: arithmetic, so that a second start cuts the same
-    3. *make*    each shard in a process: its tar, and then its record, which says from what it was made and what its
-                 MD5 is. A shard whose record fits and whose MD5 verifies is kept
-    4. *index*   the shards, last of all: a folder with an index is whole
+    3. *make*    each shard in a process: its tar, and then its record, which holds a digest of its sources and its MD5.
+                 A shard whose record matches and whose MD5 verifies is kept
+    4. *index*   the shards, last of all: a folder with an index is complete
 
 Several machines may share phase 3, each with the same source (`Part`): part 2 of 4 makes every fourth shard, from the
-second on. A shard's record is there before its maker looks for the others', so whoever ends last finds them all, and
-writes the index. If two end at once both may, and they write the same.
+second on. A machine writes the records of its shards before it looks for those of the others. So the machine that
+finishes last finds all records, and writes the index. If two finish at the same time, both may write it, with the same
+content.
 
-Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
-not made again. Every image is looked at here, so that a bad one shows now and not in the middle of a training: its head
-and its end, which one that was cut off lacks, and what lies between where it has not the end that its format has, or
-`check` asks for it. (To decode them all takes twice the CPU.) Those that are bad are named
-together, and no index is written.
+Invariant: if any process is killed at any moment, the next start ends with the same bytes, and does not make a finished
+shard again. Every image is checked here, so that a bad one is found now and not during training: its header and its
+end, which a truncated image lacks. An image is decoded completely if its end is not that of its format, or with
+`check`. (To decode all of them takes twice the CPU.) One error names all bad images, and no index is written.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ from farandole.errors import BadSample, UsageError
 
 # --- image folder -----------------------------------------------------------------------------------------------------
 #
-# A folder of images as the source of shards: `SOURCE/CLASS/.../FILE`, as torchvision's `ImageFolder` has it.
+# A folder of images as the source of shards: `SOURCE/CLASS/.../FILE`, as in torchvision's `ImageFolder`.
 #
-# Classes and files are sorted as it sorts them, so sample i of the shards is its sample i.
+# Classes and files are sorted as in `ImageFolder`, so sample i of the shards is its sample i.
 
 
 class ImageFile(NamedTuple):
-    """One image: its path under the source folder, its class, its length in bytes, when it was changed."""
+    """One image: its path relative to the source folder, its class, its length in bytes, its mtime."""
 
     path: str
     label: int
@@ -71,8 +70,8 @@ class ImageFile(NamedTuple):
 
 
 class SourceImage(NamedTuple):
-    """One image as its source has it. `place`: for messages. `data`: its bytes, or why there are none. `suffix`: of
-    its name, as `.jpg`; where the source has no names, it is the format's.
+    """One image as its source stores it. `place`: for messages. `data`: its bytes, or the error of reading it.
+    `suffix`: that of its name, like `.jpg`; "" if the source has no names.
     """
 
     place: str
@@ -83,7 +82,7 @@ class SourceImage(NamedTuple):
 
 @dataclass(frozen=True)
 class FolderReader:
-    """Reads pieces, in any process."""
+    """Reads the images of a folder, in any process."""
 
     folder: str
     how: tuple[Any, ...] = ()
@@ -100,7 +99,7 @@ class FolderReader:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderImages:
-    """A source folder. `passed_over`: files that are no images by their names."""
+    """A source folder. `passed_over`: number of files whose names are not those of images."""
 
     reader: FolderReader
     classes: tuple[str, ...]
@@ -109,15 +108,15 @@ class FolderImages:
 
 
 def list_folder(folder: Path) -> FolderImages:
-    """All images of the folder.
+    """Returns all images of the folder.
 
     Raises:
-        UsageError: no classes, or no images.
+        UsageError: there are no classes, or no images.
     """
     try:
         classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; give a folder of one folder a class, or tables") from None
+        raise UsageError(f"{folder}: {error.strerror}; give a folder with one folder per class, or tables") from None
     files: list[ImageFile] = []
     passed_over = 0
     for label, name in enumerate(classes):
@@ -145,7 +144,7 @@ _NAMED = 20  # bad images in one message
 
 
 class SourceReader(Protocol):
-    """Reads pieces of a source, in any process. `how`: what else than the pieces decides what is read."""
+    """Reads pieces of a source, in any process. `how`: everything, besides the pieces, on which the result depends."""
 
     @property
     def how(self) -> tuple[Any, ...]: ...
@@ -154,7 +153,7 @@ class SourceReader(Protocol):
 
 
 class Images(Protocol):
-    """A source: what `listing` of either kind returns."""
+    """A source of images: the result of `list_folder` or `image_table.list_table`."""
 
     @property
     def reader(self) -> SourceReader: ...
@@ -168,8 +167,8 @@ class Images(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageJob:
-    """One shard to make, as it is sent to a process. `first`: the number of its first sample. `check`: whether every
-    image is decoded.
+    """The job of making one shard, as it is sent to a process. `first`: the index of its first sample. `check`: decode
+    every image.
     """
 
     reader: SourceReader
@@ -195,9 +194,9 @@ class ImageJob:
 
 
 class ImageShardRecord(msgspec.Struct, frozen=True):
-    """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
-    without the files' times, which differ between copies on several machines. `checked`: all its images were decoded.
-    `samples`: its table (`data/index.py`).
+    """The record of one finished shard: its entry for the index, and digests of its sources. `made_from` covers the
+    files' times; `holds` does not, since these differ between copies on several machines. `checked`: all its images
+    were decoded. `samples`: its table (`data/index.py`).
     """
 
     shard: Shard
@@ -209,7 +208,9 @@ class ImageShardRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShard:
-    """What became of one shard. `bad`: which are no images and why; where there are any there is no shard."""
+    """The result of one shard. `bad`: the bad images, with the reasons; if there are any, the shard is not made.
+    `kept`: it was finished before.
+    """
 
     samples: int
     record: ImageShardRecord | None = None
@@ -229,17 +230,18 @@ def prepare(
     part: Part = WHOLE,
     check: bool = False,
 ) -> Index | int:
-    """Phases 2 to 4: the shards of `source` at `url`. `short_side`: in pixels, 0 to leave the images as they are.
-    `check`: decode every image.
+    """Runs phases 2 to 4: makes the shards of `source` at `url`.
 
-    Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
-    shards of other parts are not there yet.
+    `short_side`: the limit in pixels, 0 to keep the images unchanged. `check`: decode every image.
+
+    Each process first calls `begin` with this process's id; `made` is called with the result of each shard. Returns the
+    index, or the number of shards of other parts that are not finished yet.
 
     Raises:
-        BadSample: some are no images; all shards without them are made.
+        BadSample: some images can't be used; all shards without such images are made.
         ShardError: a table can't be read.
         FarandoleError: a process was killed.
-        UsageError: no such place, or Pillow is not installed.
+        UsageError: unknown kind of URL, or Pillow or xxHash is not installed.
     """
     require_pillow()
     samples.require_xxhash()
@@ -247,7 +249,7 @@ def prepare(
     place, path = filesystem(url)
     place.makedirs(path, exist_ok=True)
     if place.exists(f"{path}/{INDEX}"):
-        place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
+        place.rm_file(f"{path}/{INDEX}")  # an index must describe the shards beside it, which change now
     jobs = [
         ImageJob(
             reader=source.reader, url=url, name=f"shard-{n:06d}", first=first, pieces=pieces, short_side=short_side,
@@ -258,15 +260,15 @@ def prepare(
     results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
     bad = [each for result in results for each in result.bad]
     if bad:
-        looked_at = sum(result.samples for result in results)
+        checked = sum(result.samples for result in results)
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise BadSample(
-            f"{len(bad)} of {looked_at} images can't be used; mend or remove them and start again, which "
+            f"{len(bad)} of {checked} images can't be used; repair or remove them and start again, which "
             f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
-    mine = iter(results)
-    found = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
-    records = [record for record in found if record is not None]
+    own_results = iter(results)
+    all_records = [next(own_results).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    records = [record for record in all_records if record is not None]
     if len(records) < len(jobs):
         return len(jobs) - len(records)
     table = b"".join(record.samples for record in records)
@@ -287,17 +289,17 @@ def _make(job: ImageJob) -> ImageShard:
     rows: list[list[int]] = []
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for number, found in enumerate(job.reader.read(job.pieces), start=job.first):
+            for number, source in enumerate(job.reader.read(job.pieces), start=job.first):
                 try:
-                    data, suffix = _image(found, job)
+                    data, suffix = _image(source, job)
                 except Exception as error:  # noqa: BLE001  Pillow raises many kinds
-                    bad.append(f"{found.place}: {error}")
+                    bad.append(f"{source.place}: {error}")
                     continue
                 _add(archive, f"{number:09d}{suffix}", data)
                 end: int = archive.fileobj.tell()  # pyright: ignore[reportOptionalMemberAccess]
-                rows.append([end - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(data), found.label])
+                rows.append([end - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(data), source.label])
                 rows[-1].append(samples.checksum(data))
-                _add(archive, f"{number:09d}.cls", str(found.label).encode())
+                _add(archive, f"{number:09d}.cls", str(source.label).encode())
         if bad:
             return ImageShard(samples=job.samples, bad=tuple(bad))
         size = file.tell()
@@ -310,7 +312,7 @@ def _make(job: ImageJob) -> ImageShard:
 
 
 def _finished(job: ImageJob) -> ImageShardRecord | None:
-    """Of the shard, if it was made from the same files in the same way and is as it was written."""
+    """Returns the record if the shard was made from the same files in the same way, and its MD5 verifies; else None."""
     files, path = filesystem(job.url)
     record = _record(job)
     if record is None or record.made_from != job.made_from or (job.check and not record.checked):
@@ -323,7 +325,7 @@ def _finished(job: ImageJob) -> ImageShardRecord | None:
 
 
 def _of_others(job: ImageJob) -> ImageShardRecord | None:
-    """Of the shard, if it was made of such files; who made it has looked at its bytes."""
+    """Returns the record if another machine made the shard from equal files, else None. Its maker verified it."""
     record = _record(job)
     same = record is not None and record.holds == job.holds and (record.checked or not job.check)
     return record if record is not None and same else None
@@ -332,24 +334,24 @@ def _of_others(job: ImageJob) -> ImageShardRecord | None:
 def _record(job: ImageJob) -> ImageShardRecord | None:
     files, path = filesystem(job.url)
     try:
-        found = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=ImageShardRecord)
-        samples.rows_of(found.samples, found.shard.nsamples)
-        return found
+        record = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=ImageShardRecord)
+        samples.rows_of(record.samples, record.shard.nsamples)
+        return record
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, ValueError):
         return None
 
 
-def _image(found: SourceImage, job: ImageJob) -> tuple[bytes, str]:
-    """The image's bytes, once they have been looked at; those of a smaller copy where it is to be smaller. And the end
-    of its name.
+def _image(source: SourceImage, job: ImageJob) -> tuple[bytes, str]:
+    """Checks an image, and returns its bytes and the suffix of its name. If it is larger than `short_side`, returns
+    the bytes of a resized copy. Raises any error of Pillow for a bad image.
     """
     import PIL.Image
 
-    data = found.data
+    data = source.data
     if isinstance(data, Exception):
         raise data
     with open_image(data) as image:
-        suffix = found.suffix or SUFFIXES[image.format or ""]
+        suffix = source.suffix or SUFFIXES[image.format or ""]
         smaller = bool(job.short_side) and min(image.size) > job.short_side
         if job.check or smaller or not ends_as_it_should(data, image.format):
             image.load()
@@ -363,7 +365,7 @@ def _image(found: SourceImage, job: ImageJob) -> tuple[bytes, str]:
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Without time and owner: the same files give the same shard, and the same MD5."""
+    """Adds an entry without time and owner: the same files give the same shard, and the same MD5."""
     member = tarfile.TarInfo(name)
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))

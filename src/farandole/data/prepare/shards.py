@@ -1,7 +1,7 @@
-"""What all preparations of data share: processes that make shards, files that appear whole, one at work in a place.
+"""Shared code of all preparations of data: processes that make shards, atomic writes, one command per folder.
 
-Invariants. A file that `put` writes is all there under its name, or is not. Processes end with the one that started
-them. One that is killed is an error, and what the others have finished stays.
+Invariants. A file that `put` writes exists completely, or not at all. Processes end with the process that started them.
+If one is killed, it is an error, and the finished work of the others stays.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from farandole.errors import FarandoleError, UsageError
 
 # --- cutting ----------------------------------------------------------------------------------------------------------
 #
-# A list of pieces, cut into shards that are to be made of it: arithmetic, so who cuts the same list has the same.
+# A list of pieces is cut into shards by arithmetic, so the same list always gives the same shards.
 
 
 class Piece(Protocol):
-    """What is not cut further: one image, some bytes of a text, some rows of a table.
+    """An indivisible part of a source: one image, some bytes of a text, some rows of a table.
 
     Attributes:
-        size: in bytes, or about so many.
-        samples: how many it holds.
-        content: what tells it from another piece, on every machine that has a copy: without the time of its change.
+        size: the length in bytes, exact or approximate.
+        samples: the number of samples.
+        content: identifies the piece, with equal values on all machines that have a copy: without its mtime.
     """
 
     @property
@@ -50,12 +50,13 @@ class Piece(Protocol):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Which of the shards are made here: of each `of` the one at `number`, from 1 on."""
+    """The shards that this machine makes: number `number` of each `of`, counted from 1."""
 
     number: int = 1
     of: int = 1
 
     def has(self, shard: int) -> bool:
+        """Returns True if the shard of that index, counted from 0, belongs to this part."""
         return shard % self.of == self.number - 1
 
 
@@ -64,7 +65,7 @@ P = TypeVar("P", bound=Piece)
 
 
 def cut(pieces: Sequence[P], shard_bytes: int) -> Iterator[tuple[int, tuple[P, ...]]]:
-    """The number of each shard's first sample, and its pieces, at least one."""
+    """Yields for each shard the index of its first sample, and its pieces, at least one."""
     first, samples, begin, length = 0, 0, 0, 0
     for number, piece in enumerate(pieces):
         if length and length + piece.size > shard_bytes:
@@ -76,12 +77,14 @@ def cut(pieces: Sequence[P], shard_bytes: int) -> Iterator[tuple[int, tuple[P, .
 
 
 def samples_of(pieces: Sequence[Piece], shard_bytes: int, part: Part) -> int:
-    """How many samples that part's shards hold."""
-    return sum(piece.samples for n, (_, its) in enumerate(cut(pieces, shard_bytes)) if part.has(n) for piece in its)
+    """Returns the number of samples in the shards of `part`."""
+    shards = enumerate(cut(pieces, shard_bytes))
+    return sum(piece.samples for n, (_, own) in shards if part.has(n) for piece in own)
 
 
-def digest_of(of: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(of).encode()).hexdigest()
+def digest_of(values: list[Any]) -> str:
+    """Returns the SHA-256, in hex, of values that JSON can encode."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -93,10 +96,10 @@ _M = TypeVar("_M")
 
 @contextlib.contextmanager
 def alone_at(url: str, part: Part) -> Generator[None]:
-    """The folder is there, and nobody else of this machine makes the same part in it; elsewhere nobody is asked.
+    """Makes the folder, and locks the part in it against other processes of this machine. Remote folders have no lock.
 
     Raises:
-        UsageError: somebody does.
+        UsageError: another process holds the lock.
     """
     local = local_path(url)
     if local is None:
@@ -108,7 +111,7 @@ def alone_at(url: str, part: Part) -> Generator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise UsageError(
-            f"another `farandole data prepare` is at work on part {part.number}/{part.of} in {url}; wait for its end"
+            f"another `farandole data prepare` is making part {part.number}/{part.of} in {url}; wait for its end"
         ) from None
     try:
         yield
@@ -123,15 +126,17 @@ def make_all(
     begin: Callable[[int], None],
     made: Callable[[_M], None],
 ) -> list[_M]:
-    """What `make` makes of each job, in their order. Each process first calls `begin` with this process's id; `made`
-    hears of each as it is done. One process is this one.
+    """Returns the results of `make` for all jobs, in their order.
+
+    Each process first calls `begin` with this process's id; `made` is called with each result when it is done. With
+    `processes=1` the jobs run in this process.
 
     Raises:
         FarandoleError: a process was killed.
-        UsageError: the system refuses what several processes need.
+        UsageError: the system refuses the resources for several processes.
     """
     if processes == 1:
-        return [_heard(make(job), made) for job in jobs]
+        return [_reported(make(job), made) for job in jobs]
     shared_memory.check("give --processes 1")
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
     with pool:
@@ -141,26 +146,26 @@ def make_all(
                 made(done.result())
         except BrokenProcessPool:
             raise FarandoleError(
-                f"one of the {processes} processes was killed, perhaps for want of memory; "
-                f"start again, which keeps what is finished, with fewer --processes"
+                f"one of the {processes} processes was killed, perhaps because memory ran out; "
+                f"start again with fewer --processes, which keeps the finished shards"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures]
 
 
-def _heard(result: _M, made: Callable[[_M], None]) -> _M:
+def _reported(result: _M, made: Callable[[_M], None]) -> _M:
     made(result)
     return result
 
 
 def put(url: str, file: Any, by: str = "") -> None:
-    """All of `file` at `url`, or nothing. `by`: who else may be at it has another one."""
+    """Writes all of `file` to `url`, or nothing. `by`: a suffix that differs between concurrent writers."""
     file.seek(0)
     local = local_path(url)
     if local is None:
         files, path = filesystem(url)
-        with files.open(path, "wb") as target:  # objects appear when they are closed
+        with files.open(path, "wb") as target:  # an object becomes visible when it is closed
             shutil.copyfileobj(file, target, _BLOCK)
         return
     part = Path(f"{local}{by}.part")
@@ -172,6 +177,7 @@ def put(url: str, file: Any, by: str = "") -> None:
 
 
 def md5_of(file: Any) -> str:
+    """Returns the MD5, in hex, of an open file."""
     file.seek(0)
     digest = hashlib.md5(usedforsecurity=False)
     while block := file.read(_BLOCK):

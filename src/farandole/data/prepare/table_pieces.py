@@ -1,7 +1,7 @@
-"""Tables as the source of shards: runs of rows that processes and machines can read by themselves.
+"""Tables as the source of shards: ranges of rows that processes and machines can read by themselves.
 
-A file's rows count as equally long, since to know better all of it would have to be read. So a cut is arithmetic on
-the files' lengths and footers. A process that reads a piece decodes the row groups in which it lies, whole.
+All rows of a file count as equally long, since the real lengths would require reading all of it. So a cut is arithmetic
+on the files' lengths and footers. A process that reads a piece decodes whole row groups, those that contain the piece.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from farandole.data.object_store import reading
 
 
 class TableRows(NamedTuple):
-    """TableRows [start, stop) of a file, its path being that under the source's folder. `size`: about their bytes.
-    `changed_ns`: 0 of files elsewhere.
+    """Rows [start, stop) of a file. `path` is relative to the source's folder. `size`: their approximate bytes.
+    `changed_ns`: the file's mtime, 0 for remote files.
     """
 
     path: str
@@ -37,8 +37,8 @@ class TableRows(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """`folder` ends with a slash, or is nothing. `schema`: the first file's, as pyarrow has it. `passed_over`: files of
-    a named folder that are no tables by their names.
+    """A source of tables. `folder` ends with a slash, or is empty. `schema`: the first file's pyarrow schema.
+    `passed_over`: number of files in a local folder that are not tables.
     """
 
     folder: str
@@ -48,12 +48,12 @@ class Tables(NamedTuple):
 
 
 def is_table(source: str) -> bool:
-    """Whether `source` names tables: by its ending, as a pattern, or as a folder whose own files are tables."""
+    """Returns True if `source` names tables: by its ending, as a pattern, or as a folder that holds tables directly."""
     if source.endswith(ENDINGS) or any(sign in source for sign in "*?["):
         return True
     local = local_path(source)
     if local is None:
-        return True  # images and texts are read where they lie, on this machine
+        return True  # image files and text files must be on this machine
     try:
         return any(name.endswith(ENDINGS) for name in os.listdir(local))
     except OSError:
@@ -61,7 +61,7 @@ def is_table(source: str) -> bool:
 
 
 def tables(source: str, piece_bytes: int) -> Tables:
-    """All rows of the files that `source` names (`table_files.files_of`), in pieces of about `piece_bytes`.
+    """Returns all rows of the files that `source` names (`formats.table.files_of`), in pieces of about `piece_bytes`.
 
     Raises:
         UsageError: pyarrow is not installed, or there are no such files.
@@ -74,39 +74,39 @@ def tables(source: str, piece_bytes: int) -> Tables:
     schema: Any = None
     for file in files:
         size, changed_ns = _stat(file)
-        its = opened(file)
-        schema = its.schema if schema is None else schema
-        rows = sum(its.rows)
+        table = opened(file)
+        schema = table.schema if schema is None else schema
+        rows = sum(table.rows)
         step = max(rows * piece_bytes // size, 1)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             about = size * stop // rows - size * start // rows
             pieces.append(TableRows(file.removeprefix(folder), start, stop, about, changed_ns))
     local = local_path(source)
-    there = sum(len(names) for _, _, names in os.walk(local)) if local is not None else 0
-    return Tables(folder, tuple(pieces), schema, max(there - len(files), 0))
+    total = sum(len(names) for _, _, names in os.walk(local)) if local is not None else 0
+    return Tables(folder, tuple(pieces), schema, max(total - len(files), 0))
 
 
 def read(
     folder: str, pieces: Sequence[TableRows], columns: Sequence[str]
 ) -> Iterator[tuple[TableRows, int, dict[str, Any]]]:
-    """Each row of the pieces, as `Table` has it without decoding, after its piece and its number in the file.
+    """Yields (piece, row, values) for each row of the pieces: its number in the file, its undecoded values by column.
 
     Raises:
         UsageError: a file has no such column.
         ShardError: it can't be read.
     """
-    from farandole.data.formats.table import Table  # with torch, which folders of images and texts do without
+    from farandole.data.formats.table import Table  # imports torch, which folders of images and texts do not need
 
-    for path, its in groupby(pieces, lambda piece: piece.path):
-        table = Table(folder + path, columns, decode=False, memory_bytes=1 << 62)  # as much as the pieces lie in
-        for piece in its:
+    for path, of_file in groupby(pieces, lambda piece: piece.path):
+        table = Table(folder + path, columns, decode=False, memory_bytes=1 << 62)  # keeps all groups of the pieces
+        for piece in of_file:
             for row in range(piece.start, piece.stop):
                 yield piece, row, table[row]
 
 
 def _shared(files: Sequence[str]) -> str:
-    """The folder that all have in common, with a slash at its end; nothing, if there is none."""
+    """Returns the folder that all files have in common, with a slash at its end; "" if there is none."""
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     return "".join(f"{names[0]}/" for names in takewhile(lambda names: len(set(names)) == 1, folders))
 
@@ -115,7 +115,7 @@ def _stat(file: str) -> tuple[int, int]:
     local = local_path(file)
     with reading(file):
         if local is not None:
-            found = os.stat(local)
-            return max(found.st_size, 1), found.st_mtime_ns
+            status = os.stat(local)
+            return max(status.st_size, 1), status.st_mtime_ns
         store, path = filesystem(file)
         return max(int(store.info(path)["size"]), 1), 0

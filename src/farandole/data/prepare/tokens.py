@@ -1,17 +1,17 @@
-"""Texts become token shards: `farandole data prepare --tokens`.
+"""`farandole data prepare --tokens` makes token shards from texts.
 
     1. *list*    the texts, in pieces that can be read by themselves (section "texts")
     2. *cut*     the pieces into shards by their lengths: arithmetic, so that a second start cuts the same
     3. *make*    each shard in a process: the ids of its documents, each followed by the end of a document, and then its
-                 record, which says from what it was made and what its MD5 is. A shard whose record fits and whose MD5
+                 record, which holds a digest of its sources and its MD5. A shard whose record matches and whose MD5
                  verifies is kept
-    4. *index*   the shards, last of all: a folder with an index is whole. One without a document is not in it
+    4. *index*   the shards, last of all: a folder with an index is complete. A shard without a document is not in it
 
-Several machines share phase 3 as with images (`images.py`), each with the same texts and tokenizer.
+Several machines can share phase 3 as with images (`images.py`), each with the same texts and tokenizer.
 
-Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
-not made again. Each id is below the vocabulary. Documents that can't be read, or have other ids, are counted, the first
-of them named with their places, and no index is written.
+Invariant: if any process is killed at any moment, the next start ends with the same bytes, and does not make a finished
+shard again. Each id is below the vocabulary. Documents that can't be read, or have other ids, are counted; the error
+names the first of them with their places, and no index is written.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ from farandole.platform.extras import how_to_install
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 #
-# Texts, cut into pieces that can be read by themselves: files of one document, of one a line, of one a row.
+# Texts are cut into pieces that can be read by themselves. A file holds one document, or one a line, or one a row.
 #
 #     .txt                a document, or one a line
 #     .jsonl              one a line: a field of each line's object
-#     .gz                 of either
-#     .parquet, .arrow    one a row: a column (`shards.py`)
+#     .gz                 either of these, compressed
+#     .parquet, .arrow    one a row: a column (`table_pieces.py`)
 #
-# A file of lines is cut by bytes without being read: a piece has the lines that begin in it, wherever they end. So a
-# file of any length is shared by processes and machines. What is one document, or compressed, is one piece.
+# A file of lines is cut by bytes without being read: a piece has the lines that begin in it, wherever they end. So
+# processes and machines can share a file of any length. A file of one document, or a compressed one, is one piece.
 #
 # Invariant: the pieces of a file have each of its documents once, in the file's order. Documents are UTF-8, byte for
-# byte: no newline is translated, but the one that ends a line is not part of it. Empty ones are none.
+# byte: no newline is translated, and the newline that ends a line is not part of it. Empty documents do not count.
 
 _TEXT, _LINES, _PACKED = ".txt", ".jsonl", ".gz"
 
 
 class TextPiece(NamedTuple):
-    """Bytes [start, stop) of a file, its path being that under the source folder; when it was changed."""
+    """Bytes [start, stop) of a file. `path` is relative to the source folder; `changed_ns` is the file's mtime."""
 
     path: str
     start: int
@@ -83,7 +83,7 @@ class TextPiece(NamedTuple):
 
     @property
     def samples(self) -> int:
-        return 1  # it is unknown how many documents
+        return 1  # the number of documents is unknown
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -91,8 +91,8 @@ class TextPiece(NamedTuple):
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    """How files are read. `lines`: a .txt file is a document a line. `field`: of a .jsonl line's object, or of a row,
-    the text.
+    """How to read files. `lines`: each line of a .txt file is a document. `field`: the field of a .jsonl line's object,
+    or the column of a row, that holds the text.
     """
 
     lines: bool = False
@@ -101,7 +101,7 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """A source: a folder with texts anywhere in it, or one file. `passed_over`: files that are none by their names."""
+    """A source: a folder with texts anywhere in it, or one file. `passed_over`: number of files of other names."""
 
     folder: str
     files: int
@@ -114,14 +114,15 @@ class Texts:
 
 
 class NoText(ValueError):
-    """A document that can't be used."""
+    """A document that can't be used; the text says why."""
 
 
 def listing(place: str | Path, reading: TextFormat, piece_bytes: int) -> Texts:
-    """The texts at `place`, in the order of their paths, in pieces of at most `piece_bytes` where they can be cut.
+    """Returns the texts at `place`, in the order of their paths; files that can be cut, in pieces of at most
+    `piece_bytes`.
 
     Raises:
-        UsageError: there are none, or tables without such a column.
+        UsageError: there are no texts, or tables have no such column.
         ShardError: a table can't be read.
     """
     if is_table(str(place)):
@@ -149,23 +150,23 @@ def listing(place: str | Path, reading: TextFormat, piece_bytes: int) -> Texts:
 
 
 def _of_tables(place: str, reading: TextFormat, piece_bytes: int) -> Texts:
-    found = tables(place, piece_bytes)
-    if reading.field not in found.schema.names:
-        there = ", ".join(map(repr, found.schema.names))
-        raise UsageError(f"{place} has no column {reading.field!r}; name the text's by --field: there are {there}")
-    files = len({piece.path for piece in found.pieces})
-    return Texts(folder=found.folder, files=files, pieces=found.pieces, passed_over=found.passed_over)
+    source = tables(place, piece_bytes)
+    if reading.field not in source.schema.names:
+        columns = ", ".join(map(repr, source.schema.names))
+        raise UsageError(f"{place} has no column {reading.field!r}; name the text's by --field: there are {columns}")
+    files = len({piece.path for piece in source.pieces})
+    return Texts(folder=source.folder, files=files, pieces=source.pieces, passed_over=source.passed_over)
 
 
 def documents(folder: str, piece: TextPiece | TableRows, reading: TextFormat) -> Iterator[tuple[int, str | NoText]]:
-    """Each document of a piece, after the byte of the (decompressed) file at which it begins, or after its row; or why
-    it is none.
+    """Yields each document of a piece as (place, text). The place is the byte of the (decompressed) file at which it
+    begins, or its row. The text is a `NoText` if the document can't be used.
     """
     if isinstance(piece, TableRows):
-        for _, row, found in read(folder, [piece], [reading.field]):
-            text = found[reading.field]
-            none = NoText(f"{reading.field} is {type(text).__name__}, and no text")
-            yield row, text if isinstance(text, str) else none
+        for _, row, values in read(folder, [piece], [reading.field]):
+            text = values[reading.field]
+            error = NoText(f"{reading.field} is {type(text).__name__}, not text")
+            yield row, text if isinstance(text, str) else error
         return
     path, place = Path(folder, piece.path), 0
     try:
@@ -182,7 +183,7 @@ def documents(folder: str, piece: TextPiece | TableRows, reading: TextFormat) ->
 
 def _walked(folder: Path) -> list[Path]:
     if not folder.exists():
-        os.scandir(folder)  # says why
+        os.scandir(folder)  # raises the error
     return [Path(root, name) for root, _, names in sorted(os.walk(folder, followlinks=True)) for name in sorted(names)]
 
 
@@ -195,11 +196,11 @@ def _by_lines(path: Path, reading: TextFormat) -> bool:
 
 
 def _lines(file: BinaryIO, piece: TextPiece, *, packed: bool) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in the piece, each without its end."""
+    """Yields the lines that begin in the piece, each after its place and without its line end."""
     place = 0
     if piece.start and not packed:
         file.seek(piece.start - 1)
-        place = piece.start - 1 + len(file.readline())  # the line before, to its end: if that is here, nothing of ours
+        place = piece.start - 1 + len(file.readline())  # skip the line that begins before the piece
     while (packed or place < piece.stop) and (line := file.readline()):
         if text := line.rstrip(b"\r\n"):
             yield place, text
@@ -208,12 +209,12 @@ def _lines(file: BinaryIO, piece: TextPiece, *, packed: bool) -> Iterator[tuple[
 
 def _field(line: bytes, field: str) -> str | NoText:
     try:
-        found = msgspec.json.decode(line, type=dict[str, object])
+        fields = msgspec.json.decode(line, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return NoText(str(error))
-    text = found.get(field)
+    text = fields.get(field)
     if not isinstance(text, str):
-        return NoText(f"no text as {field!r}; it has {', '.join(sorted(found)[:8]) or 'nothing'}")
+        return NoText(f"no text as {field!r}; it has {', '.join(sorted(fields)[:8]) or 'nothing'}")
     return text
 
 
@@ -221,28 +222,30 @@ def _decoded(text: bytes) -> str | NoText:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        return NoText(f"no UTF-8 at its byte {error.start} ({error.reason})")
+        return NoText(f"not UTF-8 at its byte {error.start} ({error.reason})")
 
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 #
-# Tokenizers by name: how a text becomes ids, and which ids there are.
+# Tokenizers by name: they encode a text as ids, and define the vocabulary.
 #
-#     bytes             the bytes of UTF-8, 256 ids and the end of a document: needs nothing
+#     bytes             the bytes of UTF-8, 256 ids and the end of a document: needs no package
 #     tiktoken:NAME     an encoding of OpenAI's tiktoken, such as tiktoken:gpt2
 #     PATH.json         a tokenizer.json of Hugging Face's tokenizers
 #
-# A text is never read as a special token: what looks like one in it is letters, so no document ends itself. Nothing is
-# added to a text, cut or padded, whatever a tokenizer.json asks for.
+# Special tokens within a text are encoded as ordinary letters, so a document can't end itself. Texts are not extended,
+# cut or padded, even if a tokenizer.json asks for it.
 #
-# Invariant: `digest` is that of all on which ids depend, but the tokenizer package's version.
+# Invariant: `digest` covers everything on which ids depend, except the version of the tokenizer's package.
 
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")  # as the field calls it
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")  # the usual names of this token
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """`encode`: the ids of a text. `vocabulary`: ids are below it. `end`: of a document. `digest`: SHA-256 in hex."""
+    """`encode` returns the ids of a text. `vocabulary`: all ids are below it. `end`: the id that ends a document.
+    `digest`: SHA-256 in hex.
+    """
 
     name: str
     encode: Callable[[str], Sequence[int] | npt.NDArray[Any]]
@@ -253,14 +256,14 @@ class Tokenizer:
 
 @functools.lru_cache(maxsize=1)
 def tokenizer(name: str, end: str = "") -> Tokenizer:
-    """The tokenizer of that name. `end`: the token that ends a document, where it isn't the usual one.
+    """Returns the tokenizer of that name. `end`: the token that ends a document, if it is not a usual one.
 
     Raises:
-        UsageError: there is none, or its package is not installed, or no such token.
+        UsageError: there is no such tokenizer or token, or its package is not installed.
     """
     if name == "bytes":
         if end:
-            raise UsageError(f"--end {end}: bytes have an id of their own for it, 256; leave it out")
+            raise UsageError(f"--end {end}: the tokenizer `bytes` always ends a document with id 256; leave it out")
         return Tokenizer(name=name, encode=_bytes, vocabulary=257, end=256, digest=_digest(b"bytes"))
     if name.startswith("tiktoken:"):
         return _tiktoken(name, end)
@@ -306,19 +309,19 @@ def _tokenizer_json(name: str, end: str) -> Tokenizer:
 
     try:
         content = Path(name).read_bytes()
-        found: Any = tokenizers.Tokenizer.from_str(content.decode())
+        loaded: Any = tokenizers.Tokenizer.from_str(content.decode())
     except OSError as error:
         raise UsageError(f"--tokens {name}: {error.strerror}") from None
-    except Exception as error:  # what the package raises is an Exception itself
-        raise UsageError(f"--tokens {name} is no tokenizer.json: {error}") from error
-    found.no_truncation()
-    found.no_padding()
-    found.encode_special_tokens = True  # their letters, that is
+    except Exception as error:  # the package raises plain Exceptions
+        raise UsageError(f"--tokens {name} is not a tokenizer.json: {error}") from error
+    loaded.no_truncation()
+    loaded.no_padding()
+    loaded.encode_special_tokens = True  # encodes special tokens in a text as letters
 
     def encode(text: str) -> Sequence[int]:
-        return found.encode(text, add_special_tokens=False).ids
+        return loaded.encode(text, add_special_tokens=False).ids
 
-    ids: dict[str, int] = found.get_vocab(with_added_tokens=True)
+    ids: dict[str, int] = loaded.get_vocab(with_added_tokens=True)
     return Tokenizer(
         name=Path(name).name,
         encode=encode,
@@ -328,17 +331,17 @@ def _tokenizer_json(name: str, end: str) -> Tokenizer:
     )
 
 
-def _end(name: str, asked: str, ids: dict[str, int]) -> int:
-    for token in [asked] if asked else _ENDS:
+def _end(name: str, requested: str, ids: dict[str, int]) -> int:
+    for token in [requested] if requested else _ENDS:
         if token in ids:
             return ids[token]
-    what = f"--end {asked}: no such token in {name}" if asked else f"{name} has none of {', '.join(_ENDS)}"
-    raise UsageError(f"{what}; give the token that ends a document by --end")
+    problem = f"--end {requested}: no such token in {name}" if requested else f"{name} has none of {', '.join(_ENDS)}"
+    raise UsageError(f"{problem}; give the token that ends a document by --end")
 
 
 def _require(package: str, name: str) -> None:
     if find_spec(package) is None:
-        raise UsageError(f"--tokens {name} takes {package}, which is not installed: {how_to_install('tokens')}")
+        raise UsageError(f"--tokens {name} needs {package}, which is not installed: {how_to_install('tokens')}")
 
 
 def _digest(*parts: bytes) -> str:
@@ -354,7 +357,7 @@ _NAMED = 20  # bad documents in one message
 
 
 class Encoding(msgspec.Struct, frozen=True, kw_only=True):
-    """How documents become ids. `vocabulary`: the model's, which ids must be below; 0 for the tokenizer's own."""
+    """How to encode documents. `vocabulary`: the model's, which all ids must be below; 0: the tokenizer's own."""
 
     tokenizer: str
     end: str = ""
@@ -364,7 +367,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenJob:
-    """One shard to make, as it is sent to a process. `digest`: of the tokenizer."""
+    """The job of making one shard, as it is sent to a process. `digest`: the tokenizer's."""
 
     folder: str
     url: str
@@ -393,8 +396,8 @@ class TokenJob:
 
 
 class TokenShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one finished shard: what the index will say of it, and digests of what it was made from; `holds` is the one
-    without the files' times, which differ between copies on several machines.
+    """The record of one finished shard: its entry for the index, and digests of its sources. `made_from` covers the
+    files' times; `holds` does not, since these differ between copies on several machines.
     """
 
     shard: Shard
@@ -405,8 +408,8 @@ class TokenShardRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenShard:
-    """What became of one shard. `size`: bytes of text. `bad`: the first of `bads` documents that can't be used, and
-    why; where there are any there is no shard.
+    """The result of one shard. `size`: bytes of text. `bad`: the first of the `bads` documents that can't be used, with
+    the reasons; if there are any, the shard is not made. `kept`: it was finished before.
     """
 
     size: int
@@ -427,15 +430,15 @@ def prepare(
     made: Callable[[TokenShard], None],
     part: Part = WHOLE,
 ) -> TokenIndex | int:
-    """Phases 2 to 4: the shards of `source` at `url`, each of about `shard_bytes` of text.
+    """Runs phases 2 to 4: makes the shards of `source` at `url`, each of about `shard_bytes` of text.
 
-    Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
-    shards of other parts are not there yet.
+    Each process first calls `begin` with this process's id; `made` is called with the result of each shard. Returns the
+    index, or the number of shards of other parts that are not finished yet.
 
     Raises:
-        BadSample: documents that can't be used; all shards without them are made.
+        BadSample: documents can't be used; all shards without such documents are made.
         FarandoleError: a process was killed.
-        UsageError: no such place or tokenizer, or there is nothing in the texts.
+        UsageError: unknown kind of URL or tokenizer, or the texts hold no document.
     """
     how = tokenizer(encoding.tokenizer, encoding.end)
     vocabulary = _vocabulary(how, encoding.vocabulary)
@@ -443,7 +446,7 @@ def prepare(
     place, path = filesystem(url)
     place.makedirs(path, exist_ok=True)
     if place.exists(f"{path}/{INDEX}"):
-        place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
+        place.rm_file(f"{path}/{INDEX}")  # an index must describe the shards beside it, which change now
     jobs = [
         TokenJob(
             folder=source.folder, url=url, name=f"shard-{n:06d}", pieces=pieces, encoding=encoding,
@@ -456,12 +459,12 @@ def prepare(
         named = [each for result in results for each in result.bad][:_NAMED]
         more = f"\n  and {bads - len(named)} more" if bads > len(named) else ""
         raise BadSample(
-            f"{bads} documents can't be used; mend or remove them and start again, which keeps the shards without "
-            f"any:\n  " + "\n  ".join(named) + more
+            f"{bads} documents can't be used; repair or remove them and start again, which keeps the shards without "
+            f"such documents:\n  " + "\n  ".join(named) + more
         )
-    mine = iter(results)
-    found = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
-    records = [record for record in found if record is not None]
+    own_results = iter(results)
+    all_records = [next(own_results).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    records = [record for record in all_records if record is not None]
     if len(records) < len(jobs):
         return len(jobs) - len(records)
     index = _index(records, how, vocabulary, source)
@@ -469,8 +472,8 @@ def prepare(
     return index
 
 
-def _vocabulary(how: Tokenizer, asked: int) -> int:
-    vocabulary = asked or how.vocabulary
+def _vocabulary(how: Tokenizer, requested: int) -> int:
+    vocabulary = requested or how.vocabulary
     if not how.end < vocabulary <= 1 << 32:
         raise UsageError(
             f"--vocabulary {vocabulary}: the end of a document is {how.end} in {how.name}, which has ids below "
@@ -530,7 +533,7 @@ def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.
         raise text
     try:
         ids = np.asarray(how.encode(text), np.int64)
-    except Exception as error:  # whatever a tokenizer's package raises
+    except Exception as error:  # packages raise any exception
         raise NoText(f"{how.name} can't encode it: {error}") from error
     if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
         at = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
@@ -539,7 +542,7 @@ def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.
 
 
 def _finished(job: TokenJob) -> TokenShardRecord | None:
-    """The record, if the shard was made from the same texts in the same way and is as it was written."""
+    """Returns the record if the shard was made from the same texts in the same way, and its MD5 verifies; else None."""
     record = _record(job)
     if record is None or record.made_from != job.made_from:
         return None
@@ -554,7 +557,7 @@ def _finished(job: TokenJob) -> TokenShardRecord | None:
 
 
 def _of_others(job: TokenJob) -> TokenShardRecord | None:
-    """The record, if the shard was made of such texts; who made it has looked at its bytes."""
+    """Returns the record if another machine made the shard from equal texts, else None. Its maker verified it."""
     record = _record(job)
     return record if record is not None and record.holds == job.holds else None
 
@@ -568,7 +571,7 @@ def _record(job: TokenJob) -> TokenShardRecord | None:
 
 
 def _note(job: TokenJob, shard: Shard) -> None:
-    """Whoever reads it here need not compare it: its MD5 is of what was written."""
+    """Notes that the shard has its MD5, which was computed when it was written: readers here need not compare it."""
     local = local_path(job.url)
     if local is None:
         return

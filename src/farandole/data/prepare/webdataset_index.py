@@ -1,15 +1,15 @@
-"""An index for tars that were made elsewhere, so that each of their samples can be reached: `farandole data index`.
+"""`farandole data index` writes an index for tars of other tools, so that each of their samples can be read directly.
 
     1. *list*   the folder's tars, by name
-    2. *read*   each in a process, once from its begin to its end: how many samples it holds, its length, its MD5
+    2. *read*   each in a process, once from begin to end: its number of samples, its length, its MD5
     3. *write*  the index, last of all
 
-What is known of a tar is noted on this machine as soon as it has been read (`Notes`), so that after whatever ended the
-command, `kill -9` included, the next start reads only the others. A note counts for a tar of the same name, length and
-time of change, or ETag.
+The result for a tar is noted on this machine as soon as the tar was read (`Notes`). So if the command ends early, also
+by `kill -9`, the next start reads only the other tars. A note is valid for a tar of the same name, length and time of
+change, or ETag.
 
-Invariant: an index is written only if all tars could be read; those that could not are all named. Nothing in a tar is
-decoded, and no sample is kept in memory.
+Invariant: an index is written only if all tars could be read; otherwise the error names all that could not. Nothing in
+a tar is decoded, and no sample is kept in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHANGES = ("mtime", "LastModified", "ETag", "etag", "updated", "created")
 
 
 class Tar(msgspec.Struct, frozen=True):
-    """One that is there. `changed`: what its store tells of it that another content would change."""
+    """A tar in the folder. `changed`: its store's metadata that change with the content."""
 
     name: str
     size: int
@@ -47,13 +47,15 @@ class Tar(msgspec.Struct, frozen=True):
 
 
 class IndexedTar(msgspec.Struct, frozen=True):
+    """The note about one tar: its identity, and its entry for the index."""
+
     tar: Tar
     shard: Shard
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What became of one tar. `bad`: why it can't be read."""
+    """The result of one tar. `known`: from a note of an earlier start. `bad`: the reason if it can't be read."""
 
     tar: Tar
     shard: Shard | None = None
@@ -62,12 +64,12 @@ class Read:
 
 
 class Notes:
-    """What an earlier start has found, and this one finds: a line a tar, in a file of this machine and this `url`."""
+    """The results of earlier starts and of this one: one line per tar, in a file of this machine for this `url`."""
 
     def __init__(self, url: str) -> None:
         name = hashlib.sha256(url.encode()).hexdigest()[:32]
         self._path = NOTES.expanduser() / f"{name}.jsonl"
-        self.found: dict[Tar, Shard] = {}
+        self.shards: dict[Tar, Shard] = {}
         try:
             lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
@@ -76,8 +78,8 @@ class Notes:
             try:
                 note = msgspec.json.decode(line, type=IndexedTar)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                continue  # of one that was killed while it wrote
-            self.found[note.tar] = note.shard
+                continue  # a line of a process that was killed while it wrote
+            self.shards[note.tar] = note.shard
 
     def add(self, tar: Tar, shard: Shard) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,17 +91,17 @@ class Notes:
 
 
 def listing(url: str) -> list[Tar]:
-    """Phase 1.
+    """Runs phase 1: returns the tars of the folder `url`, by name.
 
     Raises:
-        UsageError: no tars there, or one whose name can't stand in an index.
+        UsageError: there are no tars, or the name of one is not allowed in an index.
         ShardError: the folder can't be listed.
     """
     with reading(url):
         files, path = filesystem(url)
-        found: list[dict[str, Any]] = files.ls(path, detail=True)
+        details: list[dict[str, Any]] = files.ls(path, detail=True)
     tars: list[Tar] = []
-    for each in found:
+    for each in details:
         name = str(each["name"]).rstrip("/").rpartition("/")[2]
         if each.get("type") == "file" and name.endswith(".tar"):
             changed = " ".join(str(each[key]) for key in _CHANGES if key in each)
@@ -125,20 +127,20 @@ def make_index(
     begin: Callable[[int], None],
     done: Callable[[Read], None],
 ) -> Index:
-    """Phases 2 and 3: the index of the folder `url`, written to `output`.
+    """Runs phases 2 and 3: writes the index of the folder `url` to `output`, and returns it.
 
-    Each process first calls `begin` with this process's id; `done` hears of each tar.
+    Each process first calls `begin` with this process's id; `done` is called with the result of each tar.
 
     Raises:
-        BadSample: tars that can't be read; the others are noted.
+        BadSample: some tars can't be read; the others are noted.
         FarandoleError: a process was killed.
-        UsageError: the system refuses what several processes need.
-        ShardError: the place of `output` can't be written.
+        UsageError: the system refuses the resources for several processes.
+        ShardError: `output` can't be written.
     """
     notes = Notes(url)
     results: dict[str, Read] = {}
 
-    def hear(result: Read) -> None:
+    def record(result: Read) -> None:
         results[result.tar.name] = result
         if result.shard is not None and not result.known:
             notes.add(result.tar, result.shard)
@@ -146,18 +148,18 @@ def make_index(
 
     to_read: list[Tar] = []
     for tar in tars:
-        if (shard := notes.found.get(tar)) is not None:
-            hear(Read(tar=tar, shard=shard, known=True))
+        if (shard := notes.shards.get(tar)) is not None:
+            record(Read(tar=tar, shard=shard, known=True))
         else:
             to_read.append(tar)
-    make_all(partial(_read, url), to_read, processes, begin, hear)
+    make_all(partial(_read, url), to_read, processes, begin, record)
     in_order = [results[name] for name in sorted(results)]
     bad = [f"{result.tar.name}: {result.bad}" for result in in_order if result.bad]
     if bad:
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise BadSample(
-            f"{len(bad)} of {len(in_order)} tars in {url} can't be read; mend or remove them and start again, which "
-            f"reads only those that are left:\n  " + "\n  ".join(bad[:_NAMED]) + more
+            f"{len(bad)} of {len(in_order)} tars in {url} can't be read; repair or remove them and start again, which "
+            f"reads only the remaining ones:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
     index = Index(shardlist=tuple(result.shard for result in in_order if result.shard is not None))
     with reading(output):
@@ -167,7 +169,7 @@ def make_index(
 
 
 class _Digesting:
-    """A file that is read once from begin to end: what of it has been read is in `length` and `md5`."""
+    """A file that is read once from begin to end; `length` and `md5` cover the bytes read so far."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -184,12 +186,12 @@ class _Digesting:
 
     @property
     def ends(self) -> bool:
-        """Whether it ends with zeros, as a tar does; Python's own reader takes a cut within a head for the end."""
+        """True if the bytes read end with zeros, as a tar does. Python's reader takes a cut in a header for the end."""
         return self._last == bytes(LEAST)
 
 
 def _read(url: str, tar: Tar) -> Read:
-    """Phase 2, of one tar."""
+    """Runs phase 2 for one tar."""
     try:
         with reading(f"{url}/{tar.name}"):
             files, path = filesystem(url)
@@ -198,17 +200,18 @@ def _read(url: str, tar: Tar) -> Read:
                 try:
                     samples = _samples(file)
                 except UNREADABLE as error:
-                    return Read(tar=tar, bad=f"it is no tar file, or torn ({error})")
+                    return Read(tar=tar, bad=f"it is not a tar file, or damaged ({error})")
                 while file.read(_BLOCK):
                     pass
     except FarandoleError as error:
         return Read(tar=tar, bad=str(error))
     if file.length != tar.size:
         return Read(
-            tar=tar, bad=f"it had {tar.size} bytes when it was listed, and {file.length} now; is it written to?"
+            tar=tar,
+            bad=f"it had {tar.size} bytes when it was listed, and {file.length} now; does another process write to it?",
         )
     if not file.ends:
-        return Read(tar=tar, bad="it does not end as a tar does: it was cut off")
+        return Read(tar=tar, bad="it does not end like a tar: it is truncated")
     return Read(tar=tar, shard=Shard(url=tar.name, nsamples=samples, filesize=file.length, md5sum=file.md5.hexdigest()))
 
 
@@ -222,5 +225,5 @@ def _samples(file: _Digesting) -> int:
 
 
 def output_for(url: str, output: str | None) -> str:
-    """Where the index of `url` goes: beside the tars, if nothing else is said."""
+    """Returns the place of the index of `url`: beside the tars by default."""
     return f"{url}/index.json" if output is None else str(Path(output)) if "://" not in output else output
