@@ -156,7 +156,7 @@ def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")
     if end is None:
         ssh_check.examine()
         return
-    for pid, command in agent.end(end).items():
+    for pid, command in agent.kill_agents(end).items():
         tell(f"ended process {pid}: {one_line(command)}")
 
 

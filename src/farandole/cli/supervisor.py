@@ -57,7 +57,7 @@ from farandole.platform.process import aside, up_to
 from farandole.pool import ssh
 from farandole.pool.ec2 import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
-from farandole.pool.reconciler import keep
+from farandole.pool.reconciler import serve_pool
 from farandole.pool.ssh import SSH, SshPool
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.events import FailedEvent, OverEvent, StartingEvent, ViewEvent
@@ -359,9 +359,9 @@ class Pools:
             for far in self._far if roster.over >= 0 else ():
                 far.over()
 
-        tasks = [asyncio.create_task(keep(pool, ticket, None, count, self._ended(pool.name))) for pool in others]
+        tasks = [asyncio.create_task(serve_pool(pool, ticket, None, count, self._ended(pool.name))) for pool in others]
         try:
-            roster = await keep(first, ticket, heard, count, self._ended(first.name))
+            roster = await serve_pool(first, ticket, heard, count, self._ended(first.name))
             await asyncio.gather(*tasks)
             return roster
         finally:

@@ -1,14 +1,16 @@
-"""The narrow seam between a run and whatever has machines for its workers.
+"""The interface between a run and the systems that provide machines for its workers.
 
-A pool has hosts, starts workers on them, ends those that it started, and says what becomes of both. Who is started
-where and when is decided in `keeper`, purely; `service` carries that out. What every pool does, `fake` among them:
+A pool has hosts, starts workers on them, stops the workers that it started, and reports what happens to both. The pure
+class `Keeper` in `reconciler.py` decides which workers start where and when; `keep` in the same file carries that out.
+Every pool, `FakePool` included, keeps these rules:
 
-1. Each `start` is answered by one of `Started`, `StartFailed` and `NoCapacity`; a worker that has `Started` has one
-   `Gone`, sooner or later. `stop` brings that about; before `Started`, it may turn the answer into a `StartFailed`.
-2. A worker has gone when nothing that it started is left. Who comes again, comes under another id.
-3. A host that is gone is not in `list` any more, and each of its workers has a `Gone`.
-4. What is known of a host in advance is said, and need not come true: `Notice` where it will go, `Advice` where it may.
-   A pool that knows nothing in advance never says either.
+1. The pool answers each `start` with exactly one of `Started`, `WorkerStartFailed` and `NothingToGive`. Each worker
+   with `Started` gets exactly one `WorkerExited` later. `stop` causes it; a `stop` before `Started` may turn the answer
+   into a `WorkerStartFailed`.
+2. A worker has exited when no process that it started is left. A worker that comes back has a new id.
+3. A host that no longer exists is not in `list`, and each of its workers gets a `WorkerExited`.
+4. The pool reports in advance what it knows about a host, and the report need not come true: `HostPreempted` if the
+   host will go, `HostRebalance` if it may go. A pool that knows nothing in advance never reports either.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from farandole.protocol.settings import PoolTerms
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine of a pool; it comes and goes as a whole.
+    """One machine of a pool. All of it appears and disappears at once.
 
-    `slots`: room for so many workers, None for as many as are asked for. `devices`: those of the slots, one for each;
-    none: the workers find theirs by the number of their slot.
+    `slots`: the number of workers that fit, None for no limit. `devices`: one device for each slot; empty: each worker
+    finds its device by its slot number.
 
     Raises:
-        UsageError: no name, no room, or devices for other slots than there are.
+        UsageError: the name is empty, slots are below 1, or the number of devices differs from the number of slots.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Host:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise UsageError("a host without a name: give it the one that its workers see")
+            raise UsageError("a host has no name: give it the name that its workers see")
         if self.slots is not None and self.slots < 1:
             raise UsageError(f"host {self.name} has {self.slots} slots: give it 1 or more, or leave it out")
         if self.devices and len(self.devices) != self.slots:
@@ -56,13 +58,13 @@ class Host:
             )
 
     def room(self, workers: int) -> bool:
-        """Whether there is any beside so many workers."""
+        """Returns True if the host has a free slot beside that many workers."""
         return self.slots is None or workers < self.slots
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process of the worker is running. `host` may be another one than was asked for."""
+    """A process of the worker is running. `host` may differ from the requested host."""
 
     worker: str
     host: str
@@ -70,7 +72,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """A process of the worker runs on `host`, which an earlier process of this pool has started."""
+    """A process of the worker runs on `host`. An earlier process of this pool started it."""
 
     worker: str
     host: str
@@ -78,7 +80,7 @@ class RunningWorker:
 
 @dataclass(frozen=True)
 class WorkerStartFailed:
-    """No process came of it, and none will: that is not a worker that was lost."""
+    """The start failed, and no process will come of it. This does not count as a lost worker."""
 
     worker: str
     reason: str
@@ -86,7 +88,7 @@ class WorkerStartFailed:
 
 @dataclass(frozen=True)
 class NothingToGive:
-    """No process came of it, for the pool has nothing to give at the moment: that is no host's fault."""
+    """The pool has no capacity at the moment, so no process was started. No host is at fault."""
 
     worker: str
     reason: str
@@ -94,7 +96,7 @@ class NothingToGive:
 
 @dataclass(frozen=True)
 class HostPreempted:
-    """The host will go in `deadline_s` seconds, with all that is on it."""
+    """The host goes in `deadline_s` seconds, with all its workers."""
 
     host: str
     deadline_s: float
@@ -103,7 +105,7 @@ class HostPreempted:
 
 @dataclass(frozen=True)
 class HostRebalance:
-    """The host may go: a reason to ask for another, none to leave."""
+    """The host may go. This is a reason to request another host, not a reason to leave this one."""
 
     host: str
     reason: str
@@ -111,7 +113,7 @@ class HostRebalance:
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """A process has ended: `reason` in words, as "exited with code 1" or "killed by signal 9"."""
+    """A process has ended. `reason` is text, such as "exited with code 1" or "killed by signal 9"."""
 
     worker: str
     reason: str
@@ -119,7 +121,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class HostState:
-    """What people want to know of a host, in words: `state` is one of a few, as joined, failed, out of reach, gone."""
+    """The state of a host, as text for users: `state` is one of a few, such as joined, failed, out of reach, gone."""
 
     host: str
     state: str
@@ -128,7 +130,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class Priced:
-    """The host is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
+    """The host costs `dollars` an hour since Unix time `since`. The price is as of `day`; None: unknown."""
 
     host: str
     dollars: float | None
@@ -150,32 +152,32 @@ Event = (
 
 
 class Pool(Protocol):
-    """A source of hosts. Ids of workers come from `Keeper`. All but `events` return at once."""
+    """A source of hosts. `Keeper` creates the ids of workers. All methods except `events` return at once."""
 
     @property
     def name(self) -> str:
-        """What the workers say in their Hello's `pool`."""
+        """The value of `pool` in the workers' Hello."""
         ...
 
     def list(self) -> Sequence[Host]:
-        """The hosts on which workers may be started, the best first."""
+        """The hosts on which workers may be started, best first."""
         ...
 
     def start(self, worker: str, host: str) -> None:
-        """Start a process on that host, which joins the run as `worker`."""
+        """Start a process on that host. The process joins the run as `worker`."""
         ...
 
     def stop(self, worker: str) -> None:
-        """SIGKILL, with everything that it started. No error where it has gone already, or is not known."""
+        """Send SIGKILL to the worker and all that it started. No error if the worker is gone or unknown."""
         ...
 
     async def events(self) -> Sequence[Event]:
-        """What has happened since, in order, each told once; returns when there is something."""
+        """The events since the last call, in order, each reported once. Waits until there is at least one."""
         ...
 
 
 class Events:
-    """What a pool has to say, until somebody asks."""
+    """A queue of a pool's events."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
@@ -184,25 +186,25 @@ class Events:
         self._queue.put_nowait(event)
 
     async def take(self) -> list[Event]:
-        """All that there are, at least one."""
+        """All queued events. Waits until there is at least one."""
         return [await self._queue.get(), *self.waiting()]
 
     def waiting(self) -> list[Event]:
-        """All that there are."""
+        """All queued events, possibly none."""
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
 
 # --- spec -------------------------------------------------------------------------------------------------------------
 #
-# What `--pool` says: one pool as KIND[,KEY=VALUE]..., or a TOML file with a table for each.
+# The argument of `--pool`: one pool as KIND[,KEY=VALUE]..., or a TOML file with a table for each pool.
 #
 #     --pool local,size=2                                  this machine
 #     --pool ssh,hosts=hosts.txt                           hosts of a file, see `ssh.py`
 #     --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
 #     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 #
-# Every pool has a `kind`, may have a `name` (default: its kind) and a `size`, more than which it never has; the rest of
-# its keys are its kind's. The order is that of preference.
+# Every pool has a `kind`. It may have a `name` (default: its kind) and a `size`, the maximum number of workers. The
+# other keys belong to the kind. The order of the pools is the order of preference.
 
 COMMON = ("kind", "name", "size")
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -213,42 +215,42 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 NEEDED: Mapping[str, tuple[str, ...]] = {"ssh": ("hosts",), "ec2": ("template",)}
 
 
-def pools(asked: Sequence[str]) -> tuple[PoolTerms, ...]:
-    """All that `--pool` says, in its order.
+def pools(arguments: Sequence[str]) -> tuple[PoolTerms, ...]:
+    """All pools of the `--pool` arguments, in their order.
 
     Raises:
-        UsageError: something in it can't be meant; names it.
+        UsageError: an argument is invalid; the message names it.
     """
-    found: list[PoolTerms] = []
-    for text in asked:
+    result: list[PoolTerms] = []
+    for text in arguments:
         if text.endswith(".toml"):
-            found += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
+            result += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
         else:
-            found.append(_pool(_keys(text), f"--pool {text}"))
-    for number, pool in enumerate(found):
-        if pool.name in [other.name for other in found[:number]]:
+            result.append(_pool(_keys(text), f"--pool {text}"))
+    for number, pool in enumerate(result):
+        if pool.name in [other.name for other in result[:number]]:
             raise UsageError(
-                f"two pools are called {pool.name!r}: give one another name, as --pool {pool.kind},name=..."
+                f"two pools are called {pool.name!r}: give one of them another name, as --pool {pool.kind},name=..."
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def _keys(text: str) -> dict[str, Any]:
     kind, *words = text.split(",")
-    found: dict[str, Any] = {"kind": kind}
-    for word in words:
-        key, equals, value = word.partition("=")
+    table: dict[str, Any] = {"kind": kind}
+    for item in words:
+        key, equals, value = item.partition("=")
         if not equals or not key or not value:
-            raise UsageError(f"--pool {text}: {word!r} is no KEY=VALUE")
-        if key in found:
-            raise UsageError(f"--pool {text}: {key} is there twice")
-        found[key] = value
-    return found
+            raise UsageError(f"--pool {text}: {item!r} is not KEY=VALUE")
+        if key in table:
+            raise UsageError(f"--pool {text}: {key} is given twice")
+        table[key] = value
+    return table
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
     if sys.version_info < (3, 11):
-        raise UsageError(f"--pool {path}: reading TOML takes Python 3.11; give each pool as --pool KIND,KEY=VALUE")
+        raise UsageError(f"--pool {path}: TOML needs Python 3.11; give each pool as --pool KIND,KEY=VALUE")
     import tomllib
 
     try:
@@ -257,56 +259,63 @@ def _tables(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"--pool {path}: {error.strerror if isinstance(error, OSError) else error}") from None
     tables: Any = content.pop("pool", None)
     if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise UsageError(f"--pool {path}: it holds a table [[pool]] for each pool, and nothing else")
+        raise UsageError(f"--pool {path}: the file must hold one table [[pool]] for each pool, and nothing else")
     return tables
 
 
 def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
     kind = str(table.get("kind", ""))
     if kind not in KINDS:
-        raise UsageError(f"{where}: no such kind of pool as {kind!r}; there are {', '.join(KINDS)}")
+        raise UsageError(f"{where}: unknown kind of pool {kind!r}; the kinds are {', '.join(KINDS)}")
     allowed = (*COMMON, *KINDS[kind])
     for key in table:
         if key not in allowed:
-            raise UsageError(f"{where}: {kind} has no {key!r}; it has {', '.join(allowed[1:])}")
+            raise UsageError(f"{where}: {kind} has no key {key!r}; its keys are {', '.join(allowed[1:])}")
     for key in NEEDED.get(kind, ()):
         if key not in table:
             raise UsageError(f"{where}: {kind} needs {key}=...")
     name = str(table.get("name", kind))
     if not is_name(name) or "/" in name:
         raise UsageError(
-            f"{where}: a pool's name has at most {LONGEST_NAME} characters, all of them to be seen, and no /"
+            f"{where}: a pool's name has at most {LONGEST_NAME} characters, all of them printable, and no /"
         )
     size = table.get("size")
     if size is not None and (not str(size).isdecimal() or len(str(size)) > 9 or not 1 <= int(size) <= MAX_WORKERS):
-        raise UsageError(f"{where}: size={size}: a whole number from 1 to {MAX_WORKERS}")
-    options = {key: _word(value) for key, value in table.items() if key not in COMMON}
+        raise UsageError(f"{where}: size={size}: must be a whole number from 1 to {MAX_WORKERS}")
+    options = {key: _option_text(value) for key, value in table.items() if key not in COMMON}
     return PoolTerms(kind=kind, name=name, size=None if size is None else int(size), options=options)
 
 
-def _word(value: object) -> str:
-    """A list of a TOML file is a+b on the command line."""
+def _option_text(value: object) -> str:
+    """The option as on the command line, where a TOML list is written as a+b."""
     return "+".join(str(each) for each in cast(list[object], value)) if isinstance(value, list) else str(value)
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
 #
-# When a pool tells how many workers it can have: as soon as that changes. At its beginning its hosts are on their way:
-# for `GATHER_S` it says so, lest others take their place; unless it has been told that it has none.
+# A pool reports how many workers it can have as soon as that number changes. At the beginning its hosts are still
+# arriving: for `GATHER_S` seconds it reports that too, so that other pools do not start replacements meanwhile. It does
+# not report this if it has learned that it gets no hosts.
 
 GATHER_S = 15.0
 
 
 class ReportedCapacity:
-    """Times are the caller's, in seconds. `can`, `gathers`: as was told last; None for no limit that is known."""
+    """Decides when the capacity must be reported. Times are the caller's, in seconds.
+
+    `can` and `gathers` are the values of the last report; `can` is None if no limit is known.
+    """
 
     def __init__(self) -> None:
         self.can: int | None = None
         self.gathers = False
         self._gathers_until = math.inf
 
-    def news(self, can: int | None, now: float, *, short: bool) -> bool:
-        """Whether that is to be told now; it is taken to be. `short`: nothing is to be had, for certain."""
+    def update(self, can: int | None, now: float, *, short: bool) -> bool:
+        """Returns True if the value changed and must be reported. Records it as reported.
+
+        `short`: the pool knows that it gets no workers.
+        """
         self._gathers_until = min(self._gathers_until, now + GATHER_S)
         before = self.can, self.gathers
         self.can, self.gathers = can, can is not None and now < self._gathers_until and not short

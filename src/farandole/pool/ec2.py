@@ -1179,7 +1179,7 @@ class Ec2Pool:
 
     def over(self) -> None:
         """The run is."""
-        self._link.over()
+        self._link.run_over()
 
     # --- the loop ------------------------------------------------------------------------------------------
 
@@ -1190,7 +1190,7 @@ class Ec2Pool:
                 name, connected=far.connected, state=far.state, reason=far.reason, workers=len(far.workers),
                 now=self._loop.time(),
             )  # fmt: skip
-            if far.told:
+            if far.reported_at:
                 self.fleet.leaves(name)
         self._changed.set()
 

@@ -446,7 +446,7 @@ class SshPool:
 
     def over(self) -> None:
         """The run is."""
-        self._link.over()
+        self._link.run_over()
 
     async def close(self) -> None:
         """The run is over, or is given up: agents end, with all that they have started."""
@@ -492,7 +492,7 @@ class SshPool:
             before = lines
             new, gone = self._reach.update(lines, now)
             for name in new:
-                self._link.begins(name)
+                self._link.allow_restart(name)
             for name in gone:
                 self._goes(name)
             for name in self._reach.due(now) if self._link.connected else ():
@@ -534,7 +534,7 @@ class SshPool:
                 self._see(name, "gone", UNLISTED)
 
     def _try(self, name: str) -> None:
-        self._link.begins(name)
+        self._link.allow_restart(name)
         task = asyncio.create_task(self._launch(self._watched.lines[name]))
         self._tries.add(task)
         task.add_done_callback(self._tries.discard)
