@@ -406,7 +406,7 @@ class Pools:
         if spec.kind == "ec2":
             pool: SshPool | Ec2Pool = self._ec2_pool(spec, ticket, job)
         else:
-            watched = await aside(lambda: ssh.Watched(Path(spec.options["hosts"])))  # its disk may not answer
+            watched = await aside(lambda: ssh.HostsFile(Path(spec.options["hosts"])))  # its disk may not answer
             pool = self._ssh_pool(spec, watched, ticket, job)
         self._far.append(pool)
         for worker in self._left.far if self._left else ():
@@ -425,7 +425,7 @@ class Pools:
             until=math.inf if spending.until is None else spending.until,
         )  # fmt: skip
 
-    def _ssh_pool(self, spec: PoolTerms, watched: ssh.Watched, ticket: Ticket, job: Job) -> SshPool:
+    def _ssh_pool(self, spec: PoolTerms, watched: ssh.HostsFile, ticket: Ticket, job: Job) -> SshPool:
         return SshPool(
             watched,
             ticket=ticket,
