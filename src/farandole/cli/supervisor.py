@@ -151,7 +151,7 @@ class Coordinators:
         self._told_over = asyncio.Event()
         host, port = parse(listen)
         self._listener = bind(host, port or (port_of(folder) if again else 0))
-        self._books = journal.allot()
+        self._books = journal.allocate_state_memory()
         self._process = self._start(*(["--again"] if again else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:

@@ -736,8 +736,8 @@ def _subnet(data: Mapping[str, Any]) -> str:
 
 OPTIONS = ("template", "types", "zones", "market", "slots", "region", "prices")
 BETWEEN = (
-    "traffic between zones costs about 0.01 dollars a gigabyte each way, and each worker sends and receives about twice "
-    "its gradients' bytes a step"
+    "traffic between zones costs about 0.01 dollars a gigabyte each way, and each worker sends and receives about "
+    "twice its gradients' bytes a step"
 )
 
 
@@ -1142,7 +1142,7 @@ class Ec2Pool:
         self._events = Events()
         self._link = AgentLink(ticket, name, job, logs, self._events, self._on_change)
         market = Market(account.zones, account.markets, several=account.several)
-        self.fleet = Fleet(market, asked.slots, tokens(), keep_failed_s)
+        self.fleet = Fleet(market, account.slots, tokens(), keep_failed_s)
         self._secret = secret_name(run, name)
         self._ticket = msgspec.json.encode(ticket).decode()
         self._loop = asyncio.get_running_loop()
