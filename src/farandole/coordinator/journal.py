@@ -361,7 +361,7 @@ def read_state(folder: Path) -> Durable | None:
         return _read_state(database)
 
 
-def _state(database: sqlite3.Connection) -> Durable | None:
+def _read_state(database: sqlite3.Connection) -> Durable | None:
     row = database.execute("SELECT state FROM state").fetchone()
     return None if row is None else decoded(row[0], Durable)
 
