@@ -83,10 +83,10 @@ def test_there_is_one_answer_for_all_who_know_nothing(
     async def scenario(scene: Stage) -> None:
         host, port = scene.ticket.address.partition("://")[2].split(":")
         reasons: list[str] = []
-        scene.server._strangers.strange = lambda _, reason: reasons.append(reason)  # all of them, not a few
+        scene.server._peers.on_rejected = lambda _, reason: reasons.append(reason)  # all of them, not a few
         listener = scene.server._listener
         assert listener is not None
-        listener.strange = scene.server._strangers.strange
+        listener.on_rejected = scene.server._peers.on_rejected
         for sent, reason in CASES:
             reader, writer = await asyncio.open_connection(host, int(port), ssl=unverified() if kind == "tls" else None)
             writer.write(sent.encode("latin-1"))
@@ -101,7 +101,7 @@ def test_there_is_one_answer_for_all_who_know_nothing(
             assert answer == DISMISSAL, f"{sent!r}: {answer!r}"
             assert reasons == [reason], f"{sent[:200]!r}: {reasons}"
             reasons.clear()
-        await scene.until(lambda: not listener._strangers)
+        await scene.until(lambda: not listener._peers)
 
     certificate = security.certificate(tmp_path) if kind == "tls" else None
     play(tmp_path, scenario, certificate=certificate)

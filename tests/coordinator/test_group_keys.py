@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.coordinator.server import group_key, keyed
+from farandole.coordinator.server import group_key, with_group_key
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
 from farandole.protocol.worker.member import Connect, Member
@@ -21,7 +21,7 @@ def test_each_group_of_each_run_has_a_key_of_its_own() -> None:
 
 
 def test_only_a_proposal_carries_one_and_nothing_shows_it() -> None:
-    proposal = keyed(m.Propose(view=VIEW), "s", "r")
+    proposal = with_group_key(m.Propose(view=VIEW), "s", "r")
     assert isinstance(proposal, m.Propose)
     assert proposal.key == group_key("s", "r", 7)
     (connect,) = Member("a").on_message(proposal)
@@ -31,7 +31,7 @@ def test_only_a_proposal_carries_one_and_nothing_shows_it() -> None:
         assert "key" not in shown
         assert repr(proposal.key) not in shown
     demoted = m.Demoted()
-    assert keyed(demoted, "s", "r") is demoted
+    assert with_group_key(demoted, "s", "r") is demoted
 
 
 def test_the_members_of_a_group_are_told_the_same_key_and_no_file_is(tmp_path: Path) -> None:

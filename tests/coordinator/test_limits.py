@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.coordinator.connection import BURST, RATE
-from farandole.coordinator.listener import LINES, WINDOW_S, Sparing, TokenBucket
+from farandole.coordinator.listener import LINES, WINDOW_S, EventLimiter, TokenBucket
 
 gaps = st.floats(0.0, 10.0)
 
@@ -48,7 +48,7 @@ def test_an_honest_worker_is_never_slowed() -> None:
 
 
 def test_of_what_never_stops_each_window_has_a_few_lines_and_the_number_of_the_others() -> None:
-    sparing = Sparing()
+    sparing = EventLimiter()
     lines: Counter[int] = Counter()
     counts: list[dict[str, int]] = []
     for second in range(10 * int(WINDOW_S)):
@@ -60,7 +60,7 @@ def test_of_what_never_stops_each_window_has_a_few_lines_and_the_number_of_the_o
 
 @given(st.lists(st.tuples(gaps, st.sampled_from("ab")), max_size=200))
 def test_lines_and_counts_add_up_to_everything(events: list[tuple[float, str]]) -> None:
-    sparing, now = Sparing(), 1000.0
+    sparing, now = EventLimiter(), 1000.0
     sparing.due(now)
     happened: Counter[str] = Counter()
     told: Counter[str] = Counter()

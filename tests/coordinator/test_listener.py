@@ -18,7 +18,7 @@ from farandole.control.client import dial, subscribe
 from farandole.control.security import TicketProof
 from farandole.coordinator import connection
 from farandole.coordinator import listener as listeners
-from farandole.coordinator.listener import CROWDED, LINES, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
+from farandole.coordinator.listener import CROWDED, LINES, MAX_PEERS, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, WRONG_TICKET
 from farandole.protocol import messages as m
 from tests.support.intruder import unverified
 from tests.support.stage import Stage, stage
@@ -152,7 +152,7 @@ def test_a_thousand_silent_connections_hold_nobody_up(
     play: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are opened in a row; in between, the operator is answered, and afterwards one more observer gets in."""
-    monkeypatch.setattr(listeners, "STRANGER_S", 2.0)
+    monkeypatch.setattr(listeners, "PEER_S", 2.0)
 
     async def scenario(scene: Stage) -> None:
         silent: list[socket.socket] = []
@@ -169,12 +169,12 @@ def test_a_thousand_silent_connections_hold_nobody_up(
                     took.append(time.monotonic() - began)
             listener = scene.server._listener
             assert listener is not None
-            assert len(listener._strangers) <= STRANGERS
+            assert len(listener._peers) <= MAX_PEERS
             await scene.until(lambda: CROWDED in reasons(scene))
             async with subscribe(scene.ticket, m.Hello(kind="observer")) as late:
                 assert isinstance(await asyncio.wait_for(late.receive(), 20), m.Note)
             print(f"status beside 1,000 silent connections: at most {1000 * max(took):.1f} ms")
-            await scene.until(lambda: not listener._strangers)
+            await scene.until(lambda: not listener._peers)
             await scene.until(lambda: SILENT in reasons(scene))
             assert len(scene.events("stranger")) <= 2 * LINES
         finally:
@@ -187,7 +187,7 @@ def test_a_thousand_silent_connections_hold_nobody_up(
 def test_who_dawdles_over_a_request_is_sent_away(
     play: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listeners, "STRANGER_S", 1.5)  # enough for a handshake, whatever else computes
+    monkeypatch.setattr(listeners, "PEER_S", 1.5)  # enough for a handshake, whatever else computes
 
     async def scenario(scene: Stage) -> None:
         async with connected(scene) as (reader, writer):
@@ -210,7 +210,7 @@ def test_the_rest_of_a_flood_is_counted(play: Callable[[Scenario], None]) -> Non
             async with connected(scene) as (reader, writer):
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 await closed(reader)
-        scene.server._strangers.count(float("inf"))
+        scene.server._peers.count(float("inf"))
         await scene.until(lambda: scene.events("strangers"))
         assert reasons(scene).count(NO_TICKET) == LINES
         assert [(e["reason"], e["more"]) for e in scene.events("strangers")] == [(NO_TICKET, 30 - LINES)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.coordinator.journal import HEAD, SLOT, Journal, Safekeeping, allot
+from farandole.coordinator.journal import HEAD, SLOT, Journal, Safekeeping, allocate_state_memory
 from farandole.coordinator.process import open_journal
 from farandole.errors import FarandoleError
 from farandole.protocol.coordinator.state import RunSettings
@@ -24,7 +24,7 @@ from tests.support.mentioned import mentions
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = allot()
+    descriptor = allocate_state_memory()
     yield descriptor
     os.close(descriptor)
 

@@ -71,7 +71,7 @@ def test_the_tokens_holder_gets_the_page(tmp_path: Path, token: Path, kind: str)
         assert scene.events("stranger") == []
         listener = scene.server._listener
         assert listener is not None
-        assert not listener._strangers
+        assert not listener._peers
 
     certificate = security.certificate(tmp_path) if kind == "tls" else None
     shown(tmp_path, token, scenario, certificate=certificate)
@@ -98,7 +98,7 @@ def test_without_the_token_one_is_dismissed_as_everybody_is(tmp_path: Path, toke
         reasons: list[str] = []
         listener = scene.server._listener
         assert listener is not None
-        listener.strange = lambda _, reason: reasons.append(reason)  # all of them, not a few
+        listener.on_rejected = lambda _, reason: reasons.append(reason)  # all of them, not a few
         for request, reason in STRANGE:
             assert await ask(scene, request) == DISMISSAL, request
             assert reasons == [reason], request

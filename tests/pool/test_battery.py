@@ -29,7 +29,7 @@ from farandole.pool.base import (
 from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool
-from farandole.pool.ssh import SshPool, Watched
+from farandole.pool.ssh import HostsFile, SshPool
 from farandole.protocol.messages import Job
 from tests.support.aws import TEMPLATE, Machines, account
 from tests.support.gone import ended
@@ -116,13 +116,13 @@ async def ssh(folder: Path, *, able: bool) -> Entry:
     metadata = far.things.enter_context(Ec2Service())
     far.things.enter_context(pytest.MonkeyPatch.context()).setenv("FARANDOLE_METADATA", metadata.address)
     scene = await far.begin()
-    pool = SshPool(Watched(folder / "hosts"), ticket=scene.ticket, job=far.job, logs=folder / "run")
+    pool = SshPool(HostsFile(folder / "hosts"), ticket=scene.ticket, job=far.job, logs=folder / "run")
     await scene.until(pool.list, 60.0)
     return Entry(
         pool=pool,
         end=far.end,
         close=lambda: far.close(pool),
-        lose=lambda host: agent.end([mark(scene.ticket, pool.name, host)]),
+        lose=lambda host: agent.kill_agents([mark(scene.ticket, pool.name, host)]),
         notice=lambda _: metadata.set(action=interruption(120.0)),
         advise=lambda _: metadata.set(rebalance=recommendation()),
     )

@@ -50,7 +50,7 @@ async def asked(tmp_path: Path, *workers: str) -> AsyncGenerator[tuple[Played, l
         starts = [Start(worker=each, environ={}, log=(tmp_path / each).open("wb")) for each in workers]
         for start in starts:
             it.forks.start(start)
-        while not it.forks.asking:
+        while not it.forks.is_waiting:
             await asyncio.sleep(0)
         yield it, starts
         it.forks.close()
@@ -79,7 +79,7 @@ def test_a_run_that_ends_while_a_fork_is_asked_for_closes_what_is_its_own_once(t
             theirs = others()
             it.forks.close()
             close_all(theirs)
-            assert not it.forks.asking
+            assert not it.forks.is_waiting
             assert [start.log.closed for start in starts] == [True, True]
             assert it.began == it.afresh == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.pool.base import Started, WorkerExited
-from farandole.pool.reconciler import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
+from farandole.pool.reconciler import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, restart_delay_s
 from farandole.protocol import messages as m
 from farandole.protocol.messages import Roster
 from tests.support.kept import Play
@@ -80,7 +80,7 @@ def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
     ],
 )
 def test_how_long_a_replacement_waits(losses: int, others: bool, seconds: float, remark: str) -> None:
-    assert pause(losses, others=others) == seconds, remark
+    assert restart_delay_s(losses, others=others) == seconds, remark
 
 
 def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
@@ -90,7 +90,7 @@ def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
     assert play.pool.started == ["w1", "w2"], "at once, the first time"
     play.roster(wanted=1, losses=1)
     play.pool.exit("w2")
-    play.keeper.heard(play.pool.waiting()[-1], 20)
+    play.keeper.on_event(play.pool.waiting()[-1], 20)
     play.roster(20.01, wanted=1, losses=2)  # the count comes after the exit
     play.at(20 + 2 * QUIET_S - 0.1)
     assert play.pool.started == ["w1", "w2"]

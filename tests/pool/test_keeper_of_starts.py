@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from farandole.pool.base import Host, Started
-from farandole.pool.reconciler import FIRST_REST_S, GRACE_S, QUIET_S, START_S, STOOD_S, pause
+from farandole.pool.reconciler import FIRST_REST_S, GRACE_S, QUIET_S, START_S, STOOD_S, restart_delay_s
 from farandole.pool.reconciler import LONGEST_REST_S as LONGEST_REST_S
 from farandole.protocol import messages as m
 from farandole.protocol.messages import Roster
@@ -80,8 +80,8 @@ def test_who_is_evicted_before_its_pool_has_seen_its_end_is_lost(losses: int) ->
     hosts = [Host(name="here")]
     keeper.update(Roster(wanted=2, losses=losses), 0.0)
     for worker, host in keeper.due(hosts, 0.0).start:
-        keeper.heard(Started(worker, host), 0.0)
-    wait = pause(losses, others=True)
+        keeper.on_event(Started(worker, host), 0.0)
+    wait = restart_delay_s(losses, others=True)
     keeper.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0)
     assert keeper.due(hosts, 100.0).start == ()
     keeper.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0 + wait / 2)  # that is no further loss

@@ -17,7 +17,7 @@ from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from farandole.pool.reconciler import keep
+from farandole.pool.reconciler import serve_pool
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.messages import Roster, RunTerms
@@ -69,7 +69,7 @@ def play(folder: Path, scenario: Scenario) -> None:
     async def perform() -> None:
         stage = Stage(folder)
         await stage.begin()
-        stage.keeping = asyncio.create_task(keep(stage.pool, stage.ticket, stage.seen.append))
+        stage.keeping = asyncio.create_task(serve_pool(stage.pool, stage.ticket, stage.seen.append))
         try:
             await scenario(stage)
         finally:
@@ -162,7 +162,7 @@ def test_a_run_that_is_over_needs_no_coordinator_to_end_its_processes(tmp_path: 
 def test_a_coordinator_that_was_never_there_is_not_waited_for() -> None:
     nowhere = Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r")
     with pytest.raises(CoordinatorUnreachable, match=r"\brun r\b.*http://127\.0\.0\.1:1\b"):
-        asyncio.run(keep(FakePool(), nowhere))
+        asyncio.run(serve_pool(FakePool(), nowhere))
 
 
 def test_a_cancelled_keep_ends_the_processes(tmp_path: Path) -> None:

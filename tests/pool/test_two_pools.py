@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import Refused, UsageError
 from farandole.pool.fake import FakePool
-from farandole.pool.reconciler import keep
+from farandole.pool.reconciler import serve_pool
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import view_changes
 from farandole.protocol.coordinator.state import Removal
@@ -145,14 +145,14 @@ def test_names_survive_the_coordinator() -> None:
 
 def test_a_second_pool_of_the_same_name_is_refused(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        keeping = asyncio.create_task(keep(FakePool("here"), scene.ticket))
+        keeping = asyncio.create_task(serve_pool(FakePool("here"), scene.ticket))
         await scene.until(lambda: scene.server._pools.names == ["here"])
         [hello] = scene.server._pools._there.values()
         hello.pid += 1  # as if the first were another process
         with pytest.raises(Refused, match="'here'"):
-            await keep(FakePool("here"), scene.ticket)
+            await serve_pool(FakePool("here"), scene.ticket)
         other = FakePool("there")
-        second = asyncio.create_task(keep(other, scene.ticket))
+        second = asyncio.create_task(serve_pool(other, scene.ticket))
         await scene.until(lambda: scene.server._pools.names == ["here", "there"])
         scene.server.coordinator.scale(2, scene.server.now(), "there")
         await scene.until(lambda: other.started == ["there-w1", "there-w2"])

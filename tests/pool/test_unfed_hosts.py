@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from farandole.pool.base import Host
 from farandole.pool.reconciler import FIRST_REST_S, LONGEST_REST_S, QUIET_S, STOOD_S
-from farandole.pool.remote import FarHosts
+from farandole.pool.remote import RemoteHosts
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE
 from farandole.protocol.messages import Report
@@ -49,16 +49,16 @@ def test_its_exit_code_says_it_too_and_it_counts_once() -> None:
 
 def test_a_host_elsewhere_says_so_by_its_agent() -> None:
     """What a worker ends by comes with the agent's report, as it is."""
-    far, play = FarHosts("s"), two_hosts(slots=1)
-    far.reported("north", Report(instance="i", state="ready"), 0.0)
+    far, play = RemoteHosts("s"), two_hosts(slots=1)
+    far.on_report("north", Report(instance="i", state="ready"), 0.0)
     play.roster(wanted=1)
     far.start("w1", "north")
     for report in (
         Report(instance="i", state="ready", running=("w1",)),
         Report(instance="i", state="ready", ended={"w1": EXIT}),
     ):
-        for event in far.reported("north", report, 0.0):
-            play.keeper.heard(event, 100.0)
+        for event in far.on_report("north", report, 0.0):
+            play.keeper.on_event(event, 100.0)
     play.at(100.0)
     assert play.pool.at["w2"] == "south"
     assert play.told(m.HostSeen)

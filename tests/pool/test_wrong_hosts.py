@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from farandole.pool.base import Host
-from farandole.pool.reconciler import Keeper
+from farandole.pool.reconciler import PoolReconciler
 from farandole.protocol.messages import Roster
 
 HOSTS = (Host(name="h-1"), Host(name="h-2"))
 
 
 def started(*wrong: str) -> list[str]:
-    keeper = Keeper()
+    keeper = PoolReconciler()
     keeper.update(Roster(wanted=1, wrong_hosts=wrong), 0.0)
     return [host for _, host in keeper.due(HOSTS, 1000.0).start]
 

@@ -11,7 +11,7 @@ import pytest
 
 from farandole.errors import Refused
 from farandole.pool.fake import FakePool
-from farandole.pool.reconciler import keep
+from farandole.pool.reconciler import serve_pool
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import EXIT_BANNED, OwnPool
 from farandole.protocol.messages import UPDATES
@@ -276,7 +276,7 @@ def test_the_name_of_the_runs_own_pool_is_taken_while_it_is_away(tmp_path: Path)
     async def scenario(scene: Stage) -> None:
         for name in ("local", ""):
             with pytest.raises(Refused, match=f"'{name}'" if name else None):
-                await keep(FakePool(name), scene.ticket)
+                await serve_pool(FakePool(name), scene.ticket)
         assert not scene.server._pools.names
 
     play(tmp_path, scenario, wanted=2, pool=OwnPool(pool="local", host="here", pid=os.getpid() + 1))
@@ -286,7 +286,7 @@ def test_the_run_s_own_pool_is_heard(tmp_path: Path) -> None:
 
     async def scenario(scene: Stage) -> None:
         own = FakePool("local")
-        keeping = asyncio.create_task(keep(own, scene.ticket))
+        keeping = asyncio.create_task(serve_pool(own, scene.ticket))
         await scene.until(lambda: own.started == ["w1", "w2"])
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from farandole.pool.reconciler import Keeper
+from farandole.pool.reconciler import PoolReconciler
 from farandole.protocol import messages as m
 from farandole.protocol.messages import Roster
 
@@ -14,7 +14,7 @@ class Play:
 
     def __init__(self, *hosts: Host, count: int = 0) -> None:
         self.pool = FakePool(hosts=hosts or (Host(name="here"),))
-        self.keeper = Keeper(count)
+        self.keeper = PoolReconciler(count)
         self.said: list[m.FromPool] = []
         self.now = 0.0
 
@@ -31,9 +31,9 @@ class Play:
         """Until the pool has nothing more to say."""
         while True:
             for event in self.pool.waiting():
-                self.keeper.heard(event, self.now)
+                self.keeper.on_event(event, self.now)
             due = self.keeper.due(self.pool.list(), self.now)
-            self.said += self.keeper.said()
+            self.said += self.keeper.take_messages()
             for worker in due.stop:
                 self.pool.stop(worker)
             for worker, host in due.start:

@@ -33,7 +33,7 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
     from farandole.pool import ssh_check
 
     lines, there = _hosts(file, ssh, python)
-    here, found = asyncio.run(ssh_check.with_ours(lines, there))
+    here, found = asyncio.run(ssh_check.survey_with_local(lines, there))
     console = Console(highlight=False)
     console.print(hosts_table(found, here), soft_wrap=True)
     if len(found) > 1:
@@ -127,7 +127,7 @@ def clean(
     from farandole.platform.files import check as check_private
     from farandole.platform.files import opener
     from farandole.pool.agent import mark
-    from farandole.pool.ssh import ask
+    from farandole.pool.ssh import run_command
 
     lines, there = _hosts(file, ssh, python)
     check_private(run_)
@@ -138,7 +138,9 @@ def clean(
 
     async def clean_all() -> list[tuple[str, str]]:
         words = [["host", *("--end=" + mark(ticket, pool, line.name) for pool in pools)] for line in lines]
-        return await asyncio.gather(*(ask(there.farandole(line, *w)) for line, w in zip(lines, words, strict=True)))
+        return await asyncio.gather(
+            *(run_command(there.farandole(line, *w)) for line, w in zip(lines, words, strict=True))
+        )
 
     answers = asyncio.run(clean_all())
     for line, (reason, said) in zip(lines, answers, strict=True):
@@ -154,9 +156,9 @@ def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")
     from farandole.pool import agent, ssh_check
 
     if end is None:
-        ssh_check.examine()
+        ssh_check.serve_checks()
         return
-    for pid, command in agent.end(end).items():
+    for pid, command in agent.kill_agents(end).items():
         tell(f"ended process {pid}: {one_line(command)}")
 
 

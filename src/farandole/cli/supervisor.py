@@ -54,7 +54,7 @@ from farandole.platform.output import say, tell
 from farandole.platform.process import up_to
 from farandole.pool.base import PoolContext, RemotePool
 from farandole.pool.local import OWN, LocalPool, join_command
-from farandole.pool.reconciler import keep
+from farandole.pool.reconciler import serve_pool
 from farandole.pool.spec import kind_of
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.events import FailedEvent, OverEvent, StartingEvent, ViewEvent
@@ -148,7 +148,7 @@ class Coordinators:
         self._told_over = asyncio.Event()
         host, port = parse(listen)
         self._listener = bind(host, port or (port_of(folder) if again else 0))
-        self._books = journal.allot()
+        self._books = journal.allocate_state_memory()
         self._process = self._start(*(["--again"] if again else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:
@@ -318,9 +318,9 @@ class Pools:
             for far in self._far if roster.over >= 0 else ():
                 far.over()
 
-        tasks = [asyncio.create_task(keep(pool, ticket, None, count, self._ended(pool.name))) for pool in others]
+        tasks = [asyncio.create_task(serve_pool(pool, ticket, None, count, self._ended(pool.name))) for pool in others]
         try:
-            roster = await keep(first, ticket, heard, count, self._ended(first.name))
+            roster = await serve_pool(first, ticket, heard, count, self._ended(first.name))
             await asyncio.gather(*tasks)
             return roster
         finally:

@@ -163,7 +163,7 @@ def agent(
 
     clouds.check(notices)
     loaded = load(ticket)
-    folder = marked.place(loaded, pool, host)
+    folder = marked.agent_folder(loaded, pool, host)
     post = marked.AgentIdentity(
         folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads
     )

@@ -1,9 +1,6 @@
-"""The command line's side of the REST interface: one short request each, standard library only, so that
-`farandole status` answers at once. Each has a connection of its own, on which both sides first prove that they know
-the ticket's secret (see `security.py`).
+"""The client side of the control connection: WebSocket connections and subscriptions, and fetching the run's code.
 
-Every failure is one of the package's errors: nobody at the address is `CoordinatorUnreachable`, what the coordinator
-declines is `UsageError` with its words.
+Both sides first prove that they know the ticket's secret (see `security.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +25,15 @@ from farandole.protocol.messages import MAX_MESSAGE_BYTES
 
 # --- dial -------------------------------------------------------------------------------------------------------------
 #
-# The one way in which workers, pools and observers reach the coordinator: a WebSocket to the ticket's address.
+# The only way in which workers, pools and observers reach the coordinator: a WebSocket to the ticket's address.
 #
-# Nothing of the ticket leaves before the server has shown the ticket's certificate, where there is one; and its secret
-# never does: the server is asked to prove that it knows it, and the second request, on the same connection, proves that
-# this side does (see `security.py`). So each connection has an aiohttp session of its own. While a coordinator is
-# replaced, connections wait for the next one, no longer than the caller says.
+# Nothing of the ticket is sent before the server has shown the ticket's certificate, if there is one; and its secret is
+# never sent. The server must prove that it knows the secret, and the second request, on the same connection, proves
+# that this side does (see `security.py`). So each connection has an aiohttp session of its own. While a coordinator is
+# replaced, connections wait for the next one, no longer than the caller's timeout.
 
-CLOSE_S = 0.5  # a connection that carries nothing any more answers no close
-ANSWER_S = 20.0  # for a coordinator to answer: it may be on its way back, also from being frozen
+CLOSE_S = 0.5  # a broken connection does not answer a close
+ANSWER_S = 20.0  # time for a coordinator to answer: it may be restarting, or frozen for a while
 
 
 @asynccontextmanager
@@ -46,8 +43,8 @@ async def dial(
     """An open connection.
 
     Raises:
-        NotTheCoordinator: somebody else answers.
-        aiohttp.ClientError, OSError, asyncio.TimeoutError: nobody does.
+        NotTheCoordinator: another server answers.
+        aiohttp.ClientError, OSError, asyncio.TimeoutError: nothing answers.
     """
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
         try:
@@ -57,14 +54,14 @@ async def dial(
         try:
             yield socket
         finally:
-            with contextlib.suppress(asyncio.TimeoutError):  # where nothing gets out any more
+            with contextlib.suppress(asyncio.TimeoutError):  # if nothing can be sent any more
                 await within(2 * CLOSE_S, socket.close())
 
 
 async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:
-    url, claim, pin = f"{ticket.address}/control", TicketProof(ticket), security.pin(ticket)
-    async with session.get(url, headers={"Authorization": claim.opening}, ssl=pin, allow_redirects=False) as asked:
-        answer = claim.answer(asked.headers.get("WWW-Authenticate"))
+    url, proof, pin = f"{ticket.address}/control", TicketProof(ticket), security.pin(ticket)
+    async with session.get(url, headers={"Authorization": proof.opening}, ssl=pin, allow_redirects=False) as response:
+        answer = proof.answer(response.headers.get("WWW-Authenticate"))
     return await session.ws_connect(
         url,
         headers={"Authorization": answer},
@@ -76,14 +73,14 @@ async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.Clien
 
 # --- subscription -----------------------------------------------------------------------------------------------------
 #
-# A pool's or an observer's connection to the coordinator, for a process with an event loop of its own.
+# A pool's or an observer's connection to the coordinator, for a process with its own event loop.
 #
-# Messages come in the coordinator's order; the end of the stream means that the coordinator has closed or is gone.
-# There is no reconnecting here.
+# Messages come in the coordinator's order. The end of the stream means that the coordinator has closed it or is gone.
+# It does not reconnect.
 
 
 class Subscription:
-    """Build it with `async with subscribe(ticket, hello) as subscription`."""
+    """A connection to the coordinator. Create it with `async with subscribe(ticket, hello) as subscription`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         self._socket = socket
@@ -94,7 +91,7 @@ class Subscription:
         return m.decode_from_coordinator(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
 
     async def send(self, message: m.Message) -> None:
-        """Send one message; it is dropped when the coordinator is gone, which `receive` tells.
+        """Send one message. It is dropped if the coordinator is gone, which `receive` reports.
 
         Raises:
             UsageError: the coordinator would refuse it.
@@ -107,17 +104,17 @@ class Subscription:
 
 @asynccontextmanager
 async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscription, None]:
-    """Connect and say `hello`.
+    """Connect and send `hello`.
 
     Raises:
-        CoordinatorUnreachable: nobody answers at the ticket's address, or somebody else.
+        CoordinatorUnreachable: nothing answers at the ticket's address, or another server does.
     """
     async with AsyncExitStack() as stack:
         try:
             socket = await stack.enter_async_context(dial(ticket))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({why})") from None
+            reason = str(error) or type(error).__name__
+            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({reason})") from None
         subscription = Subscription(socket)
         await subscription.send(hello)
         yield subscription
@@ -125,17 +122,17 @@ async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscripti
 
 # --- fetch ------------------------------------------------------------------------------------------------------------
 #
-# The run's code on a host that has nothing of it: asked of the coordinator, and unpacked once for all its runs.
+# The run's code on a host without it: requested from the coordinator, and unpacked once for all its runs.
 
 PATIENCE_S = 60.0
 
 
 def unpacked(ticket: Ticket, pack: str) -> Path:
-    """The folder in which that pack is.
+    """The folder that contains the unpacked `pack`.
 
     Raises:
-        CoordinatorUnreachable: nobody answers.
-        FarandoleError: it is damaged, or there is no room for it.
+        CoordinatorUnreachable: nothing answers.
+        FarandoleError: the pack is damaged, or there is no room for it.
         UsageError: the run has no such pack.
     """
     return provide(pack, Api(ticket, timeout_s=PATIENCE_S).code)

@@ -1,4 +1,4 @@
-"""What lies where in a run's folder. Files have mode 0600, folders 0700 (see `platform/files.py`)."""
+"""The files in a run's folder. Files have mode 0600, folders 0700 (see `platform/files.py`)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from farandole.protocol.metrics import Line
 
 SETTINGS = "settings.json"  # RunSettings, written by `farandole run`
 TICKET = "ticket"  # written by the coordinator when it listens
-TICKETS = "tickets"  # those issued for others, written by `farandole ticket`
-CERTIFICATE = "tls.pem"  # the run's key and certificate, where it serves others than loopback
-RECORD = "coordinator.json"  # its pid and address, written last
+TICKETS = "tickets"  # tickets issued to others, written by `farandole ticket`
+CERTIFICATE = "tls.pem"  # the run's key and certificate, if it serves beyond loopback
+RECORD = "coordinator.json"  # the coordinator's pid and address, written last
 METRICS = "metrics.jsonl"
 JOURNAL = "journal.sqlite"
-CHECKPOINTS = "checkpoints"  # unless they are elsewhere
-CODE = "code"  # the script, and what the workers have imported from its folder, as they were (see `code/snapshot.py`)
-PACK = "code.tar.gz"  # the working folder as other hosts get it (see `code/pack.py`)
+CHECKPOINTS = "checkpoints"  # the default place
+CODE = "code"  # the script and the modules that workers imported from its folder, unchanged (see `code/snapshot.py`)
+PACK = "code.tar.gz"  # the working folder as it is sent to other hosts (see `code/pack.py`)
 LEDGER = "ledger"  # ID.jsonl for each worker, with --ledger
 BENCH = "bench"  # ID.jsonl for each worker of `farandole bench`
 LOGS = "logs"  # ID.log for each worker of the local pool
-ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
+ASIDE = "farandole, aside: "  # prefix of log lines that are not shown to users
 COORDINATOR_LOG = "coordinator.log"
 EXPORTS_LOG = "exports.log"  # of the process that writes for TensorBoard and Weights & Biases
-TENSORBOARD = "tensorboard"  # unless it is elsewhere
+TENSORBOARD = "tensorboard"  # the default place
 WANDB = "wandb"
 LOCK = "lock"  # held by `farandole run` for as long as it lives
 FILES = (
@@ -43,24 +43,24 @@ FOLDERS = (CHECKPOINTS, CODE, LEDGER, LOGS, TENSORBOARD, WANDB)
 
 # --- folder lock ------------------------------------------------------------------------------------------------------
 #
-# The lock of a run's folder: one process at a time trains in it, or accompanies the run that does.
+# The lock of a run's folder: one process at a time trains in it, or supervises the run that does.
 #
 # `farandole run` holds it for as long as it lives, and so does a script that trains by itself with FARANDOLE_FOLDER. A
-# process id alone proves nothing, since ids are used again; a lock ends with its process. The lock's file names its
-# holder, for people.
+# process id alone proves nothing, since ids are reused; a lock ends with its process. The lock's file names its holder,
+# for users.
 
 _REMEDY = (
-    "nothing there could keep a second run out of this folder; name a folder on another file system (a local disk), "
-    "and the place for checkpoints there if they are to stay (--checkpoints)"
+    "a second run could use this folder at the same time; name a folder on another file system (a local disk), "
+    "and a place for checkpoints with --checkpoints, if they must stay where they are"
 )
 
 
 def hold(folder: Path) -> int:
-    """Take the run's folder for this process, until it ends. Returns the lock's handle.
+    """Take the lock of the run's folder, until this process ends. Returns the lock's handle.
 
     Raises:
-        RunFolderInUse: another process has it.
-        NoFileLocks: its file system keeps no locks.
+        RunFolderInUse: another process holds it.
+        NoFileLocks: the file system has no locks.
     """
     handle = files.opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     try:
@@ -85,7 +85,7 @@ def held(folder: Path) -> bool:
 
 
 def in_use(folder: Path) -> RunFolderInUse:
-    """The error for who wants a folder that is held."""
+    """The error for a folder that another process holds."""
     holder = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         holder = files.read(folder / LOCK)[:200].decode()
@@ -98,13 +98,13 @@ def in_use(folder: Path) -> RunFolderInUse:
 
 # --- tail -------------------------------------------------------------------------------------------------------------
 #
-# The whole lines that a run's metrics.jsonl has got since they were last asked for.
+# Reads the complete lines that were added to a run's metrics.jsonl.
 
-READ_BYTES = 8 * 1024 * 1024  # at a time: a million lines take many turns, and somebody can be told how far it is
+READ_BYTES = 8 * 1024 * 1024  # at a time: a million lines take many calls, so that progress can be shown
 
 
 class Tail:
-    """Of the file at `path`, which may not be there yet. A file that has become shorter is read from its end on.
+    """A reader of the file at `path`, which may not exist yet. A file that became shorter is read from its end on.
 
     Attributes:
         at: bytes that have been read, of `size`.
@@ -115,10 +115,10 @@ class Tail:
         self.at = self.size = 0
 
     def lines(self) -> list[bytes]:
-        """The next ones, with their ends; none: there are no more for now.
+        """The next lines, with their ends; empty: there are no more for now.
 
         Raises:
-            NotPrivate: the file is another's.
+            NotPrivate: the file belongs to another user.
             OSError: it can't be read.
         """
         try:
@@ -129,28 +129,28 @@ class Tail:
                 data = file.read(READ_BYTES)
         except FileNotFoundError:
             return []
-        whole = data.rfind(b"\n") + 1
-        self.at += whole or (len(data) if len(data) == READ_BYTES else 0)  # no line of a run is as long
-        return data[:whole].splitlines(keepends=True)
+        complete = data.rfind(b"\n") + 1
+        self.at += complete or (len(data) if len(data) == READ_BYTES else 0)  # no line of a run is this long
+        return data[:complete].splitlines(keepends=True)
 
 
 # --- observer ---------------------------------------------------------------------------------------------------------
 #
-# The seam of everything that watches a run by its lines: TensorBoard, Prometheus, Weights & Biases, one of yours.
+# The interface of everything that watches a run by its lines: TensorBoard, Prometheus, Weights & Biases, or your own.
 #
-# An observer is handed the lines of metrics.jsonl, each with the place from which on the file has it: a *cursor*, by
-# which it says where it goes on when it begins again. Invariant: it only watches. Whatever it raises is told once,
-# costs nobody else anything, and is never an error of the run's; whoever hands it lines sees to that
-# (`observe/export_process.py` from the file, `coordinator/observers.py` as they come).
+# An observer gets the lines of metrics.jsonl, each with its position in the file: a *cursor*, from which it continues
+# after a restart. Invariant: it only watches. Whatever it raises is reported once, costs nobody else anything, and is
+# never an error of the run; the caller ensures this (`observe/export_process.py` from the file,
+# `coordinator/observers.py` as lines come).
 
 
 class Observer(ABC):
-    """Called from one thread. `name` is what people are told of it by."""
+    """An observer, called from one thread. `name`: its name in messages to users."""
 
     name: str
 
     def begin(self) -> int:
-        """Get ready, and say from which byte of metrics.jsonl on lines are wanted. Called again after an error."""
+        """Prepare, and return the byte of metrics.jsonl from which lines are wanted. Called again after an error."""
         return 0
 
     @abstractmethod
@@ -158,16 +158,16 @@ class Observer(ABC):
         """The next line, which begins at byte `at`."""
 
     def flush(self) -> None:
-        """No more lines for now: what was taken is to be seen."""
+        """No more lines for now: make the received ones visible."""
         return
 
     def close(self) -> None:
-        """No more at all."""
+        """No more lines will come."""
         return
 
 
 class RecordingObserver(Observer):
-    """Keeps what it is handed, for tests."""
+    """Stores the lines that it gets, for tests."""
 
     name = "kept"
 

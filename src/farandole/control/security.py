@@ -1,28 +1,28 @@
-"""How two sides show each other that they know a ticket's secret, before whoever may listen, and neither sends it.
+"""Mutual authentication by a ticket's secret: both sides prove that they know it, and neither sends it.
 
     client    Authorization:    Farandole id=ID, nonce=C
     server    WWW-Authenticate: Farandole nonce=S, proof=HMAC(secret, "server", ID, C, S)
     client    Authorization:    Farandole proof=HMAC(secret, "client", ID, C, S)
 
-All of it on one connection, which is then admitted as a whole. HMAC is HMAC-SHA256; the secret, C and S are 256 random
-bits each, C and S drawn for this connection by the side that sends them. ID = HMAC(secret, "id") says which ticket is
-meant: it is found in a table, and nobody computes the secret from it.
+All three go over one connection, which is then admitted as a whole. HMAC is HMAC-SHA256. The secret, C and S are 256
+random bits each; C and S are drawn for this connection by the side that sends them. ID = HMAC(secret, "id") names the
+ticket: the server finds it in a table, and the secret can't be computed from it.
 
-The argument. *The client* sends its proof only when it has checked the server's, which is over its own C: nobody
-without the secret can make that, and none that was recorded fits. So whoever holds the coordinator's address gets ID
-and C, which open nothing. *The server* admits a proof over its own S alone, for the ID and the C that came on the same
-connection, and takes one proof for each S, right or wrong: what was recorded is worth nothing on another connection or
-a second time. *Reflection*: the labels differ, so a proof that one side can be made to give is none of the other's. All
-fields have one length and the label comes first, so no two different inputs are the same bytes.
+The argument. *The client* sends its proof only after it has checked the server's, which covers the client's own C. No
+peer without the secret can make that proof, and no recorded one fits. So a server at the coordinator's address without
+the secret gets ID and C, which open nothing. *The server* admits only a proof over its own S, for the ID and the C of
+the same connection, and takes one proof for each S, right or wrong: a recorded proof is worth nothing on another
+connection or a second time. *Reflection*: the labels differ, so a proof that one side can be made to give is not valid
+for the other side. All fields have one length and the label comes first, so no two different inputs are the same bytes.
 
-An ID that the server does not know is answered as well, with a key that only this process has: who knows no secret
-can't tell the one answer from the other, and so learns of no ticket whether there is one.
+The server also answers an unknown ID, with a key that only this process has. A client without the secret can't
+distinguish the two answers, and so does not learn which tickets exist.
 
-What it does not do: whoever passes all on between both sides has that one connection from then on, without TLS also to
-read and to alter, though neither the secret nor a second connection. Off loopback the pinned certificate comes before
-all this (`security.py`); on loopback nobody gets between the two, since the coordinator's port is never free
-(`listener.py`). The run's name is not part of it: a secret belongs to one run, and the name is its folder's, which may
-be moved.
+Limits: a relay that passes all messages on between both sides then holds that one connection, and without TLS can also
+read and change its data, though it gets neither the secret nor a second connection. Off loopback the pinned certificate
+is checked before all this (see "tls" below). On loopback no relay gets between the two, since the coordinator's port is
+never free (`coordinator/listener.py`). The run's name is not part of it: a secret belongs to one run, and the name is
+its folder's, which may be moved.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ if TYPE_CHECKING:
 OPENING = re.compile(r"Farandole id=([0-9a-f]{64}), nonce=([0-9a-f]{64})")
 CHALLENGE = re.compile(r"Farandole nonce=([0-9a-f]{64}), proof=([0-9a-f]{64})")
 ANSWER = re.compile(r"Farandole proof=([0-9a-f]{64})")
-_nobody = secrets.token_hex(32)  # the key for tickets that are not known
+_no_key = secrets.token_hex(32)  # the key for unknown tickets
 
 
 def ticket_id(secret: str) -> str:
-    """What a ticket is called where others may listen."""
+    """The public id of a ticket, which others may read."""
     return _mac(secret, "id")
 
 
 class TicketProof:
-    """The client's side, for one connection: send `opening`, then what `answer` makes of what came back."""
+    """The client's side of one connection: send `opening`, then the result of `answer` for the server's challenge."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
@@ -83,42 +83,42 @@ class TicketProof:
         """The second Authorization header, for the WWW-Authenticate header `challenge`.
 
         Raises:
-            NotTheCoordinator: who answers has not shown that it knows the secret.
+            NotTheCoordinator: the server has not proved that it knows the secret.
         """
         match = CHALLENGE.fullmatch(challenge or "")
         if match is None or not _same(match[2], _mac(self._ticket.secret, "server", self._id, self._nonce, match[1])):
             raise NotTheCoordinator(
-                f"run {self._ticket.run}: who answers at {self._ticket.address} does not know the ticket's secret: "
-                f"somebody else answers there, or the ticket is an old one; the secret was not sent"
+                f"run {self._ticket.run}: the server at {self._ticket.address} does not know the ticket's secret: "
+                f"another program answers there, or the ticket is an old one; the secret was not sent"
             )
         return f"Farandole proof={_mac(self._ticket.secret, 'client', self._id, self._nonce, match[1])}"
 
 
 class Examination:
-    """The server's side, for one connection. `known` has the secrets by their tickets' ids."""
+    """The server's side of one connection. `known`: the secrets by the ids of their tickets."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._known = known
-        self._asked: tuple[str, str, str] | None = None
+        self._opening: tuple[str, str, str] | None = None
 
     def challenge(self, authorization: str) -> str:
-        """The WWW-Authenticate header for an opening; "" where it is none, or another one."""
+        """The WWW-Authenticate header for an opening; "" if it is invalid or the second one."""
         match = OPENING.fullmatch(authorization)
-        if match is None or self._asked is not None:
+        if match is None or self._opening is not None:
             return ""
         ticket, theirs = match.groups()
         ours = secrets.token_hex(32)
-        self._asked = (ticket, theirs, ours)
-        return f"Farandole nonce={ours}, proof={_mac(self._known.get(ticket, _nobody), 'server', ticket, theirs, ours)}"
+        self._opening = (ticket, theirs, ours)
+        return f"Farandole nonce={ours}, proof={_mac(self._known.get(ticket, _no_key), 'server', ticket, theirs, ours)}"
 
     def passed(self, authorization: str) -> str:
-        """The id of the ticket whose secret the client has now shown to know; "" where it has not."""
-        asked, self._asked = self._asked, None
+        """The id of the ticket whose secret the client has proved to know; "" if it has not."""
+        opening, self._opening = self._opening, None
         match = ANSWER.fullmatch(authorization)
-        if match is None or asked is None:
+        if match is None or opening is None:
             return ""
-        expected = _mac(self._known.get(asked[0], _nobody), "client", *asked)
-        return asked[0] if _same(match[1], expected) and asked[0] in self._known else ""
+        expected = _mac(self._known.get(opening[0], _no_key), "client", *opening)
+        return opening[0] if _same(match[1], expected) and opening[0] in self._known else ""
 
 
 def _mac(secret: str, label: str, *fields: str) -> str:
@@ -131,15 +131,14 @@ def _same(given: str, expected: str) -> bool:
 
 # --- tls --------------------------------------------------------------------------------------------------------------
 #
-# The run's certificate: made once for the run, pinned by its ticket.
+# The run's certificate: created once for the run, pinned by its ticket.
 #
-# Off loopback all control traffic is TLS 1.3. The certificate is self-signed and names nobody: its sha256 fingerprint
+# Off loopback all control traffic is TLS 1.3. The certificate is self-signed and names no host: its sha256 fingerprint
 # is in the ticket. A client compares it after the handshake, in which the server proves that it holds the key, and
-# before it sends anything. So neither names nor clocks nor authorities matter, and a server that is not the run's
-# never sees the secret. FOLDER/tls.pem holds key and certificate, mode 0600; a coordinator that comes back finds them
-# there.
+# before it sends anything. So names, clocks and authorities do not matter, and another server never sees the secret.
+# FOLDER/tls.pem holds key and certificate, mode 0600; a restarted coordinator reads them there.
 
-NAME = "farandole"  # for programs of others, which want one; nobody of ours looks
+NAME = "farandole"  # for other programs, which need a name; ours do not check it
 BEGIN = "-----BEGIN CERTIFICATE-----"
 
 
@@ -152,10 +151,10 @@ class Certificate:
 
 
 def certificate(folder: Path) -> Certificate:
-    """The certificate of the run in `folder`, made now if it has none yet.
+    """The certificate of the run in `folder`, created now if it has none yet.
 
     Raises:
-        UsageError: it can't be made without the package `cryptography`, or what is there can't be read.
+        UsageError: it can't be created without the package `cryptography`, or the existing one can't be read.
     """
     path = folder / CERTIFICATE
     if not os.path.lexists(path):
@@ -170,13 +169,13 @@ def certificate(folder: Path) -> Certificate:
         raise
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path}: not the run's key and certificate ({error}); remove it, and everyone needs a new ticket"
+            f"{path}: not the run's key and certificate ({error}); remove it, and issue all tickets again"
         ) from None
     return Certificate(context, hashlib.sha256(der).hexdigest())
 
 
 def check_available(listen: str) -> None:
-    """Raises UsageError where a certificate could not be made, before anything is started."""
+    """Raises UsageError if a certificate can't be created, before anything is started."""
     if importlib.util.find_spec("cryptography") is None:
         raise UsageError(
             f"--listen {listen}: off loopback the run needs a certificate, made by the package cryptography; "
@@ -194,43 +193,43 @@ def _new() -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     utc = datetime.timezone.utc
-    made = (
+    signed = (
         x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=utc))  # nobody looks: the pin is what counts
+        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=utc))  # not checked: only the pin counts
         .not_valid_after(datetime.datetime(2999, 1, 1, tzinfo=utc))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return private + made.public_bytes(pem)
+    return private + signed.public_bytes(pem)
 
 
 # --- the client's side ---------------------------------------------------------------------------------------
 
 
 def pin(ticket: Ticket) -> aiohttp.Fingerprint | bool:
-    """For aiohttp's `ssl`: it compares before it writes the request. A ticket of loopback has nothing to pin."""
+    """The value for aiohttp's `ssl`: it compares before it writes the request. A loopback ticket pins nothing."""
     import aiohttp
 
     return aiohttp.Fingerprint(bytes.fromhex(ticket.fingerprint)) if ticket.fingerprint else True
 
 
 def stranger(ticket: Ticket) -> NotTheCoordinator:
-    """What to say when the fingerprints differ."""
+    """The error for a certificate with another fingerprint."""
     return NotTheCoordinator(
-        f"run {ticket.run}: the certificate at {ticket.address} is not the one in the ticket: somebody else answers "
+        f"run {ticket.run}: the certificate at {ticket.address} is not the one in the ticket: another program answers "
         f"there, or the ticket is an old one; nothing was sent"
     )
 
 
 def http_connection(ticket: Ticket, timeout_s: float) -> http.client.HTTPConnection:
-    """Connected, and over TLS to the ticket's own coordinator.
+    """A connection to the ticket's own coordinator, over TLS off loopback.
 
     Raises:
-        OSError: nobody answers.
-        NotTheCoordinator: another does.
+        OSError: nothing answers.
+        NotTheCoordinator: another server answers.
     """
     url = urlsplit(ticket.address)
     if url.scheme == "http":
@@ -238,11 +237,11 @@ def http_connection(ticket: Ticket, timeout_s: float) -> http.client.HTTPConnect
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the pin, below, takes its place
+    context.verify_mode = ssl.CERT_NONE  # the pin, below, replaces it
     connection = http.client.HTTPSConnection(url.netloc, timeout=timeout_s, context=context)
     connection.connect()
-    shown = connection.sock.getpeercert(binary_form=True) or b""
-    if not hmac.compare_digest(hashlib.sha256(shown).hexdigest(), ticket.fingerprint):
+    peer_certificate = connection.sock.getpeercert(binary_form=True) or b""
+    if not hmac.compare_digest(hashlib.sha256(peer_certificate).hexdigest(), ticket.fingerprint):
         connection.close()
         raise stranger(ticket)
     return connection
@@ -250,28 +249,28 @@ def http_connection(ticket: Ticket, timeout_s: float) -> http.client.HTTPConnect
 
 # --- tickets ----------------------------------------------------------------------------------------------------------
 #
-# The tickets of a run: its owner's, and those issued for others, which may expire and can be taken back.
+# The tickets of a run: the owner's, and issued tickets, which may expire and can be revoked.
 #
-# FOLDER/ticket is the owner's: it never expires and may do everything. An issued one lets workers join and reads the
-# status; it does not steer, has no pools, and issues nothing. `farandole ticket` writes FOLDER/tickets (mode 0600,
-# whole or not at all) and asks the coordinator to read it again: so no secret goes over the wire, and a coordinator
-# that comes back knows them all. A file that can't be read leaves what was read before, and after a restart the
-# owner's alone: what is not known is not let in.
+# FOLDER/ticket is the owner's: it never expires and permits everything. An issued ticket lets workers join and reads
+# the status. It does not control the run, has no pools, and issues no tickets. `farandole ticket` writes FOLDER/tickets
+# (mode 0600, whole or not at all) and asks the coordinator to read it again. So no secret is sent, and a restarted
+# coordinator knows all tickets. If the file can't be read, the tickets read before stay valid; after a restart only the
+# owner's is, because an unknown ticket admits nobody.
 #
-# An *expired* ticket lets nobody new in. Whose worker is in stays, and may connect again: what is over is the
-# invitation. A *revoked* one is good for nothing: the connections that it has opened are closed and its workers put
-# out, told not to come back. Both stay in the file, so that whoever shows one is told why it is not let in.
+# An *expired* ticket admits no new worker. Workers that it has admitted stay, and may reconnect: only the invitation is
+# over. A *revoked* ticket permits nothing: its connections are closed and its workers are evicted, and told not to come
+# back. Both stay in the file, so that a peer that shows one is told why it is not admitted.
 
 MOST = 1000
 LONGEST = 1024 * 1024  # bytes of the file
-OPEN = (  # what an issued ticket may ask for
+OPEN = (  # the requests that an issued ticket permits
     *("/control", "/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code"),
 )
 TicketName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class IssuedTicket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`expires`: seconds since the epoch, 0 for never."""
+    """A ticket issued to others. `expires`: Unix time, 0 for never."""
 
     name: TicketName
     secret: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -282,7 +281,7 @@ class IssuedTicket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return f"Issued(name={self.name!r}, expires={self.expires}, revoked={self.revoked})"
 
     def over(self, now: float) -> str:
-        """Why it lets nobody in any more, "" while it does."""
+        """The reason why the ticket admits nobody any more, "" while it does."""
         if self.revoked:
             return f"ticket {self.name} has been revoked"
         if self.expires and now >= self.expires:
@@ -291,7 +290,7 @@ class IssuedTicket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_tickets(path: Path) -> tuple[IssuedTicket, ...]:
-    """Those in the file at `path`, none if it is not there.
+    """The tickets in the file at `path`, none if it does not exist.
 
     Raises:
         UsageError: it can't be read, or holds something else; the message never quotes its content.
@@ -299,20 +298,20 @@ def read_tickets(path: Path) -> tuple[IssuedTicket, ...]:
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST + 1)
-        found = msgspec.json.decode(content[:LONGEST], type=tuple[IssuedTicket, ...])
+        tickets = msgspec.json.decode(content[:LONGEST], type=tuple[IssuedTicket, ...])
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise UsageError(f"{path}: not the run's tickets; remove it, and issue them anew") from None
-    if len(found) > MOST or len({each.name for each in found}) < len(found):
-        raise UsageError(f"{path}: more than {MOST} tickets, or two of one name; remove it, and issue them anew")
-    return found
+        raise UsageError(f"{path}: not the run's tickets; remove it, and issue them again") from None
+    if len(tickets) > MOST or len({each.name for each in tickets}) < len(tickets):
+        raise UsageError(f"{path}: more than {MOST} tickets, or two with one name; remove it, and issue them again")
+    return tickets
 
 
 def write_tickets(path: Path, tickets: tuple[IssuedTicket, ...]) -> None:
-    """Raises UsageError where it can't be written."""
+    """Write the tickets. Raises UsageError: the file can't be written."""
     try:
         write_atomically(path, msgspec.json.encode(tickets) + b"\n")
     except OSError as error:
@@ -320,7 +319,9 @@ def write_tickets(path: Path, tickets: tuple[IssuedTicket, ...]) -> None:
 
 
 class Tickets:
-    """What the coordinator knows of them. `known` has the secrets by their tickets' ids, also where those are over."""
+    """The coordinator's tickets. `known`: the secrets by the ids of their tickets, including expired and revoked
+    ones.
+    """
 
     def __init__(self, secret: str, path: Path) -> None:
         self._owners = {ticket_id(secret): secret}
@@ -330,45 +331,45 @@ class Tickets:
         self.known = dict(self._owners)
 
     def reread(self) -> list[events.Event]:
-        """What has become of them since they were first read.
+        """Read the file again. Returns the events of tickets issued or revoked since it was first read.
 
         Raises:
-            UsageError: the file is damaged; all is as before.
+            UsageError: the file is damaged; nothing changes.
         """
-        before, again = self._issued, self._read
+        previous, read_before = self._issued, self._read
         try:
-            found = bounded(partial(read_tickets, self._path))
+            tickets = bounded(partial(read_tickets, self._path))
         except TimeoutError as error:
             raise UsageError(f"{self._path}: {error}") from None
         self._read = True
-        self._issued = {ticket_id(each.secret): each for each in found}
+        self._issued = {ticket_id(each.secret): each for each in tickets}
         self.known.clear()
         self.known.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
-        new = [each.name for key, each in self._issued.items() if again and key not in before]
-        gone = [each.name for key, each in before.items() if not each.revoked and self.revoked(key)]
+        new = [each.name for key, each in self._issued.items() if read_before and key not in previous]
+        revoked = [each.name for key, each in previous.items() if not each.revoked and self.revoked(key)]
         return [
             *(events.TicketIssuedEvent(ticket=n) for n in new),
-            *(events.TicketRevokedEvent(ticket=n) for n in gone),
+            *(events.TicketRevokedEvent(ticket=n) for n in revoked),
         ]
 
     def revoked(self, ticket: str) -> str:
-        """Why nothing of what `ticket` has opened may stay, "" where it may."""
+        """The reason why the connections of `ticket` must be closed, "" if they may stay."""
         if ticket in self._owners or (ticket in self._issued and not self._issued[ticket].revoked):
             return ""
         return self.over(ticket)
 
     def over(self, ticket: str) -> str:
-        """Why `ticket` lets nobody in any more, "" while it does."""
+        """The reason why `ticket` admits nobody any more, "" while it does."""
         if ticket in self._owners:
             return ""
-        return self._issued[ticket].over(time.time()) if ticket in self._issued else "the ticket is known no more"
+        return self._issued[ticket].over(time.time()) if ticket in self._issued else "the ticket is not known any more"
 
     def forbids(self, ticket: str, path: str) -> str:
-        """Why a request for `path` is declined, "" where it is not. Who is let in at /control, its Hello decides."""
+        """The reason to refuse a request for `path`, "" to permit it. At /control the Hello decides."""
         if ticket in self._owners or path == "/control":
             return ""
         if path not in OPEN:
-            return "this ticket lets workers join and reads the status; the rest takes the owner's, FOLDER/ticket"
+            return "this ticket lets workers join and reads the status; other requests need the owner's, FOLDER/ticket"
         return self.over(ticket)
 
     def owners(self, ticket: str) -> bool:

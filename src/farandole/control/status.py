@@ -1,6 +1,7 @@
-"""What `GET /api/status` answers: the coordinator's state in one flat value, for people and scripts.
+"""The answer to `GET /api/status`: the coordinator's state in one flat value, for users and scripts.
 
-Pure: coordinator and recent step lines in, a struct out. It adds nothing that the coordinator does not know.
+Pure: it takes the coordinator and recent step lines, and returns a struct. It adds nothing that the coordinator does
+not know.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from farandole.protocol.values import Text, TimeClass
 
 # --- status -----------------------------------------------------------------------------------------------------------
 
-RATE_STEPS = 50  # the newest, of which throughput and the time left are made, wherever they are shown
-LATE_S, LATE_STEPS = 2.0, 3  # a line may come so much later than its step
+RATE_STEPS = 50  # the newest step lines, from which throughput and remaining time are computed everywhere
+LATE_S, LATE_STEPS = 2.0, 3  # a line may come this much later than its step
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,17 +31,17 @@ class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The view in force; number 0 before the first."""
+    """The current view; number 0 before the first."""
 
     number: int
     size: int
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: starting (not let in yet), ready (asks in), member, leaving (has notice), finished.
+    """One worker. `state`: starting (not admitted yet), ready (asks to join), member, leaving (draining), finished.
 
-    `speed` is that of the fastest, 1 for that one, None until it is measured; `shards` is its part of its newest step,
-    of `of`.
+    `speed`: relative to the fastest worker, 1 for that one, None until it is measured. `shards`: the number of
+    micro-batches of the worker in its newest step, of `of` in total.
     """
 
     id: str
@@ -55,14 +56,14 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stalled(msgspec.Struct, frozen=True, kw_only=True):
-    """The training has not moved for so long; `workers` are those that do not say that they wait for others."""
+    """The training has made no progress for `seconds`. `workers`: those that do not report to wait for others."""
 
     seconds: float
     workers: tuple[str, ...]
 
 
 class AccountStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the time of all workers went to so far, by class, and what it comes to; None: unknown."""
+    """The time of all workers so far by class, and its totals; None: unknown."""
 
     seconds: dict[TimeClass, float]
     goodput: float | None
@@ -71,12 +72,14 @@ class AccountStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: starting, training, stalled, recovering, ending or over. `code` is the exit code once over, else None.
+    """The status of a run.
 
-    `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
-    any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
-    `account` is some seconds old, None where nothing is known yet. `joiners_lost`: so many joiners in a row were
-    refused or died (`protocol/coordinator/failures.py`, 5 and 6); `replaced`: whether others are started nevertheless.
+    `state`: starting, training, stalled, recovering, ending or over. `code`: the exit code once over, else None.
+    `samples_per_s` falls while there is no progress, and is None once the training has stalled. `bits`: same, portable
+    or any, as the run was started. `unpromised`: the step after which results are not reproducible, -1 for the
+    beginning, None if they are. `account` is some seconds old, None if nothing is known yet. `joiners_lost`: the number
+    of joiners in a row that were refused or died (`protocol/coordinator/failures.py`, 5 and 6); `replaced`: True if
+    others are started nevertheless.
     """
 
     run: str
@@ -106,21 +109,27 @@ def describe(
     coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[StepLine], now: float, time: float,
     account: AccountStatus | None = None,
 ) -> Status:  # fmt: skip
-    """`steps` are the newest step lines, oldest first. `now` is the coordinator's time, `time` Unix time."""
+    """The status of the run. `steps`: the newest step lines, oldest first. `now`: coordinator time; `time`: Unix
+    time.
+    """
     view = coordinator.view
     last = steps[-1] if steps else None
-    beats = [w.heartbeat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
+    heartbeats = [w.heartbeat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
-    stood = failures.stalled_s(coordinator, now)
-    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=failures.hung_workers(coordinator))
+    stalled_for_s = failures.stalled_s(coordinator, now)
+    stalled = (
+        None
+        if stalled_for_s is None
+        else Stalled(seconds=round(stalled_for_s, 1), workers=failures.hung_workers(coordinator))
+    )
     settings = coordinator.settings
     return Status(
         run=settings.run,
         coordinator=CoordinatorStatus(pid=pid, address=address),
         view=ViewStatus(number=view.number if view else 0, size=view.size if view else 0),
-        step=max([last.step if last else 0, *(beat.step for beat in beats)]),
-        epoch=max([last.epoch if last else 0, *(beat.epoch for beat in beats)]),
+        step=max([last.step if last else 0, *(beat.step for beat in heartbeats)]),
+        epoch=max([last.epoch if last else 0, *(beat.epoch for beat in heartbeats)]),
         wanted=coordinator.wanted,
         minimum=settings.minimum,
         maximum=settings.maximum,
@@ -156,7 +165,7 @@ def describe(
 def samples_per_s(steps: Sequence[StepLine], time: float | None = None) -> float | None:
     """Samples a second over these step lines: their samples by their seconds, evaluations and pauses included.
 
-    `time`: now, if it may be long after the last one; what is missing since then counts as a pause.
+    `time`: now, if that may be long after the last line; the time since then counts as a pause.
     """
     if not steps:
         return None
@@ -167,7 +176,7 @@ def samples_per_s(steps: Sequence[StepLine], time: float | None = None) -> float
 
 
 def left_s(total: int | None, steps: Sequence[StepLine]) -> float | None:
-    """Seconds to the end, at the pace of these step lines; None where nothing says it."""
+    """Seconds to the end, at the rate of these step lines; None if unknown."""
     if total is None or not steps:
         return None
     return sum(line.seconds for line in steps) / len(steps) * max(0, total - steps[-1].step - 1)
@@ -187,18 +196,18 @@ def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:
 
 # --- numerics ---------------------------------------------------------------------------------------------------------
 #
-# What a machine computes, or a run does, as `farandole numerics` writes it down and `GET /api/numerics` answers it.
+# The numeric facts of a machine or a run, as `farandole numerics` writes them and `GET /api/numerics` answers them.
 #
-# Its version is that of the fingerprint: those of two versions can't be compared.
+# The version is that of the fingerprint: facts of two versions can't be compared.
 
 VERSION = 1
 LONGEST = 1 << 20  # bytes of a file
-_AGAIN = "write it there anew, with `farandole numerics --json FILE`"
+_AGAIN = "write it again on that machine, with `farandole numerics --json FILE`"
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`facts` by their names. `bits`: how they are computed, same or portable; in a `run` ("" for a machine), what is
-    promised there.
+    """`facts` by name. `bits`: how they are computed, same or portable; in a `run` ("" for a machine), what that run
+    guarantees.
     """
 
     version: int
@@ -212,14 +221,14 @@ class _Version(msgspec.Struct):
 
 
 def of_run(coordinator: Coordinator) -> Numerics:
-    """Without facts as long as the run has no worker that has asked in."""
+    """The numeric facts of a run; none until a worker has asked to join."""
     facts = coordinator.signature.facts if coordinator.signature else ()
     settings = coordinator.settings
     return Numerics(version=VERSION, facts=numerics(facts), run=settings.run, bits=settings.bits)
 
 
 def write(path: Path, facts: dict[str, str], bits: str) -> None:
-    """Raises UsageError where it can't be written."""
+    """Write the facts of a machine to a file. Raises UsageError: it can't be written."""
     content = msgspec.json.format(msgspec.json.encode(Numerics(version=VERSION, facts=facts, bits=bits)))
     try:
         path.write_bytes(content + b"\n")
@@ -228,10 +237,10 @@ def write(path: Path, facts: dict[str, str], bits: str) -> None:
 
 
 def read(path: Path) -> Numerics:
-    """What `write` has written.
+    """The content of a file that `write` has written.
 
     Raises:
-        UsageError: it is not there, is something else, or of another version.
+        UsageError: the file does not exist, is something else, or has another version.
     """
     try:
         with path.open("rb") as file:
@@ -239,7 +248,7 @@ def read(path: Path) -> Numerics:
         version = decoded(content, _Version).version
         if version != VERSION:
             raise UsageError(
-                f"{path} is of version {version}, and this farandole compares version {VERSION}: use the same "
+                f"{path} has version {version}, and this farandole compares version {VERSION}: use the same "
                 f"farandole on both machines, and {_AGAIN}"
             )
         return decoded(content, Numerics)

@@ -1,9 +1,9 @@
-"""The ticket: all that a process needs to reach a run and be let in.
+"""The ticket: all that a process needs to reach a run and be admitted.
 
-It is kept in the run folder at mode 0600 and travels as a file or on standard input. Its secret is never on a command
-line, in a log or in the journal, and never sent (see `security.py`); `repr` does not show it. Invariant: a ticket's
-address is loopback, or has TLS and the fingerprint of the certificate (see `security.py`). The certificate names no
-host, so in a copy of the ticket the address may be changed to another way to the same coordinator.
+It is stored in the run folder with mode 0600 and is passed on as a file or on standard input. Its secret is never on a
+command line, in a log or in the journal, and never sent (see `security.py`); `repr` does not show it. Invariant: a
+ticket's address is loopback, or has TLS and the fingerprint of the certificate (see `security.py`). The certificate
+names no host, so in a copy of the ticket the address may be changed to another route to the same coordinator.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|localhost|::1")
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`address` is "http://host:port" of the coordinator, for WebSocket and REST alike; "https:" off loopback. `bits`
-    are the run's: a worker has to know before it loads torch. `since`: Unix time from which on the run is there; of two
-    tickets of one run the later counts.
+    """The address and the secret of a run.
+
+    `address`: the coordinator's "http://host:port", for WebSocket and REST; "https:" off loopback. `bits`: the run's,
+    which a worker has to know before it loads torch. `since`: Unix time from which on the run is at this address; of
+    two tickets of one run the later counts.
 
     Raises:
-        ValueError: the address is none, or others could read what is sent to it.
+        ValueError: the address is invalid, or others could read what is sent to it.
     """
 
     address: str
@@ -52,7 +54,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         url = urlsplit(self.address)
         if not url.hostname or not url.port or self.address != f"{url.scheme}://{url.netloc}" or "@" in url.netloc:
-            raise ValueError(f"{self.address!r} is no address; it looks like http://127.0.0.1:4000")
+            raise ValueError(f"{self.address!r} is not an address; it must look like http://127.0.0.1:4000")
         if url.scheme == "http" and not self.fingerprint and LOOPBACK.fullmatch(url.hostname):
             return
         if url.scheme != "https" or not self.fingerprint:
@@ -71,15 +73,16 @@ def new_secret() -> str:
 
 @functools.cache
 def given() -> bytes:
-    """What is on standard input: it can be read once, and is asked for before a worker's process begins, and within."""
+    """The content of standard input. It can be read once, and is needed before and in a worker's process."""
     return sys.stdin.buffer.read(LONGEST + 1)
 
 
 def load(source: str, opener: Opener | None = None) -> Ticket:
-    """The ticket in the file `source`, or on standard input where `source` is "-". A run's own has a private `opener`.
+    """The ticket in the file `source`, or on standard input if `source` is "-". For a run's own, pass a private
+    `opener`.
 
     Raises:
-        UsageError: it is not there, not readable or not a ticket; the message never quotes its content.
+        UsageError: it does not exist, can't be read or is not a ticket; the message never quotes its content.
     """
     where = "standard input" if source == "-" else source
     try:
@@ -103,8 +106,8 @@ def load(source: str, opener: Opener | None = None) -> Ticket:
 
 
 def newest(ticket: Ticket, source: str) -> Ticket:
-    """The ticket as its file has it now, if that is the same run's, and no earlier one: who takes a run over may be at
-    another address, and who was there before may not know of it yet.
+    """The current ticket in the file, if it belongs to the same run and is not older. After a takeover the run may be
+    at another address, and an older process may not know of it yet.
     """
     with contextlib.suppress(UsageError):
         if source not in ("", "-") and (now := load(source)).secret == ticket.secret and now.since >= ticket.since:
@@ -113,36 +116,37 @@ def newest(ticket: Ticket, source: str) -> Ticket:
 
 
 def exposed(source: str) -> str:
-    """A word about a ticket's file that others can read or change, "" for none."""
+    """A warning about a ticket's file that others can read or change, "" for none."""
     try:
         mode = os.stat(source).st_mode
     except OSError:
         return ""
     if not (stat.S_ISREG(mode) and mode & OTHERS):
         return ""
-    what = "change the ticket {}, and where its workers go" if mode & OTHERS_WRITE else "read the ticket {}, and join"
-    return f"others can {what.format(source)} (mode {stat.S_IMODE(mode):04o}); chmod 600 {source}"
+    action = "change the ticket {}, and where its workers go" if mode & OTHERS_WRITE else "read the ticket {}, and join"
+    return f"others can {action.format(source)} (mode {stat.S_IMODE(mode):04o}); chmod 600 {source}"
 
 
 # --- scrape token -----------------------------------------------------------------------------------------------------
 #
-# The token by which a Prometheus reads `/metrics`: one line in a file of the user's, the same that Prometheus has as
-# its `credentials_file`. It opens that one page, and nothing else of the run (`coordinator/prometheus.py`).
+# The token with which Prometheus reads `/metrics`: one line in a file of the user, the same file that Prometheus has as
+# its `credentials_file`. It opens only that page, and nothing else of the run (`coordinator/prometheus.py`).
 #
-# It is read from the file by whoever needs it, and is in no setting, argument, log or journal; those hold the path.
-# A file that others can read is refused, for it opens the page to them; one that a group reads is not, since Prometheus
-# has a user of its own. A symbolic link is followed: that is how secrets are mounted into containers.
+# Each process that needs it reads it from the file. It is in no setting, argument, log or journal; those hold the path.
+# A file that others can read is refused, because it opens the page to them. A file that a group can read is accepted,
+# because Prometheus has a user of its own. A symbolic link is followed: secrets are mounted into containers that way.
 
-SHORTEST, LONGEST_TOKEN = 16, 4096  # characters; what is shorter could be guessed
+SHORTEST, LONGEST_TOKEN = 16, 4096  # characters; a shorter token could be guessed
 FORM = re.compile(rb"[A-Za-z0-9._~+/-]+=*")  # of a bearer token, RFC 6750
 _OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
 def load_scrape_token(path: str | os.PathLike[str]) -> bytes:
-    """The token in a file, without the line's end.
+    """The token in a file, without the line end.
 
     Raises:
-        UsageError: it is not there, empty, or no token, or others can read it; the message never quotes its content.
+        UsageError: the file does not exist, is empty, has no valid token, or others can read it; the message never
+            quotes its content.
     """
     place, option = Path(path), f"--metrics-token {path}"
     try:
@@ -151,10 +155,10 @@ def load_scrape_token(path: str | os.PathLike[str]) -> bytes:
             content = file.read(LONGEST_TOKEN + 2) if stat.S_ISREG(info.st_mode) else b""
     except OSError as error:
         raise UsageError(
-            f"{option}: {error.strerror}; make one with `(umask 077; openssl rand -hex 32 > {place.name})`"
+            f"{option}: {error.strerror}; create one with `(umask 077; openssl rand -hex 32 > {place.name})`"
         ) from None
     if not stat.S_ISREG(info.st_mode):
-        raise UsageError(f"{option}: no regular file")
+        raise UsageError(f"{option}: not a regular file")
     if foreign(info) and info.st_uid != 0:
         raise UsageError(f"{option}: it belongs to {user(info.st_uid)}, who can change it; name a file of your own")
     if info.st_mode & _OTHERS:
@@ -172,4 +176,4 @@ def load_scrape_token(path: str | os.PathLike[str]) -> bytes:
 
 
 def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that is there would be waited for
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block

@@ -1,3 +1,3 @@
-"""The process that decides views and serves the control port: what strangers, workers and people reach there, its
-journal, its end. It only moves bytes and keeps files: the decisions are values of `protocol`. No torch, no tensor.
+"""The process that decides views and serves the control port: its connections, its requests, its journal and its end.
+It only moves bytes and keeps files; the decisions are values of `protocol`. No torch, no tensor.
 """

@@ -1,9 +1,9 @@
-"""One peer's control connection, seen from the server: an ordered outgoing queue that nobody ever waits for.
+"""The server's side of one peer's control connection: an ordered outgoing queue that never blocks the sender.
 
-The coordinator puts messages in and goes on; a task of the connection's own writes them. So a peer that is slow or
-frozen costs memory, up to `LIMIT_BYTES`, and then its connection. A frozen peer never answers a close handshake
-either: closing happens in that task too, and is cut after `CLOSE_S`. A peer that sends more than `RATE` allows is read
-more slowly, and the kernel makes it wait: nothing of it is dropped, and no other connection feels it.
+The coordinator queues messages and goes on; a task of the connection writes them. So a slow or frozen peer costs
+memory, up to `LIMIT_BYTES`, and then its connection. A frozen peer never answers a close handshake either: the same
+task closes the connection, and aborts it after `CLOSE_S`. A peer that sends more than `RATE` allows is read more
+slowly, and the kernel makes it wait: none of its messages is dropped, and no other connection is slowed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from aiohttp import WSMsgType, web
 from farandole.coordinator.listener import TokenBucket, shown
 from farandole.protocol.messages import MAX_MESSAGE_BYTES
 
-LIMIT_BYTES = 16 * 1024 * 1024  # queued, besides what the kernel and the transport hold
+LIMIT_BYTES = 16 * 1024 * 1024  # queued here, beside what the kernel and the transport hold
 CLOSE_S = 1.0
-UNIT_BYTES = 4096  # a message costs one, and one more for each so many bytes
+UNIT_BYTES = 4096  # a message costs one unit, and one more for each so many bytes
 RATE = 500.0  # units a second
 BURST = 4000.0
 
 
 class Connection:
-    """Build it with `await open_connection(request)`. `ticket` is the id of the one that the peer has shown."""
+    """One connection. Create it with `await open_connection(request)`. `ticket`: the id of the ticket that was
+    shown.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class Connection:
         return self._socket
 
     def send(self, data: bytes) -> None:
-        """Queue one frame. What is sent after `close` or to a peer that is gone is dropped."""
+        """Queue one frame. It is dropped after `close`, or if the peer is gone."""
         if self._closing:
             return
         self._queue.append(data)
@@ -67,7 +69,7 @@ class Connection:
             asyncio.get_running_loop().call_later(CLOSE_S, self.abort)
 
     def abort(self) -> None:
-        """Close now; the reader sees it as it sees a peer that was killed."""
+        """Close now. The reader sees this as it sees a killed peer."""
         self._closing = True
         self._queue.clear()
         if self._transport is not None:
@@ -77,8 +79,8 @@ class Connection:
         """The next binary frame, None when the connection is closed.
 
         Raises:
-            ValueError: a text frame, a frame that is too large or not WebSocket at all.
-            asyncio.TimeoutError: nothing within `timeout_s`.
+            ValueError: a text frame, a frame that is too large, or invalid WebSocket data.
+            asyncio.TimeoutError: no frame within `timeout_s`.
         """
         message = await self._socket.receive(timeout_s)
         if message.type is WSMsgType.BINARY:
@@ -95,13 +97,13 @@ class Connection:
         wait = self._bucket.take(1 + size // UNIT_BYTES, asyncio.get_running_loop().time())
         if not wait:
             return
-        if self._slowed is not None:  # told once a connection
+        if self._slowed is not None:  # reported once for each connection
             self._slowed()
             self._slowed = None
         await asyncio.sleep(wait)
 
     async def finish(self) -> None:
-        """The reader is done: let a close in progress complete, end the writer otherwise."""
+        """The reader has ended: let a close in progress complete, else end the writer."""
         if not self._closing:
             self._writer.cancel()
         await asyncio.wait([self._writer], timeout=2 * CLOSE_S)
@@ -118,13 +120,13 @@ class Connection:
                 await self._socket.send_bytes(data)
             await self._socket.close()
         except ConnectionError:
-            self._closing = True  # the reader sees the end too, and tells the coordinator
+            self._closing = True  # the reader sees the end too, and reports it to the coordinator
 
 
 async def open_connection(request: web.Request, slowed: Callable[[], None]) -> Connection:
     """Answer the WebSocket handshake. Nagle's delay is off: aiohttp sets TCP_NODELAY on every connection.
 
-    `slowed` is called when the peer first sends more than it may.
+    `slowed` is called once, when the peer first exceeds its rate.
     """
     socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False, timeout=CLOSE_S)
     await socket.prepare(request)

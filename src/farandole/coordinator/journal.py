@@ -1,20 +1,20 @@
 """The run's record: `journal.sqlite` holds every event and the coordinator's state, `metrics.jsonl` every event and
 every step's metrics.
 
-An event is committed, together with the state that it led to, before anyone is told of it: a coordinator that is
-killed has promised nothing that its successor does not know. The state are kept a second time in memory, and believed
-there: the disk may be full (see `journal.py`). SQLite runs in WAL mode. Where all workers end with this machine,
-`synchronous=NORMAL` does: a killed process loses nothing, a host that loses power may lose the last events, and a
-commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out views). Where
-workers of other hosts go on without it, each commit is on the disk before anyone is told (`outlived`).
-Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
-costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the state in memory alone.
+An event is committed, together with the state that it led to, before any message about it is sent: a killed
+coordinator has promised nothing that its successor does not know. The state is kept a second time in memory, and that
+copy is believed, because the disk may be full (see `Safekeeping`). SQLite runs in WAL mode. If all workers end with
+this machine, it uses `synchronous=NORMAL`: a killed process loses nothing, a host that loses power may lose the last
+events, and a commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out
+views). If workers on other hosts go on without it, each commit is on the disk before any message is sent (`outlived`).
+A user who reads the journal with another tool may lock it: nothing waits for that longer than `BUSY_S`. A failed write
+costs its events, as on a full disk. After it no write is tried for `RETRY_S`, and the state is in memory only.
 
-All of it is done in a thread (`platform/files.py`): for a disk that does not answer nobody waits longer than its
-limit. Then it is as with a full disk, until the disk answers.
+All of it is done in a thread (`platform/files.py`): nothing waits for a stuck disk longer than its limit. Then the disk
+counts as full, until it answers.
 
-metrics.jsonl gets one line a write, so a
-reader sees whole lines; what they hold, and which count when the file is read again, is in `protocol/metrics.py`.
+metrics.jsonl gets one line a write, so a reader sees whole lines. `protocol/metrics.py` describes their contents, and
+which of them count when the file is read again.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from farandole.protocol.reported_events import ALL
 #
 # The coordinator's state a second time, in memory that `farandole run` holds.
 #
-# The journal is on a disk that may be full, and in a folder that somebody may clear: a coordinator that is killed
-# then leaves state behind that are too old, or none, and one that went on from those would give numbers of views out
-# twice and send workers away that hold the newest state. Of everything that the coordinator's process has, only what
-# its parent holds outlives it for as long as the run: so the state are written there too, before the journal, and so
-# before anyone is told. Who comes back believes this copy; it is never older than the journal.
+# The journal is on a disk that may be full, and in a folder that a user may clear. A coordinator that is killed then
+# leaves a state that is too old, or none. A successor that went on from it would give the same view numbers out twice
+# and send workers away that hold the newest state. Of all that the coordinator's process has, only what its parent
+# holds lives as long as the run. So the state is written there too, before the journal, and so before any message is
+# sent. A successor believes this copy; it is never older than the journal.
 #
-# The memory is a file without a name and takes turns with two slots, so that whoever is killed while writing one leaves
-# the other whole:
+# The memory is a file without a name. It has two slots, used in turns, so that a process that is killed while it writes
+# one leaves the other intact:
 #
 #     sequence number, CRC-32 and length of the state, then the state as JSON
 
 HEAD = struct.Struct(">QIQ")
-SLOT = 1 << 30  # bytes from one slot to the next; what is never written takes no memory
+SLOT = 1 << 30  # bytes from one slot to the next; unwritten parts take no memory
 
 
-def allot() -> int:
-    """A descriptor of such memory, for a coordinator to inherit. Elsewhere than on Linux it is a file."""
+def allocate_state_memory() -> int:
+    """A descriptor of such memory, for a coordinator to inherit. On systems other than Linux it is a file."""
     if sys.platform == "linux":
         return os.memfd_create("farandole-state")
     with tempfile.TemporaryFile() as file:
@@ -75,19 +75,19 @@ def allot() -> int:
 
 
 class Safekeeping:
-    """`descriptor` is one of `allot`'s."""
+    """The copy of the state in memory. `descriptor`: from `allocate_state_memory`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._sequence, self._books = max(self._read(0), self._read(1))
+        self._sequence, self._state = max(self._read(0), self._read(1))
 
     @property
     def state(self) -> bytes:
-        """The newest that the process before this one has put in; b"" for none."""
-        return self._books
+        """The newest state that the previous process has written; b"" for none."""
+        return self._state
 
     def put(self, state: bytes) -> None:
-        """Where there is no memory for it, nothing is left of those before either: they would be believed."""
+        """Write the state. If there is no memory for it, older states are removed too, since they would be believed."""
         self._sequence += 1
         record = HEAD.pack(self._sequence, zlib.crc32(state), len(state)) + state
         written = 0
@@ -121,11 +121,11 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
 """
-COLUMNS = ("view", "step", "worker")  # of a row, so that SQL finds them
+COLUMNS = ("view", "step", "worker")  # fields with a column of their own, for SQL queries
 RECENT_LINES = 1000
-BUSY_S = 0.05  # for whoever holds the journal's lock
-RETRY_S = 1.0  # after a write that has failed
-TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
+BUSY_S = 0.05  # wait for another process's lock on the journal
+RETRY_S = 1.0  # delay after a failed write
+TAIL_BYTES = 8 * 1024 * 1024  # the end of metrics.jsonl that is searched for recent lines
 
 
 class Journal:
@@ -133,11 +133,11 @@ class Journal:
 
     Attributes:
         recent: the newest lines of metrics.jsonl since the run was last started, oldest first.
-        damaged: how many among these are none, if that is not told there.
+        damaged: the number of invalid lines among these, if no line reports it yet.
         outlived: workers of the run go on when this machine dies.
 
     Raises:
-        NotPrivate: one of the files is another's.
+        NotPrivate: one of the files belongs to another user.
         sqlite3.Error, OSError: on writing, when the disk is full or doesn't answer.
     """
 
@@ -159,31 +159,31 @@ class Journal:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(f"PRAGMA synchronous={'FULL' if outlived else 'NORMAL'}")
             self._database.executescript(SCHEMA)
-            self._database.execute(f"PRAGMA busy_timeout={round(1000 * BUSY_S)}")  # before, nobody waits for us
+            self._database.execute(f"PRAGMA busy_timeout={round(1000 * BUSY_S)}")  # only now do others wait for us
         except sqlite3.Error:
             self._database.close()
             raise
-        self._retry_at = 0.0  # not written to earlier, by the monotonic clock
+        self._retry_at = 0.0  # no write before this time of the monotonic clock
         self._metrics = append(folder / METRICS)
         tail = self._tail()
-        torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
+        torn = len(tail) - (tail.rfind(b"\n") + 1)  # a line cut by a crash; it would merge with the next line
         cut_torn(self._metrics, tail)
-        cut = len(tail) == TAIL_BYTES  # the first one, in two
+        cut = len(tail) == TAIL_BYTES  # the first line may be incomplete
         lines = tail[: len(tail) - torn].split(b"\n")[cut:-1]
         older = (line for line in map(parse_line, reversed(lines[:-RECENT_LINES])) if line is not None)
         self._before_recent = _newest(older, (-1, 0))
         self.recent, damaged = parse_lines(lines[-RECENT_LINES:])
-        told = {line.lines for line in self.recent if isinstance(line, events.MetricsDamagedEvent)}
-        self.damaged = 0 if damaged in told else damaged
-        self._unwritten: deque[int] = deque()  # events that are kept and not written yet
-        self._mend()
+        reported = {line.lines for line in self.recent if isinstance(line, events.MetricsDamagedEvent)}
+        self.damaged = 0 if damaged in reported else damaged
+        self._unwritten: deque[int] = deque()  # events that are committed and whose lines are not written yet
+        self._write_missing_lines()
         starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStartedEvent)]
         del self.recent[: starts[-1] if starts else 0]
 
     def keep(self, happened: Sequence[events.Event], state: Durable, late: Callable[[], object] | None = None) -> None:
-        """Events, and the state that they led to: all or nothing, before anyone is told.
+        """Commit events and the state that they led to: all or nothing, before any message about them is sent.
 
-        `late` is called, in another thread, if this has raised a TimeoutError and they are written later all the same.
+        `late` is called in another thread if this has raised a TimeoutError and the commit succeeds later.
         """
         encoded = self.remember(state)
         if not self.ready:
@@ -205,7 +205,7 @@ class Journal:
             self._database.execute("INSERT OR REPLACE INTO state VALUES (0, ?)", (encoded.decode(),))
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            if isinstance(error, sqlite3.OperationalError):  # a lock, a full disk; else it is the event's own
+            if isinstance(error, sqlite3.OperationalError):  # a lock or a full disk; else the event is the cause
                 self._retry_at = time.monotonic() + RETRY_S
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
@@ -214,29 +214,29 @@ class Journal:
 
     @property
     def ready(self) -> bool:
-        """Returns False for a while after a write that has failed, and while one that was given up has not returned."""
+        """Returns False for a while after a failed write, and while a write that timed out has not returned."""
         return time.monotonic() >= self._retry_at and not self._files.stuck
 
     def remember(self, state: Durable) -> bytes:
-        """The state in memory alone, and as they are written."""
+        """Store the state in memory only. Returns it encoded."""
         encoded = msgspec.json.encode(state)
         if self._safekeeping:
             self._safekeeping.put(encoded)
         return encoded
 
     def state(self) -> Durable | None:
-        """What the coordinator before this one has left."""
+        """The state that the previous coordinator has left, None without any."""
         if self._safekeeping and self._safekeeping.state:
             return decoded(self._safekeeping.state, Durable)
-        return _books(self._database)
+        return _read_state(self._database)
 
     def last_line(self) -> tuple[int, int]:
-        """The newest line of metrics as (step, index), (-1, 0) without any."""
+        """The position (step, index) of the newest line of metrics, (-1, 0) without any."""
         return _newest(reversed(self.recent), self._before_recent)
 
     def write(self, line: Line, written: Callable[[Exception | None], object]) -> bool:
-        """One line of metrics.jsonl, all of it or nothing. Doesn't wait: `written` is called, in another thread, with
-        the error or None. Returns False, and writes nothing, if too many lines wait for the disk.
+        """Write one line to metrics.jsonl, all of it or nothing. Does not wait: `written` is called in another thread,
+        with the error or None. Returns False, and writes nothing, if too many lines wait for the disk.
         """
         return self._files.post(partial(self._write, as_written(line), isinstance(line, events.Event), written))
 
@@ -254,7 +254,7 @@ class Journal:
             self._mark_written(self._unwritten.popleft())
 
     def _mark_written(self, event: int) -> None:
-        """So that no later process writes its line again. The next mark stands for this one too."""
+        """Record that the event's line is written, so that no later process repeats it. The next mark covers it too."""
         if not self.ready:
             return
         try:
@@ -264,7 +264,7 @@ class Journal:
             _log.error("the journal could not be written: %s", error)
 
     def close(self) -> None:
-        """What is written is on its way to the disk; for one that doesn't answer nobody waits."""
+        """Close the files, with all writes on their way to the disk. Does not wait for a stuck disk."""
         if not self._files.stuck:
             with contextlib.suppress(TimeoutError):
                 self._files.run(self._close)
@@ -278,8 +278,8 @@ class Journal:
         self._metrics.seek(max(self._metrics.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         return self._metrics.read(TAIL_BYTES) or b""
 
-    def _mend(self) -> None:
-        """Events that were kept by a coordinator which was killed before it wrote their lines."""
+    def _write_missing_lines(self) -> None:
+        """Write the lines of events that were committed by a coordinator that was killed before it wrote them."""
         row = self._database.execute("SELECT event FROM written").fetchone()
         rows = self._database.execute(
             "SELECT id, time, event, view, step, worker, detail FROM events WHERE id > ? ORDER BY id", row or (0,)
@@ -289,23 +289,25 @@ class Journal:
             fields = {k: v for k, v in named.items() if v is not None}
             try:
                 line = events.restored({**fields, **msgspec.json.decode(detail)})
-            except (ValueError, TypeError):  # msgspec's own errors among them: another program's row
+            except (ValueError, TypeError):  # msgspec's errors among them: a row of another program
                 self.damaged += 1
                 continue
             self._unwritten.append(id_)
-            if line in self.recent:  # killed before it could say so
+            if line in self.recent:  # the line was written, and the process was killed before it recorded this
                 self._unwritten.pop()
             else:
                 self.recent.append(line)
                 try:
                     self._add(as_written(line), is_event=True)
-                except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
+                except (OSError, sqlite3.Error) as error:  # the disk is full: this must not stop the run
                     _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
 
 
 def _newest(lines: Iterable[Line], before: tuple[int, int]) -> tuple[int, int]:
-    """The newest line of metrics in `lines`, newest first; `before`: that in those before them. A step's own line is
-    looked for, from which on those of `run.log` are counted: a script may log thousands of lines after a step.
+    """The position of the newest line of metrics in `lines`, newest first; `before`: the newest in older lines.
+
+    It searches for the newest line of a step, and counts the lines of `run.log` after it, because a script may log
+    thousands of lines after a step.
     """
     step, logs, floor = -1, 0, (-1, 0)
     for line in lines:
@@ -314,7 +316,7 @@ def _newest(lines: Iterable[Line], before: tuple[int, int]) -> tuple[int, int]:
                 step, logs = line.step, logs + 1
             case StepLine() if step in (-1, line.step):
                 return max(floor, (line.step, logs))
-            case events.LinesLostEvent() if line.step >= 0:  # it may be told a little later than the lines after them
+            case events.LinesLostEvent() if line.step >= 0:  # it may be reported a little later than the lines after it
                 floor = max(floor, (line.step, line.index + (logs if line.step == step else 0)))
             case events.ResumedEvent() if step < 0:
                 return line.step - 1, ALL
@@ -330,7 +332,7 @@ def _newest(lines: Iterable[Line], before: tuple[int, int]) -> tuple[int, int]:
 
 
 def _claim(journal: Path) -> None:
-    """SQLite opens files in a way of its own: they are made, or looked at, before. What it adds has the same mode."""
+    """Create or check the files before SQLite opens them its own way. Files that SQLite adds get the same mode."""
     for part in ("-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             check_file(journal.with_name(journal.name + part))
@@ -341,44 +343,45 @@ def _claim(journal: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Take the journal that `folder` holds out of the way, under another name, which is returned."""
+    """Rename the journal in `folder`. Returns its new path."""
     aside = next(path for n in count(1) if not (path := folder / f"{JOURNAL}.damaged-{n}").exists())
     (folder / JOURNAL).rename(aside)
-    for part in ("-wal", "-shm"):  # of that journal; beside another one they would be taken for its own
+    for part in ("-wal", "-shm"):  # SQLite would apply them to a new journal
         (folder / f"{JOURNAL}{part}").unlink(missing_ok=True)
     return aside
 
 
 def read_state(folder: Path) -> Durable | None:
-    """What the coordinator of the run in `folder` has left, read without touching it.
+    """The state that the coordinator of the run in `folder` has left, read without changing the journal.
 
     Raises:
-        sqlite3.Error, msgspec.MsgspecError: there is no journal, or none of this version.
+        sqlite3.Error, msgspec.MsgspecError: there is no journal, or it has another version.
     """
     with contextlib.closing(sqlite3.connect(f"{(folder / JOURNAL).resolve().as_uri()}?mode=ro", uri=True)) as database:
-        return _books(database)
+        return _read_state(database)
 
 
-def _books(database: sqlite3.Connection) -> Durable | None:
+def _read_state(database: sqlite3.Connection) -> Durable | None:
     row = database.execute("SELECT state FROM state").fetchone()
     return None if row is None else decoded(row[0], Durable)
 
 
 # --- shipping ---------------------------------------------------------------------------------------------------------
 #
-# The run's state beside its checkpoints, where another machine finds them when this one is lost.
+# The run's state is stored beside its checkpoints, where another machine finds it when this one is lost.
 #
-# One writer, the coordinator's process, puts one object there, `run-NAME.json`: the settings, the state and the time,
-# without any secret. It does so in a thread: a store may be slow or away, and nobody waits for it. So what is there may
-# be older than the last promise by as long as an upload takes. Who takes over from such state finds workers in a view
-# that they do not name; those end, and the run goes on from a checkpoint, to the same bits.
+# One writer, the coordinator's process, stores one object there, `run-NAME.json`: the settings, the state and the time,
+# without any secret. It does so in a thread: a store may be slow or unreachable, and nothing waits for it. So the
+# object may be older than the last promise by the time of an upload. A coordinator that takes over from such a state
+# meets workers in a view that the state does not contain. Those workers end, and the run goes on from a checkpoint,
+# with the same bits.
 
-ALIVE_S = 20.0  # at the latest after so long it is written again, to show that there is a coordinator
+ALIVE_S = 20.0  # the object is written at least this often, to show that there is a coordinator
 CLOSE_S = 5.0
 
 
 class Shipped(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there. `time`: Unix time."""
+    """The stored object. `time`: Unix time."""
 
     time: float
     settings: RunSettings
@@ -386,22 +389,22 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outlived(settings: RunSettings) -> bool:
-    """Whether somebody goes on when this machine is lost, and there is a place for the state."""
+    """Returns True if workers go on when this machine is lost, and there is a store for the state."""
     return settings.checkpoints.url != "" and any(pool.kind != "local" for pool in settings.pools)
 
 
 def place(url: str, run: str) -> tuple[Store, str]:
-    """The store, and the object's name there."""
+    """The store, and the object's name in it."""
     store = Store(url)
     return store, f"{store.path}/run-{run}.json"
 
 
 def load(url: str, run: str) -> Shipped:
-    """What a coordinator of `run` has left there.
+    """The object that a coordinator of `run` has stored.
 
     Raises:
-        UsageError: there is none that can be read.
-        FarandoleError: the place can't be reached.
+        UsageError: there is none, or it can't be read.
+        FarandoleError: the store can't be reached.
     """
     store, name = place(url, run)
     with reaching(url):
@@ -409,19 +412,22 @@ def load(url: str, run: str) -> Shipped:
             return msgspec.json.decode(store.files.cat_file(name), type=Shipped)
         except FileNotFoundError:
             raise UsageError(
-                f"--checkpoints {url}: no journal of run {run} is there; see that it is the run's"
+                f"--checkpoints {url}: there is no journal of run {run}; check that this is the run's URL"
             ) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"{url}/run-{run}.json can't be read: {error}") from None
 
 
 class Shipping:
-    """`put` returns at once. `failed` is called, from a thread, with the reason of each first failure in a row."""
+    """Ships the state in a thread; `put` returns at once.
+
+    `failed` is called from the thread with the reason of each first failure in a row.
+    """
 
     def __init__(self, settings: RunSettings, failed: Callable[[str], None]) -> None:
         self._settings, self._failed = settings, failed
         self._changed = threading.Condition()
-        self._books: Durable | None = None
+        self._state: Durable | None = None
         self._written: Durable | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="shipping", daemon=True)
@@ -429,11 +435,11 @@ class Shipping:
 
     def put(self, state: Durable) -> None:
         with self._changed:
-            self._books = state
+            self._state = state
             self._changed.notify()
 
     def close(self) -> None:
-        """What was put last is written, if that is possible soon."""
+        """Write the last state, if that is possible soon."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -443,13 +449,13 @@ class Shipping:
         failing = False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._books is not self._written, ALIVE_S)
-                state, closing = self._books, self._closing
+                self._changed.wait_for(lambda: self._closing or self._state is not self._written, ALIVE_S)
+                state, closing = self._state, self._closing
             if state is not None and not (closing and state is self._written):
                 try:
                     self._write(state)
                     failing = False
-                except Exception as error:  # noqa: BLE001  the clients of stores have errors of their own
+                except Exception as error:  # noqa: BLE001  the clients of stores have their own error types
                     if not failing:
                         self._failed(f"{type(error).__name__}: {first_line(error)}")
                     failing = True

@@ -2,12 +2,12 @@
 [--state DESCRIPTOR] [--listener DESCRIPTOR]`.
 
 It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
-ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
-it to stop; and it does not outlive that process.
+ends when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C goes to `farandole run`, which asks it to
+stop; and it does not outlive that process.
 
-`--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the state
-that the journal holds, or the memory behind `--state` (see `journal.py`). For that it needs no room on the disk:
-what it would write there is there already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
+`--again` takes over from a killed coordinator: with the same secret and address, so that the workers find it, and with
+the state in the journal, or in the memory behind `--state` (see `journal.py`). For that it needs no space on the disk:
+the files exist already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger("farandole.coordinator.process")
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """FOLDER/coordinator.json: who serves, or served, this folder's run."""
+    """FOLDER/coordinator.json: the process that serves, or served, this folder's run."""
 
     pid: int
     address: str
@@ -54,10 +54,10 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 async def coordinate(
     folder: Path, *, again: bool, safekeeping: Safekeeping | None = None, listener: socket.socket | None = None
 ) -> None:
-    """Serve the run of `folder` until it is over, at `listener` where there is one.
+    """Serve the run of `folder` until it is over, at `listener` if it is given.
 
     Raises:
-        UsageError: the folder has no settings that can be read, or what they say can't be listened at.
+        UsageError: the folder has no readable settings, or it is not possible to listen at their address.
         FarandoleError: the journal can't be opened.
     """
     try:
@@ -67,48 +67,50 @@ async def coordinate(
     place = endpoint(folder, settings.listen, again=again)
     journal, damage = open_journal(folder, settings, safekeeping, again=again)
     if not again:
-        (folder / TICKETS).unlink(missing_ok=True)  # those of an earlier session: its address is gone
+        (folder / TICKETS).unlink(missing_ok=True)  # tickets of an earlier session: its address is gone
     server = Server(settings, secret=place.secret, journal=journal, known=journal.state() if again else None)
     try:
         if damage:
             server.coordinator.record(events.JournalDamagedEvent(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
-        before = load(str(folder / TICKET)) if again else None
+        previous = load(str(folder / TICKET)) if again else None
         ticket = Ticket(
             address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint, bits=settings.bits,
-            since=since(before, address),
+            since=since(previous, address),
         )  # fmt: skip
         record = CoordinatorRecord(pid=os.getpid(), address=address)
-        if before != ticket:
+        if previous != ticket:
             ticket.save(folder / TICKET)
         try:
             write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
         except OSError as error:
             if not again:
                 raise
-            _log.warning("%s still names the process before this one: %s", folder / RECORD, error)
+            _log.warning("%s still names the previous process: %s", folder / RECORD, error)
         await server.serve()
     finally:
         await server.close()
         journal.close()
 
 
-def since(before: Ticket | None, address: str) -> float:
-    """From when on the run is there; later than it was elsewhere, whatever the two machines' clocks say."""
-    if before is None:
+def since(previous: Ticket | None, address: str) -> float:
+    """The start time of the run at this address. After a move it is later than the previous one, whatever the clocks
+    say.
+    """
+    if previous is None:
         return time.time()
-    return before.since if before.address == address else max(time.time(), before.since + 1.0)
+    return previous.since if previous.address == address else max(time.time(), previous.since + 1.0)
 
 
 def open_journal(
     folder: Path, settings: RunSettings, safekeeping: Safekeeping | None, *, again: bool
 ) -> tuple[Journal, str]:
-    """The journal of `folder`, and what was wrong with the one that had to be set aside, "" for nothing.
+    """The journal of `folder`, and the damage of a previous journal that was set aside, "" for none.
 
-    Workers of a pool on other machines outlive this one.
+    Workers of pools on other machines outlive this machine, so each commit then goes to the disk.
 
     Raises:
-        FarandoleError: it can't be opened, or is no journal, and the run's state are nowhere else.
+        FarandoleError: it can't be opened or is damaged, and the run's state is stored nowhere else.
     """
     path = folder / JOURNAL
     outlived = any(pool.kind != "local" for pool in settings.pools)
@@ -117,16 +119,16 @@ def open_journal(
     except NotPrivate:
         raise
     except (OSError, sqlite3.Error) as error:
-        rubbish = type(error) is sqlite3.DatabaseError  # its subclasses speak of the disk
-        if not rubbish or (again and not (safekeeping and safekeeping.state)):
+        damaged = type(error) is sqlite3.DatabaseError  # its subclasses report errors of the disk
+        if not damaged or (again and not (safekeeping and safekeeping.state)):
             raise FarandoleError(
-                f"{path}: {error}, so the run's state can't be read or kept; make room, or see that it can be "
-                f"written, or, if it is damaged, move it away: the run then goes on from its checkpoints"
+                f"{path}: {error}, so the run's state can't be read or saved; free some space, or make it "
+                f"writable, or, if it is damaged, move it away: the run then goes on from its checkpoints"
             ) from None
         aside = set_aside(folder)
         return Journal(
             folder, safekeeping, outlived=outlived
-        ), f"{path}: {error}; it is {aside.name} now, and a new one is begun"
+        ), f"{path}: {error}; it was renamed to {aside.name}, and a new journal was created"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -134,14 +136,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="farandole.coordinator.process", description="the coordinator of a run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
-    parser.add_argument("--again", action="store_true", help="take over from one that was killed")
-    parser.add_argument("--state", type=int, metavar="DESCRIPTOR", help="memory of the parent's for the state")
+    parser.add_argument("--again", action="store_true", help="take over from a killed coordinator")
+    parser.add_argument("--state", type=int, metavar="DESCRIPTOR", help="the parent's memory for the state")
     parser.add_argument("--listener", type=int, metavar="DESCRIPTOR", help="the parent's listening socket")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
-    files.allow_all()  # each worker is one
+    files.allow_all()  # each worker takes one descriptor
     log = FileThread("log")  # standard error is a file in the run's folder, whose disk may not answer
     output.show(verbosity(), lambda line: log.post(partial(say, line)))
     try:

@@ -1,8 +1,9 @@
-"""What is kept and told of a run: events and state in the journal, and lines for files and observers.
+"""The record of a run: events and state go to the journal, lines go to files and observers.
 
-Invariant: an event is in the journal, with the state that it led to, before anything is promised of it (`keep`); its
-line is written after the messages have left. A disk that is full or doesn't answer costs lines and events, which are
-counted and told of, never the training. Nobody waits for a line, and for the journal at most `file_thread.LIMIT_S`.
+Invariant: an event is in the journal, with the state that it led to, before any promise about it is sent (`keep`); its
+line is written after the messages have left. A full or stuck disk costs lines and events, which are counted and
+reported, and never the training. Nothing waits for a line, and for the journal at most `LIMIT_S` of
+`platform/files.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 class Recording:
-    """Of one coordinator's process. `recent`: the last lines of the one before it. `settings`: where state are shipped.
+    """The record of one coordinator process.
+
+    `recent`: the last lines of the process before it. `settings`: where the state is shipped to.
 
     Attributes:
-        steps: the last ones' lines.
+        steps: the lines of the last steps.
     """
 
     def __init__(
@@ -44,64 +47,66 @@ class Recording:
         self._journal, self._observers = journal, observers
         self._shipping = Shipping(settings, self._not_shipped) if settings and outlived(settings) else None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unkept: list[events.Event] = []
+        self._pending: list[events.Event] = []
         self._unwritten: list[Line] = []
-        self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
+        self._lost_lines, self._why = 0, ""  # lines that could not be written, and are not reported yet
         self.steps = deque((line for line in recent if isinstance(line, StepLine)), maxlen=RATE_STEPS)
 
     def event(self, event: events.Event) -> None:
-        """Kept before the next promise, at the next tick at the latest."""
-        self._unkept.append(_now(event))
+        """Queue an event. It is journaled before the next promise, at the next update at the latest."""
+        self._pending.append(_now(event))
 
     def keep(self, coordinator: Coordinator) -> None:
-        """The events so far and the state that they led to. Before any promise goes out, and at every tick."""
+        """Journal the queued events and the state that they led to. Call it before any promise, and at every update."""
         self._loop = asyncio.get_running_loop()
-        kept, self._unkept = self._unkept, []
-        if not kept and not (coordinator.unrecorded and self._journal.ready):
+        pending, self._pending = self._pending, []
+        if not pending and not (coordinator.unrecorded and self._journal.ready):
             return
-        for event in kept:
+        for event in pending:
             self.note(event)
         state = reconnection.to_durable(coordinator)
         if self._shipping:
             self._shipping.put(state)
         try:
-            self._journal.keep(kept, state, partial(self._soon, self._kept_late, coordinator, len(kept)))
+            self._journal.keep(
+                pending, state, partial(self._call_in_loop, self._on_late_commit, coordinator, len(pending))
+            )
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
-            _log.error("the journal could not be written: %s; lost: %s", error, kept)
-            if not coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
+            _log.error("the journal could not be written: %s; lost: %s", error, pending)
+            if not coordinator.unrecorded:  # for observers: our own output is a file in the run's folder
                 self.note(_now(events.NotRecordedEvent(reason=str(error))))
-            coordinator.unrecorded += len(kept)
-            self._journal.remember(reconnection.to_durable(coordinator))  # the next one may have room, and tell
+            coordinator.unrecorded += len(pending)
+            self._journal.remember(reconnection.to_durable(coordinator))  # a successor may have room, and report it
         else:
             if coordinator.unrecorded:
                 self.event(events.RecordedAgainEvent(missing=coordinator.unrecorded))
                 coordinator.unrecorded = 0
 
-    def _kept_late(self, coordinator: Coordinator, count: int) -> None:
-        """Events that the disk had not taken within the limit are in the journal after all. If a later write has come
-        before this was heard, they have been counted as missing already.
+    def _on_late_commit(self, coordinator: Coordinator, count: int) -> None:
+        """Events that the disk had not taken within the limit are in the journal after all. If a later write came
+        before this call, they have been counted as missing already.
         """
         if coordinator.unrecorded:
             coordinator.unrecorded -= count
             if not coordinator.unrecorded:
                 self.event(events.RecordedAgainEvent(missing=0))
 
-    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """From other threads: call it in the event loop."""
+    def _call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call it in the event loop, from another thread."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the run is over
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _not_shipped(self, reason: str) -> None:
-        self._soon(self.event, events.NotShippedEvent(reason=reason))
+        self._call_in_loop(self.event, events.NotShippedEvent(reason=reason))
 
     def close(self) -> None:
-        """What was kept last is shipped, if that is possible soon."""
+        """Ship the last state, if that is possible soon."""
         if self._shipping:
             self._shipping.close()
 
     def note(self, line: Line) -> None:
-        """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
+        """Queue a line for files and observers. It follows the messages: their writers were woken before this."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self.write_lines)
         self._unwritten.append(line)
@@ -112,26 +117,26 @@ class Recording:
         self._loop = asyncio.get_running_loop()
         lines, self._unwritten = self._unwritten, []
         for line in lines:
-            self._observers.tell(line)
+            self._observers.send(line)
             if not self._journal.write(line, partial(self._written, line)):
                 self._lose(line, "the disk does not answer, and too many lines wait for it")
 
     def _written(self, line: Line, error: Exception | None) -> None:
-        """In the journal's thread."""
+        """Called in the journal's thread."""
         if error is not None:
             _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
-            self._soon(self._lose, line, str(error))
-        elif self._lost:
-            self._soon(self._tell_lost)
+            self._call_in_loop(self._lose, line, str(error))
+        elif self._lost_lines:
+            self._call_in_loop(self._report_lost)
 
     def _lose(self, line: Line, why: str) -> None:
-        self._lost += not isinstance(line, Recorded)  # events are in the journal
+        self._lost_lines += not isinstance(line, Recorded)  # events are in the journal
         self._why = why
 
-    def _tell_lost(self) -> None:
-        if self._lost:
-            self.event(events.LinesLostEvent(worker="", lines=self._lost, reason=self._why))
-            self._lost = 0
+    def _report_lost(self) -> None:
+        if self._lost_lines:
+            self.event(events.LinesLostEvent(worker="", lines=self._lost_lines, reason=self._why))
+            self._lost_lines = 0
 
 
 def _now(event: events.Event) -> events.Event:

@@ -1,21 +1,21 @@
-"""The REST side of the coordinator's port: what the command line asks of a live run.
+"""The REST side of the coordinator's port: the requests of the command line to a live run.
 
     GET  /api/alive                             {}
     GET  /api/status                            Status
     GET  /api/numerics                          Numerics
-    GET  /api/job                               Job: what a worker that has nothing of the run is to do
+    GET  /api/job                               Job: the work of a worker that has no files of the run
     GET  /api/code                              the run's code, packed (see `code/pack.py`)
     POST /api/scale    {"wanted": 4}            {"wanted": 4}
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
     POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
-    POST /api/tickets                           {}, once FOLDER/tickets has been read again
-    POST /api/trace    {"steps": 20}            Traced: the members have been asked for so many steps to come
-    GET  /api/trace                             Traced: how far that is
-    POST /api/trace/end                         Traced: who owes its part is to tell what it has
-    GET  /api/trace/of?worker=w2                what w2 has answered (`Spans`), as msgpack
+    POST /api/tickets                           {}, after FOLDER/tickets has been read again
+    POST /api/trace    {"steps": 20}            Traced: the members were asked to trace the next 20 steps
+    GET  /api/trace                             Traced: the progress of that
+    POST /api/trace/end                         Traced: members that have not answered must send what they have
+    GET  /api/trace/of?worker=w2                the answer of w2 (`Spans`), as msgpack
 
-What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see
-`control/security.py`); what can't be told for an error of our own, 500.
+An impossible request answers 400 with {"error": text}, one that the ticket does not allow 403 (see
+`control/security.py`); an internal error 500.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from farandole.protocol.messages import MOST_STEPS, Name
 # --- rest -------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-BODY_S = 10.0  # for a request's body to arrive
+BODY_S = 10.0  # time for a request's body to arrive
 NOT_PACKED = (
-    "the run's code is not packed: it has no pools of other hosts; name a script of your own, or start it with --files"
+    "the run's code is not packed: it has no pools of other hosts; name your own script, or start the run with --files"
 )
-READING = (  # decide nothing
+READING = (  # these requests decide nothing
     *("/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code"),
     *("/api/trace", "/api/trace/end", "/api/trace/of"),
 )
@@ -59,7 +59,7 @@ B = TypeVar("B")
 
 class ScaleRequest(msgspec.Struct, forbid_unknown_fields=True):
     wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
-    pool: Name = ""  # the run's own
+    pool: Name = ""  # "": the run's own
 
 
 class Release(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,15 +75,15 @@ class TraceRequest(msgspec.Struct, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
 
 
-class Desk(Protocol):
-    """What the handlers need of the server."""
+class RestServer(Protocol):
+    """The parts of the server that the handlers need."""
 
     coordinator: Coordinator
 
     def now(self) -> float: ...
 
     def flush(self) -> None:
-        """Carry out what the coordinator has decided."""
+        """Carry out the coordinator's decisions."""
         ...
 
     def status(self) -> Status: ...
@@ -94,8 +94,8 @@ class Desk(Protocol):
 class Rest:
     """The handlers. Each changes the coordinator and flushes, as a message from a worker does."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, server: RestServer) -> None:
+        self._server = server
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -109,83 +109,83 @@ class Rest:
             web.post("/api/stop", self._stop),
             web.post("/api/tickets", self._tickets),
             web.post("/api/trace", self._trace),
-            web.get("/api/trace", self._traced),
+            web.get("/api/trace", self._trace_status),
             web.post("/api/trace/end", self._trace_end),
             web.get("/api/trace/of", self._trace_of),
         ]
 
     async def _alive(self, request: web.Request) -> web.Response:
-        """The sign of life that `farandole run` asks for every second."""
+        """The health check that `farandole run` makes every second."""
         del request
         return _answer({})
 
     async def _status(self, request: web.Request) -> web.Response:
         del request
-        return _answer(self._desk.status())
+        return _answer(self._server.status())
 
     async def _numerics(self, request: web.Request) -> web.Response:
         del request
-        return _answer(numerics.of_run(self._desk.coordinator))
+        return _answer(numerics.of_run(self._server.coordinator))
 
     async def _job(self, request: web.Request) -> web.Response:
         del request
-        job = self._desk.coordinator.settings.job
+        job = self._server.coordinator.settings.job
         if job is None:
             raise UsageError(NOT_PACKED)
         return _answer(job)
 
     async def _code(self, request: web.Request) -> web.StreamResponse:
         del request
-        settings = self._desk.coordinator.settings
+        settings = self._server.coordinator.settings
         place = Path(settings.folder) / PACK
         if settings.job is None:
             raise UsageError(NOT_PACKED)
         if not place.is_file():
             raise UsageError(
-                f"{place} is gone, and with it the run's code: who has it trains on, and nobody new begins"
+                f"{place} does not exist any more: workers that have the run's code train on, and no new worker starts"
             )
         return web.FileResponse(place)
 
     async def _scale(self, request: web.Request) -> web.Response:
         body = await _body(request, ScaleRequest)
-        self._desk.coordinator.scale(body.wanted, self._desk.now(), body.pool)
-        self._desk.flush()
+        self._server.coordinator.scale(body.wanted, self._server.now(), body.pool)
+        self._server.flush()
         return _answer({"wanted": body.wanted})
 
     async def _release(self, request: web.Request) -> web.Response:
         body = await _body(request, Release)
-        released = self._desk.coordinator.release(body.name, self._desk.now())
-        self._desk.flush()
+        released = self._server.coordinator.release(body.name, self._server.now())
+        self._server.flush()
         return _answer({"released": released})
 
     async def _stop(self, request: web.Request) -> web.Response:
         body = await _body(request, StopRequest)
-        self._desk.coordinator.stop(body.reason, body.code, self._desk.now())
-        self._desk.flush()
-        return _answer({"state": "over" if self._desk.coordinator.over else "ending"})
+        self._server.coordinator.stop(body.reason, body.code, self._server.now())
+        self._server.flush()
+        return _answer({"state": "over" if self._server.coordinator.over else "ending"})
 
     async def _tickets(self, request: web.Request) -> web.Response:
         del request
-        self._desk.reread_tickets()
+        self._server.reread_tickets()
         return _answer({})
 
     async def _trace(self, request: web.Request) -> web.Response:
         body = await _body(request, TraceRequest)
-        accounting.start_trace(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
-        self._desk.flush()
-        return await self._traced(request)
+        accounting.start_trace(self._server.coordinator, body.steps, 1 + secrets.randbits(52), self._server.now())
+        self._server.flush()
+        return await self._trace_status(request)
 
-    async def _traced(self, request: web.Request) -> web.Response:
+    async def _trace_status(self, request: web.Request) -> web.Response:
         del request
-        return _answer(accounting.trace_answers(self._desk.coordinator, self._desk.now()))
+        return _answer(accounting.trace_answers(self._server.coordinator, self._server.now()))
 
     async def _trace_end(self, request: web.Request) -> web.Response:
-        accounting.end_trace(self._desk.coordinator)
-        self._desk.flush()
-        return await self._traced(request)
+        accounting.end_trace(self._server.coordinator)
+        self._server.flush()
+        return await self._trace_status(request)
 
     async def _trace_of(self, request: web.Request) -> web.Response:
-        answer = accounting.trace_answer(self._desk.coordinator, request.query.get("worker", ""))
+        answer = accounting.trace_answer(self._server.coordinator, request.query.get("worker", ""))
         return web.Response(body=answer, content_type="application/msgpack")
 
 
@@ -193,7 +193,7 @@ async def _body(request: web.Request, kind: type[B]) -> B:
     try:
         return msgspec.json.decode(await within(BODY_S, request.read()), type=kind)
     except asyncio.TimeoutError:
-        raise UsageError(f"{request.path}: the body did not come within {BODY_S:g} s") from None
+        raise UsageError(f"{request.path}: the body did not arrive within {BODY_S:g} s") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"{request.path}: {error}") from None
 
@@ -206,28 +206,29 @@ def refusal(reason: str, status: int = 400) -> web.Response:
     return _answer({"error": reason}, status)
 
 
-def untold(what: str, error: Exception, record: UnauthenticatedPeers) -> web.Response:
-    """An error of our own in a handler that only tells: one of the answers is missing, and nothing else."""
-    sentence = f"{what} can't be answered: an error of farandole's own ({type(error).__name__})"
-    if record.untold(sentence):
+def internal_error(subject: str, error: Exception, record: UnauthenticatedPeers) -> web.Response:
+    """The answer to an error of our own in a handler that only reports: one answer is missing, and nothing else."""
+    sentence = f"{subject} can't be answered: an internal error of farandole ({type(error).__name__})"
+    if record.report_error(sentence):
         _log.error("%s", sentence, exc_info=error)
     return web.Response(status=500, reason=sentence, text=sentence)
 
 
-# --- spent ------------------------------------------------------------------------------------------------------------
+# --- cost -------------------------------------------------------------------------------------------------------------
 #
-# What a live run's account comes to (`protocol/coordinator/account.py`), for its status and `/metrics`.
+# The account of a live run (`protocol/coordinator/account.py`), for its status and `/metrics`.
 #
-# The coordinator reads its own metrics.jsonl on, a part at a time: so one that comes again knows of workers that went
-# before it began, and what it tells is what `farandole account` says of the same lines. Before it has read all of them,
-# and where they can't be read, nothing is known. Nothing is decided by it. It reads in a thread: nobody waits for it.
+# The coordinator reads its own metrics.jsonl, a part at a time. So a restarted coordinator knows of workers that left
+# before it began, and it reports what `farandole account` prints for the same lines. Until it has read all of them, and
+# if they can't be read, the account is unknown. Nothing is decided by it. It reads in a thread, and nothing waits for
+# it.
 
-EVERY_S = 5.0  # between two sums
-READ_S = 0.5  # between two looks at the file
+EVERY_S = 5.0  # interval between two sums
+READ_S = 0.5  # interval between two reads of the file
 
 
 class RunCost:
-    """`look_soon` now and then; `account` is what is known."""
+    """The cost of a run so far. Call `look_soon` regularly; `account` is the result, None if unknown."""
 
     def __init__(self, settings: RunSettings, folder: Path) -> None:
         self.account: AccountStatus | None = None
@@ -239,13 +240,13 @@ class RunCost:
         self._looking = False
 
     def look_soon(self, now: float) -> None:
-        """`look`, in the thread, unless it is at it or it is too early."""
+        """Call `look` in the thread, unless that is running or it is too early."""
         if now >= self._look_at and not self._looking:
             self._looking = True
             self._files.post(partial(self._look, now))
 
     def close(self) -> None:
-        """The thread ends when it has done what it is at."""
+        """The thread ends after its current work."""
         self._files.end()
 
     def _look(self, now: float) -> None:
@@ -255,7 +256,7 @@ class RunCost:
             self._looking = False
 
     def look(self, now: float) -> None:
-        """At most one part of the file."""
+        """Read at most one part of the file, and update the account."""
         if now < self._look_at:
             return
         try:
@@ -271,9 +272,9 @@ class RunCost:
             self.account = self._summed()
 
     def _summed(self) -> AccountStatus | None:
-        found = self._reading.account(self._run, self._prices)
-        if found.seconds is None or found.worker_hours is None:
+        account = self._reading.account(self._run, self._prices)
+        if account.seconds is None or account.worker_hours is None:
             return None
         return AccountStatus(
-            seconds=found.seconds, goodput=found.goodput, worker_hours=found.worker_hours, dollars=found.dollars
+            seconds=account.seconds, goodput=account.goodput, worker_hours=account.worker_hours, dollars=account.dollars
         )

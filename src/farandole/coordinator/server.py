@@ -4,16 +4,16 @@
     /api/*     REST, for the command line (see `rest.py`)
     /metrics   for Prometheus, by a token of its own (see `prometheus.py`)
 
-The first two are for connections that have shown the run's ticket, and nobody else's bytes come here (`listener.py`).
-Invariant: whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that
-it decided, in order, without ever waiting: messages go to per-connection queues, journal lines are written after the
-messages have left. So a slow or frozen peer delays nobody, and from a worker's closed socket to Stop on the others'
-sockets is a turn or two of the event loop.
+The first two are for connections that have shown the run's ticket; bytes of other connections do not come here
+(`listener.py`). Invariant: each message goes into the coordinator as one call, followed by one `flush`, which carries
+out all that the coordinator decided, in order, without ever waiting. Messages go to per-connection queues; journal
+lines are written after the messages have left. So a slow or frozen peer delays no other, and from a worker's closed
+socket to Stop on the others' sockets it takes one or two turns of the event loop.
 
-What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Of such events a
-minute has at most a few of each kind, and then their number. Strangers are bounded in `listener.py`. Off loopback
-there is TLS, always. An error of our own ends the process where anything is decided, for a coordinator in doubt must
-not go on; where something is only told, it costs that answer.
+An invalid message closes its connection and becomes an event; the run goes on. At most a few such events of each kind
+are recorded a minute, then their number. `listener.py` bounds unauthenticated peers. Off loopback TLS is always on. An
+error of our own ends the process if it occurs in code that decides, because a coordinator in doubt must not go on; in
+code that only reports, it costs that answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from farandole.coordinator.listener import Listener, UnauthenticatedPeers, shown
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.prometheus import metrics_page
 from farandole.coordinator.recording import Recording
-from farandole.coordinator.rest import READING, Rest, RunCost, refusal, untold
+from farandole.coordinator.rest import READING, Rest, RunCost, internal_error, refusal
 from farandole.errors import ProtocolError, UsageError
 from farandole.platform.process import up_to
 from farandole.protocol import events, messages
@@ -54,40 +54,40 @@ from farandole.protocol.metrics import metrics_line
 
 # --- group keys -------------------------------------------------------------------------------------------------------
 #
-# The key of each group of connections, made from the run's secret; see `collective/gloo.py` for what it is for.
+# The key of each group of connections, derived from the run's secret; `collective/gloo.py` explains its use.
 #
-# It is put into a proposal as that is sent, and is nowhere else: not in the state, the journal or a log.
+# It is added to a proposal when that is sent, and is stored nowhere: not in the state, the journal or a log.
 
 
 def group_key(secret: str, run: str, group: int) -> bytes:
-    """HMAC-SHA256 of the run and the group's number under the run's secret. Its holder learns nothing of the secret."""
+    """HMAC-SHA256 of the run and the group's number under the run's secret. The key reveals nothing of the secret."""
     return hmac.new(secret.encode(), f"farandole group\n{run}\n{group}".encode(), hashlib.sha256).digest()
 
 
-def keyed(message: messages.Message, secret: str, run: str) -> messages.Message:
-    """What is sent for `message`: a proposal has its group's key in it."""
+def with_group_key(message: messages.Message, secret: str, run: str) -> messages.Message:
+    """The message to send for `message`: the same, but a proposal contains its group's key."""
     if not isinstance(message, messages.Propose):
         return message
     return msgspec.structs.replace(message, key=group_key(secret, run, message.view.group))
 
 
-# --- invited ----------------------------------------------------------------------------------------------------------
+# --- ticket checks ----------------------------------------------------------------------------------------------------
 #
-# What the tickets say (`control/security.py`), done to connections: who is not heard, and who has to go.
+# Applies the state of the tickets (`control/security.py`) to connections: rejects some and closes others.
 #
-# A worker that the run knows is heard whatever its ticket is by now: it is told by the coordinator what becomes of it,
-# and the others learn that it is gone. Nobody else's Hello is looked at by the run if its ticket is over.
+# A worker that the run knows is accepted whatever the state of its ticket: the coordinator tells it what happens to it,
+# and the others learn that it is gone. Any other Hello is rejected if its ticket is revoked or expired.
 
 
-def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: messages.Hello) -> str:
-    """Why who has shown `ticket` is not heard, "" if it is."""
+def hello_refusal(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: messages.Hello) -> str:
+    """The reason for rejecting the Hello of a connection that has shown `ticket`, "" to accept it."""
     if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
         return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
     return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
 
 
 def reread(tickets: Tickets, record: Callable[[events.Event], None]) -> None:
-    """`record` what has become of them. A file that is damaged is an event, and changes nothing."""
+    """Read the tickets again and `record` the changes. A damaged file is an event, and changes nothing."""
     try:
         for event in tickets.reread():
             record(event)
@@ -95,17 +95,17 @@ def reread(tickets: Tickets, record: Callable[[events.Event], None]) -> None:
         record(events.TicketsDamagedEvent(reason=str(error)))
 
 
-def turn_out(
+def close_revoked(
     tickets: Tickets,
     coordinator: Coordinator,
     workers: Mapping[str, Connection],
     others: Iterable[Connection],
     now: float,
 ) -> None:
-    """Those whose tickets have been revoked; to be flushed."""
+    """Close the connections whose tickets are revoked, and ban their workers. The caller flushes."""
     for worker, connection in tuple(workers.items()):
-        if why := tickets.revoked(connection.ticket):
-            coordinator.ban_and_remove(worker, why, now)
+        if reason := tickets.revoked(connection.ticket):
+            coordinator.ban_and_remove(worker, reason, now)
     for connection in tuple(others):
         if tickets.revoked(connection.ticket):
             connection.close()
@@ -113,20 +113,20 @@ def turn_out(
 
 # --- agents -----------------------------------------------------------------------------------------------------------
 #
-# Passes on what pools and the agents of their hosts say to each other. Nothing of it is the coordinator's business.
+# Forwards the messages between pools and the agents of their hosts. The coordinator does not process them.
 #
-# A pool has at most one connection for this, and each of its hosts at most one agent: who comes again has lost the
-# older connection, and takes its place. Whoever connects gets a whole picture: a pool the newest report of each of
-# its hosts that are there, an agent the newest order that was made for it. Each report is answered, so that an agent
-# sees when nobody is there any more: the coordinator's machine may be lost. An agent that is silent for `SILENT_S` is
-# taken to be gone: its host may have lost its power, or its network.
+# A pool has at most one connection for this, and each of its hosts at most one agent. A second connection replaces the
+# older one. A new connection gets the complete state: a pool the newest report of each connected host, an agent the
+# newest order that was made for it. Each report is answered, so that an agent notices when nobody is connected any
+# more: the coordinator's machine may be lost. An agent that is silent for `SILENT_S` counts as gone: its host may have
+# lost its power, or its network.
 
-SILENT_S = 5.0  # an agent says something each second
+SILENT_S = 5.0  # an agent sends a report each second
 HEARD = messages.encode(messages.LinesHeard())
 
 
 class _Pool:
-    """`orders` and `reports` are the newest, by host."""
+    """The connections of one pool and its agents. `orders` and `reports` are the newest, by host."""
 
     def __init__(self) -> None:
         self.link: Connection | None = None
@@ -136,46 +136,46 @@ class _Pool:
 
 
 class Agents:
-    """One connection each: `serve_agent`, `serve_pool`, to its end."""
+    """All pools and agents. `serve_agent` and `serve_pool` serve one connection until its end."""
 
     def __init__(self) -> None:
         self._pools: dict[str, _Pool] = {}
 
     @property
-    def there(self) -> bool:
-        """Some agent is connected."""
+    def any_connected(self) -> bool:
+        """An agent is connected."""
         return any(pool.agents for pool in self._pools.values())
 
-    def _of(self, hello: messages.Hello) -> _Pool:
+    def _pool_of(self, hello: messages.Hello) -> _Pool:
         if not hello.pool:
             raise ValueError(f"{hello.kind} without the name of its pool")
         return self._pools.setdefault(hello.pool, _Pool())
 
     async def serve_agent(self, connection: Connection, hello: messages.Hello) -> None:
-        """Raises ValueError: it says what no agent says."""
-        pool, host = self._of(hello), hello.host
+        """Serve an agent's connection. Raises ValueError: it sends a message that agents do not send."""
+        pool, host = self._pool_of(hello), hello.host
         if not host:
             raise ValueError("an agent without the name of its host")
-        if before := pool.agents.get(host):
-            before.abort()
+        if previous := pool.agents.get(host):
+            previous.abort()
         pool.agents[host] = connection
         if order := pool.orders.get(host):
             connection.send(order)
         try:
-            while (data := await _heard(connection)) is not None:
-                said = messages.decode_from_worker(data)
-                if not isinstance(said, messages.Report | messages.Output):
-                    raise ValueError(f"unexpected message {type(said).__name__} from an agent")
+            while (data := await _receive(connection)) is not None:
+                message = messages.decode_from_worker(data)
+                if not isinstance(message, messages.Report | messages.Output):
+                    raise ValueError(f"unexpected message {type(message).__name__} from an agent")
                 if pool.agents.get(host) is not connection:
                     continue
-                passed = messages.encode(messages.FromHost(host=host, said=said))
-                if isinstance(said, messages.Report):
+                forwarded = messages.encode(messages.FromHost(host=host, said=message))
+                if isinstance(message, messages.Report):
                     connection.send(HEARD)
-                    if pool.reports.get(host) == passed:
+                    if pool.reports.get(host) == forwarded:
                         continue
-                    pool.reports[host] = passed
+                    pool.reports[host] = forwarded
                 if pool.link:
-                    pool.link.send(passed)
+                    pool.link.send(forwarded)
         finally:
             if pool.agents.get(host) is connection:
                 del pool.agents[host]
@@ -184,31 +184,31 @@ class Agents:
                     pool.link.send(messages.encode(messages.FromHost(host=host)))
 
     async def serve_pool(self, connection: Connection, hello: messages.Hello) -> None:
-        """Raises ValueError: it says what no pool says here."""
-        pool = self._of(hello)
+        """Serve a pool's connection. Raises ValueError: it sends a message that pools do not send here."""
+        pool = self._pool_of(hello)
         if pool.link:
             pool.link.abort()
         pool.link = connection
-        pool.orders.clear()  # a pool that has begun anew makes others, once it has heard of the host
+        pool.orders.clear()  # a restarted pool makes new orders once it has the host's report
         for report in pool.reports.values():
             connection.send(report)
         try:
             while (data := await connection.receive()) is not None:
-                said = messages.decode_from_worker(data)
-                if not isinstance(said, messages.ToHost):
-                    raise ValueError(f"unexpected message {type(said).__name__} from a pool")
+                message = messages.decode_from_worker(data)
+                if not isinstance(message, messages.ToHost):
+                    raise ValueError(f"unexpected message {type(message).__name__} from a pool")
                 if pool.link is not connection:
                     continue
-                order = pool.orders[said.host] = messages.encode(said.order)
-                if agent := pool.agents.get(said.host):
+                order = pool.orders[message.host] = messages.encode(message.order)
+                if agent := pool.agents.get(message.host):
                     agent.send(order)
         finally:
             if pool.link is connection:
                 pool.link = None
 
 
-async def _heard(agent: Connection) -> bytes | None:
-    """What it says next, None where it is gone."""
+async def _receive(agent: Connection) -> bytes | None:
+    """The agent's next message; None: the connection is lost or silent."""
     with contextlib.suppress(asyncio.TimeoutError):
         return await agent.receive(SILENT_S)
     agent.abort()
@@ -217,15 +217,15 @@ async def _heard(agent: Connection) -> bytes | None:
 
 # --- pools ------------------------------------------------------------------------------------------------------------
 #
-# The pools' connections: each is told its roster, whenever that changes, and says what has become of its workers.
+# The connections of the pools: each gets its roster, whenever that changes, and reports what happens to its workers.
 #
-# What a pool says again after a break is no news to the coordinator, and does nothing.
+# A report that a pool repeats after a broken connection changes nothing in the coordinator.
 
-UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
+UNKNOWN_S = 0.5  # time for the Hello of an exited process to arrive
 
 
 class PoolConnections:
-    """`flush` carries out what the coordinator decides, `now` is its clock, `record` writes an event of ours down."""
+    """`flush` carries out the coordinator's decisions, `now` is its clock, `record` writes an event to the journal."""
 
     def __init__(
         self,
@@ -237,43 +237,43 @@ class PoolConnections:
     ) -> None:
         self._coordinator = coordinator
         self._flush, self._now, self._record = flush, now, record
-        self._there: dict[Connection, messages.Hello] = {}
-        self._told: dict[Connection, messages.Roster] = {}
+        self._connected: dict[Connection, messages.Hello] = {}
+        self._sent: dict[Connection, messages.Roster] = {}
 
     @property
     def names(self) -> list[str]:
-        """Of those that are connected."""
-        return [hello.pool for hello in self._there.values()]
+        """The names of the connected pools."""
+        return [hello.pool for hello in self._connected.values()]
 
-    def tell(self) -> None:
-        """Rosters that are not what was told last."""
-        for connection, hello in self._there.items():
+    def send_rosters(self) -> None:
+        """Send each pool its roster if it differs from the last one sent."""
+        for connection, hello in self._connected.items():
             roster = self._coordinator.roster(hello.pool)
-            if roster != self._told.get(connection):
-                self._told[connection] = roster
+            if roster != self._sent.get(connection):
+                self._sent[connection] = roster
                 connection.send(messages.encode(roster))
 
     async def serve(self, connection: Connection, hello: messages.Hello) -> None:
-        """Until the connection ends.
+        """Serve a pool's connection until its end.
 
         Raises:
-            ValueError: it says what no pool says.
+            ValueError: it sends a message that pools do not send.
         """
-        if reason := scaling.pool_refusal(self._coordinator, hello, self._there.values()):
+        if reason := scaling.pool_refusal(self._coordinator, hello, self._connected.values()):
             self._record(events.RefusedEvent(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
             connection.send(messages.encode(messages.JoinRefused(reason=reason)))
             connection.close()
             return
-        self._there[connection] = hello
+        self._connected[connection] = hello
         try:
-            self.tell()
+            self.send_rosters()
             while (data := await connection.receive()) is not None:
-                self._hear(hello, messages.decode_from_worker(data))
+                self._on_message(hello, messages.decode_from_worker(data))
         finally:
-            del self._there[connection]
-            self._told.pop(connection, None)
+            del self._connected[connection]
+            self._sent.pop(connection, None)
 
-    def _hear(self, pool: messages.Hello, message: messages.Message) -> None:
+    def _on_message(self, pool: messages.Hello, message: messages.Message) -> None:
         if not isinstance(message, messages.FromPool):
             raise ValueError(f"unexpected message {type(message).__name__} from a pool")
         early = isinstance(message, messages.WorkerProcessExited) and not self._coordinator.has_met(message.worker)
@@ -289,26 +289,28 @@ class PoolConnections:
 _log = logging.getLogger(__name__)
 HELLO_S = 10.0
 TICK_S = 0.1
-AGENTS_S = 15.0  # after the run is over, for hosts to tell what has become of their workers, and to be let go
-LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
+AGENTS_S = 15.0  # after the end of the run: time for hosts to report the ends of their workers, and to be released
+LINGER_S = 1.0  # after the end of the run: time for the last messages and lines to arrive
 REST_BYTES = 64 * 1024
-UNPROMISING = (messages.Welcome, messages.LinesHeard, messages.Published)  # may go out before the journal is written
+NO_PROMISE = (messages.Welcome, messages.LinesHeard, messages.Published)  # may be sent before the journal is written
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """`await start()`, then `await serve()` until the run is over; `await close()` in any case."""
+    """The server of one run: `await start()`, then `await serve()` until the run is over; `await close()` in any
+    case.
+    """
 
     def __init__(self, settings: RunSettings, *, secret: str, journal: Journal, known: Durable | None = None) -> None:
         self.coordinator = Coordinator(settings, known, self.now())
         self.address = ""
         self.tickets = Tickets(secret, journal.folder / TICKETS)
-        self._keying = (secret, settings.run)
+        self._key_source = (secret, settings.run)
         self._workers: dict[str, Connection] = {}
-        self._every: set[Connection] = set()
+        self._connections: set[Connection] = set()
         self._pools = PoolConnections(self.coordinator, flush=self.flush, now=self.now, record=self._event)
         self._agents = Agents()
-        recent = journal.recent if known else []  # without, what is there is of the run's earlier session
+        recent = journal.recent if known else []  # if not, those lines belong to the run's earlier session
         newest = journal.last_line()
         self.coordinator.last_step_line = newest[0]
         if known:
@@ -316,10 +318,10 @@ class Server:
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
         self._listener: Listener | None = None
-        self._strangers = UnauthenticatedPeers(self._event)
-        self._observers = Observers(recent, self._strangers)
+        self._peers = UnauthenticatedPeers(self._event)
+        self._observers = Observers(recent, self._peers)
         self._recording = Recording(journal, recent, self._observers, settings)
-        self._spent = RunCost(settings, journal.folder)
+        self._cost = RunCost(settings, journal.folder)
         if known is None:
             self._event(events.RunStartedEvent(version=__version__))
         if journal.damaged:
@@ -332,35 +334,36 @@ class Server:
         certificate: Certificate | None = None,
         listener: socket.socket | None = None,
     ) -> str:
-        """Listen, see `Listener.open`. Returns what a ticket says."""
-        app = web.Application(middlewares=[self._answer], client_max_size=REST_BYTES)
+        """Start to listen, see `Listener.open`. Returns the address for tickets."""
+        app = web.Application(middlewares=[self._handle_errors], client_max_size=REST_BYTES)
         app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
-        page = metrics_page(self.coordinator.settings, self.status, self._observers, self._strangers)
-        self._listener = Listener(app, certificate, self._strangers.strange, self.tickets.known, page)
+        page = metrics_page(self.coordinator.settings, self.status, self._observers, self._peers)
+        self._listener = Listener(app, certificate, self._peers.on_rejected, self.tickets.known, page)
         self.address = await self._listener.open(host, port, listener)
         self.reread_tickets()
         self.flush()
         return self.address
 
     async def serve(self) -> None:
-        """Tick until the run is over and everyone has gone, at most `LINGER_S` later; who is out of reach has longer.
+        """Update until the run is over and all connections have ended, at most `LINGER_S` later; unreachable workers
+        have longer.
 
-        An error of our own in any connection's handler comes out here: a coordinator in doubt must not go on.
+        Raises any error of our own in a connection's handler: a coordinator in doubt must not go on.
         """
         while not self._over.is_set():
             self.coordinator.tick(self.now())
             self.flush()
-            self._strangers.count(self.now())
+            self._peers.count(self.now())
             self._keep()
-            self._tell_pools()
-            self._spent.look_soon(self.now())
+            self._send_rosters()
+            self._cost.look_soon(self.now())
             await up_to(TICK_S, self._over)
         if self._broken is not None:
             raise self._broken
         began = self.now()
-        while self._every or self._absent() or accounting.trace_pending(self.coordinator, self.now()):
+        while self._connections or self._absent() or accounting.trace_pending(self.coordinator, self.now()):
             limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
-            limit = max(limit, AGENTS_S) if self._agents.there else limit
+            limit = max(limit, AGENTS_S) if self._agents.any_connected else limit
             if self.now() - began > limit:
                 return
             await asyncio.sleep(TICK_S / 2)
@@ -371,12 +374,12 @@ class Server:
     async def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        self._strangers.count(math.inf)
+        self._peers.count(math.inf)
         self._keep()
         self._recording.write_lines()
         await asyncio.to_thread(self._recording.close)
-        self._spent.close()
-        for connection in tuple(self._every):
+        self._cost.close()
+        for connection in tuple(self._connections):
             connection.close()
         if self._listener is not None:
             await self._listener.clean_up()
@@ -387,21 +390,21 @@ class Server:
     def status(self) -> Status:
         return describe(
             self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._recording.steps),
-            now=self.now(), time=time.time(), account=self._spent.account,
+            now=self.now(), time=time.time(), account=self._cost.account,
         )  # fmt: skip
 
-    # --- out of the coordinator ----------------------------------------------------------------------------
+    # --- actions of the coordinator ------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Carry out what the coordinator has decided: the journal first, then messages, then files. Never waits."""
+        """Carry out the coordinator's decisions: the journal first, then messages, then files. Never waits."""
         actions = self.coordinator.drain()
         if not actions:
-            return  # most messages of most workers
+            return  # the case of most messages of most workers
         for action in actions:
             if isinstance(action, Record):
                 _log.info("%s: %s", events.name_of(action.event), events.fields_of(action.event))
                 self._event(action.event)
-        if any(isinstance(action, Send) and not isinstance(action.message, UNPROMISING) for action in actions):
+        if any(isinstance(action, Send) and not isinstance(action.message, NO_PROMISE) for action in actions):
             self._keep()
         message, data = None, b""
         for action in actions:
@@ -409,8 +412,11 @@ class Server:
                 case Send():
                     _log.debug("to %s: %s", action.worker, type(action.message).__name__)
                     if connection := self._workers.get(action.worker):
-                        if action.message is not message:  # often the same to everyone
-                            message, data = action.message, messages.encode(keyed(action.message, *self._keying))
+                        if action.message is not message:  # often all workers get the same message
+                            message, data = (
+                                action.message,
+                                messages.encode(with_group_key(action.message, *self._key_source)),
+                            )
                         connection.send(data)
                 case Close(worker):
                     if connection := self._workers.pop(worker, None):
@@ -420,11 +426,11 @@ class Server:
                 case Log(line):
                     self._recording.note(metrics_line(line))
         if any(isinstance(action, Record) for action in actions):
-            self._tell_pools()
+            self._send_rosters()
 
-    def _tell_pools(self) -> None:
-        """Nearly all that changes a roster is an event; the rest can wait for a tick."""
-        self._pools.tell()
+    def _send_rosters(self) -> None:
+        """Send changed rosters. Nearly all changes of a roster are events; the rest can wait for the next update."""
+        self._pools.send_rosters()
         if self.coordinator.over:
             self._keep()
             self._over.set()
@@ -438,21 +444,21 @@ class Server:
     # --- connections ---------------------------------------------------------------------------------------
 
     @web.middleware
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if why := self.tickets.forbids(shown(request), request.path):
-            return refusal(why, 403)
+    async def _handle_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if reason := self.tickets.forbids(shown(request), request.path):
+            return refusal(reason, 403)
         try:
             return await handler(request)
         except UsageError as error:
             return refusal(str(error))
-        except web.RequestPayloadError as error:  # a body that is not what its headers say
-            self._strangers.malformed(f"{request.method} {request.path}", str(error))
+        except web.RequestPayloadError as error:  # a body that does not match its headers
+            self._peers.malformed(f"{request.method} {request.path}", str(error))
             raise web.HTTPBadRequest from None
         except (web.HTTPException, ConnectionError, asyncio.CancelledError):
             raise
         except BaseException as error:
             if request.path in READING and isinstance(error, Exception):
-                return untold(f"{request.method} {request.path}", error, self._strangers)
+                return internal_error(f"{request.method} {request.path}", error, self._peers)
             self._broken = error
             self._over.set()
             raise
@@ -460,28 +466,28 @@ class Server:
     async def _control(self, request: web.Request) -> web.StreamResponse:
         source = request.remote or ""
         connection = await open_connection(
-            request, lambda: self._strangers.strange(source, "sends too much: slowed down")
+            request, lambda: self._peers.on_rejected(source, "sends too much: slowed down")
         )
-        self._every.add(connection)
+        self._connections.add(connection)
         try:
-            await self._converse(connection, source)
+            await self._run_session(connection, source)
         finally:
             await connection.finish()
-            self._every.discard(connection)
+            self._connections.discard(connection)
         return connection.response
 
-    async def _converse(self, connection: Connection, source: str) -> None:
-        """From Hello to the end. What breaks the protocol is recorded and closes the connection."""
-        who = "a connection without Hello"
+    async def _run_session(self, connection: Connection, source: str) -> None:
+        """Serve a connection from Hello to its end. A protocol error is recorded and closes the connection."""
+        peer = "a connection without Hello"
         try:
             data = await connection.receive(HELLO_S)
             hello = messages.decode_from_worker(data) if data is not None else None
             if not isinstance(hello, messages.Hello):
                 raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
-            who = f"{hello.kind} {hello.worker or hello.pool}".strip()
-            if why := why_not(self.tickets, self.coordinator, connection.ticket, hello):
-                self._strangers.strange(source, why)
-                connection.send(messages.encode(messages.JoinRefused(reason=why)))
+            peer = f"{hello.kind} {hello.worker or hello.pool}".strip()
+            if reason := hello_refusal(self.tickets, self.coordinator, connection.ticket, hello):
+                self._peers.on_rejected(source, reason)
+                connection.send(messages.encode(messages.JoinRefused(reason=reason)))
                 connection.close()
             elif hello.kind == "worker":
                 await self._worker(connection, hello)
@@ -496,27 +502,27 @@ class Server:
             else:
                 raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool, observer, agent or agents")
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
-            self._strangers.malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
+            self._peers.malformed(peer, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()
 
     def reread_tickets(self) -> None:
         reread(self.tickets, self._event)
-        self._keep()  # before it is answered
-        others = self._every - set(self._workers.values())
-        turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
+        self._keep()  # before the request is answered
+        others = self._connections - set(self._workers.values())
+        close_revoked(self.tickets, self.coordinator, self._workers, others, self.now())
         self.flush()
 
     async def _worker(self, connection: Connection, hello: messages.Hello) -> None:
         worker = self.coordinator.hello(hello, self.now())
-        if before := self._workers.get(worker):  # it is back before its old connection was seen to break
-            before.abort()
+        if previous := self._workers.get(worker):  # it reconnected before its old connection was seen to break
+            previous.abort()
         self._workers[worker] = connection
-        turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
+        close_revoked(self.tickets, self.coordinator, {worker: connection}, (), self.now())
         self.flush()
         try:
             while (data := await connection.receive()) is not None:
                 if self._workers.get(worker) is not connection:
-                    continue  # it is out, or has come back on another connection
+                    continue  # it was removed, or has reconnected on another connection
                 message = messages.decode_from_worker(data)
                 self.coordinator.on_message(worker, message, self.now())
                 self.flush()

@@ -1,5 +1,5 @@
-"""Numbers that people give: on a command line, in the environment, in a file, in a script. Each has its bounds, and is
-checked where it is given: a number that means nothing ends there, before anything is started. NaN is never within.
+"""Bounds of numbers that users give: on a command line, in the environment, in a file, in a script. Each number is
+checked where it is given, so that an invalid number fails before anything is started. NaN is never within bounds.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 from farandole.errors import UsageError
 
 MAX_COUNT = 2**53  # SQLite and JSON hold no larger whole numbers exactly
-MAX_SECONDS = 1e9  # thirty years: what waits adds it to a clock, and passes it to the system
+MAX_SECONDS = 1e9  # thirty years: timeouts are added to a clock and passed to the system
 MAX_SEED = 2**63 - 1
-MAX_THREADS = 1024  # of a worker
+MAX_THREADS = 1024  # for each worker
 MAX_WORKERS = 10_000
 
 
 def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
-    """`value` as Python's own int; one of NumPy's or torch's counts. `given`: the words for it, as "--threads {}";
-    `why`: what the number is, or what to use.
+    """`value` as a Python int; integers of NumPy and torch are accepted. `given`: the text for it, as "--threads {}";
+    `why`: the meaning of the number, or what to use.
 
     Raises:
-        UsageError: it is no whole number, or beyond a bound; names both.
+        UsageError: it is not a whole number, or out of bounds; the message names both.
     """
     try:
         number = operator.index(value)
@@ -34,10 +34,10 @@ def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: st
 
 
 def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
-    """`value` as Python's own float; see `whole`.
+    """`value` as a Python float; see `whole`.
 
     Raises:
-        UsageError: it is no number, or beyond a bound; names both.
+        UsageError: it is not a number, or out of bounds; the message names both.
     """
     try:
         number = math.nan if isinstance(value, str) else float(value)
@@ -53,5 +53,5 @@ def _because(why: str) -> str:
 
 
 def _shown(number: int) -> str:
-    """Python refuses to write down the digits of a very long one."""
+    """The number as text. Python refuses to write the digits of a very long one."""
     return str(number) if number.bit_length() <= 256 else f"(a number of {number.bit_length()} bits)"

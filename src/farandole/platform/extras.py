@@ -1,6 +1,6 @@
-"""How to install what an extra of farandole needs ("s3", "images"), as a command that works here.
+"""The command that installs the packages of an extra of farandole ("s3", "images") in this environment.
 
-farandole is on no package index: it is installed from a checkout or from a wheel, and pip notes which.
+farandole is on no package index: it is installed from a checkout or from a wheel, and pip records which.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 
 def how_to_install(extra: str, note: str | None = None, package: Path = Path(__file__).parents[1]) -> str:
-    """The command. `note`: what pip has written down of the installation (`direct_url.json`), by default of this one;
-    `package`: where farandole's modules are.
+    """The install command. `note`: pip's record of the installation (`direct_url.json`), by default that of this one;
+    `package`: the folder of farandole's modules.
     """
     url, editable = _origin(_note() if note is None else note)
     path = Path(unquote(urlsplit(url).path))
@@ -36,9 +36,9 @@ def _note() -> str:
 
 
 def _origin(note: str) -> tuple[str, bool]:
-    """Where farandole was installed from, "" if that is not known; and whether in place."""
+    """The URL from which farandole was installed, "" if unknown; and True if it is an editable installation."""
     try:
-        found = json.loads(note)
-        return str(found["url"]), bool(found.get("dir_info", {}).get("editable"))
+        record = json.loads(note)
+        return str(record["url"]), bool(record.get("dir_info", {}).get("editable"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return "", False

@@ -1,23 +1,24 @@
-"""Private files: what is in a run's folder is for the run's own user alone.
+"""Private files: the files in a run's folder belong to the run's own user alone.
 
-Folders are made with mode 0700 and files with 0600, from the first byte and whatever the umask is. A file of ours is
-opened by `opener`, which follows no symbolic link and takes what is there already only if it is a regular file of this
-process's user with one name. Root may use a folder of anybody's.
+Folders are created with mode 0700 and files with 0600, from the first byte and whatever the umask is. `opener` opens
+our files: it follows no symbolic link, and accepts an existing file only if it is a regular file of this process's user
+with one name. Root may use any user's folder.
 
-Invariant: what a run reads and writes in its folder has been put there by its own user. For:
+Invariant: all that a run reads and writes in its folder was put there by its own user. The reasons:
 
-- Nobody else can put anything into the folder as long as nobody else can write it. One that others can write, or that
-  another owns, is refused before anything in it is read (`check`), and each folder in it likewise.
-- What others have put there before it was closed to them is theirs: the owner of a file or of a symbolic link is who
-  made it. So all of it is looked at before a run begins (`check_all`), and a file once more when it is opened: the file
-  that is open, not its name, so that nothing can change in between.
-- A hard link has the owner of the file that it leads to, and more than one name.
+- No other user can put anything into the folder as long as no other user can write it. A folder that others can write,
+  or that another user owns, is refused before anything in it is read (`check`), and so is each folder in it.
+- Files that others have put there before the folder was closed to them are theirs: the owner of a file or of a symbolic
+  link is the user who created it. So all of it is checked before a run begins (`check_all`), and a file once more when
+  it is opened: the open file, not its name, so that nothing can change in between.
+- A hard link has the owner of the file that it leads to, and that file has more than one name.
 
-A symbolic link to a *folder* is followed if this user made it (a disk of its own for the checkpoints). Modes of files
-that are there already are tightened, not judged: a folder that only its owner can write says more.
+A symbolic link to a *folder* is followed if this user made it (a separate disk for the checkpoints). Modes of existing
+files are tightened, not judged: a folder that only its owner can write is the stronger evidence.
 
-Left out: the folders above. Who can rename a folder can put another in its place; that one is theirs, and what they
-made in it, so nothing in it is taken for ours, but new files go there. A sticky folder, as /tmp, has no such danger.
+Not covered: the folders above. A user who can rename a folder can put another one in its place. That folder, and what
+that user made in it, is that user's, so nothing in it is taken for ours, but new files go there. A sticky folder, such
+as /tmp, does not have this danger.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
 def make(folder: Path) -> None:
-    """Make a folder that is private, or see that the one which is there can be used.
+    """Create a private folder, or check that the existing one can be used.
 
     Raises:
-        NotPrivate: it belongs to another, or others can write it.
-        OSError: it can't be made.
+        NotPrivate: it belongs to another user, or others can write it.
+        OSError: it can't be created.
     """
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True)
@@ -61,11 +62,11 @@ def make(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """See that nobody else can put anything into a folder.
+    """Check that no other user can put anything into a folder.
 
     Raises:
-        NotPrivate: others can, or it belongs to another, or the symbolic link that leads to it does.
-        OSError: it is not there.
+        NotPrivate: others can, or it belongs to another user, or the symbolic link that leads to it does.
+        OSError: it does not exist.
     """
     info = os.lstat(folder)
     if stat.S_ISLNK(info.st_mode):
@@ -75,17 +76,17 @@ def check(folder: Path) -> None:
     if foreign(info):
         raise NotPrivate(owned(folder, info))
     if not stat.S_ISDIR(info.st_mode):
-        raise NotPrivate(f"{folder} is no folder; name another one")
+        raise NotPrivate(f"{folder} is not a folder; name another one")
     if info.st_mode & OTHERS_WRITE:
         remedy = "" if info.st_mode & stat.S_ISVTX else f"chmod 700 {folder}, or "
         raise NotPrivate(f"others can write to {folder} (mode {_mode(info)}): {remedy}name a folder of your own")
 
 
 def check_all(place: Path) -> None:
-    """See that this user has made whatever is at `place` and below it.
+    """Check that this user owns everything at `place` and below it.
 
     Raises:
-        NotPrivate: something belongs to another.
+        NotPrivate: something belongs to another user.
     """
     for path, info in below(place):
         if foreign(info):
@@ -93,18 +94,18 @@ def check_all(place: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """What is in a file. Raises as `opener` does."""
+    """The content of a file. Raises as `opener` does."""
     with open(path, "rb", opener=opener) as file:
         return file.read()
 
 
 def append(path: Path) -> io.FileIO:
-    """A file to read and add to, without a buffer. Raises as `opener` does."""
+    """Open a file to read and append, without a buffer. Raises as `opener` does."""
     return open(path, "ab+", buffering=0, opener=opener)
 
 
 def add(file: io.FileIO, line: bytes) -> None:
-    """A line at the end of a file that `append` has opened: all of it or nothing.
+    """Append a line to a file that `append` has opened: all of it or nothing.
 
     Raises:
         OSError: there is no room for it.
@@ -120,22 +121,22 @@ def add(file: io.FileIO, line: bytes) -> None:
 
 
 def cut_torn(file: io.FileIO, tail: bytes) -> None:
-    """Without the line, at its end, that a crash has torn: it would swallow the next one. `tail`: the file's."""
+    """Remove a last line that a crash has torn: it would merge with the next one. `tail`: the end of the file."""
     file.truncate(file.seek(0, os.SEEK_END) - (len(tail) - (tail.rfind(b"\n") + 1)))
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file anew. Raises as `opener` does."""
+    """Replace the content of a file. Raises as `opener` does."""
     with open(path, "wb", opener=opener) as file:
         file.write(content)
 
 
 def check_file(path: Path) -> None:
-    """See that a file is one that `opener` would open, for those who open it in a way of their own.
+    """Check that `opener` would open a file, for code that opens it in another way.
 
     Raises:
-        NotPrivate: it is not.
-        OSError: it is not there.
+        NotPrivate: it would not.
+        OSError: it does not exist.
     """
     info = os.lstat(path)
     _check(str(path), info)
@@ -144,18 +145,18 @@ def check_file(path: Path) -> None:
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open(path, ..., opener=opener)`.
+    """Open a private file, as in `open(path, ..., opener=opener)`.
 
     Raises:
-        NotPrivate: what is there is not ours; it has not been touched.
+        NotPrivate: the existing file is not ours; it has not been touched.
         OSError: it can't be opened.
     """
-    safe = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # the last: a pipe that is there would be waited for
+    safe = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # the last one: a pipe would block
     try:
         descriptor = os.open(path, flags & ~os.O_TRUNC | safe, FILE_MODE)
     except OSError:
         with contextlib.suppress(FileNotFoundError):
-            _check(path, os.lstat(path))  # says it better
+            _check(path, os.lstat(path))  # its message is better
         raise
     try:
         info = os.fstat(descriptor)
@@ -172,37 +173,37 @@ def opener(path: str, flags: int) -> int:
 
 
 def below(place: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Whatever is at `place`, and all that is in it; no link is followed."""
+    """Yield `place` and everything below it; no link is followed."""
     with contextlib.suppress(FileNotFoundError):
         info = os.lstat(place)
         yield place, info
         if stat.S_ISDIR(info.st_mode):
             names: list[str] = []
-            with contextlib.suppress(PermissionError):  # another's, which is known by now
+            with contextlib.suppress(PermissionError):  # another user's folder, which the caller knows by now
                 names = sorted(os.listdir(place))
             for name in names:
                 yield from below(place / name)
 
 
 def foreign(info: os.stat_result) -> bool:
-    """Whether it belongs to another. To root nothing does."""
+    """Returns True if it belongs to another user; always False for root."""
     return os.geteuid() not in (0, info.st_uid)
 
 
 def objection(path: Path, info: os.stat_result) -> str:
-    """Why what `path` says may be another's word, "" if it is this user's own. For root too."""
+    """The reason why another user may have changed `path`, "" if only this user can. This applies to root too."""
     if info.st_uid != os.geteuid():
         return f"{path} belongs to {user(info.st_uid)}"
     if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
-        return f"{path} is no regular file"
+        return f"{path} is not a regular file"
     return f"others can write to {path} (mode {_mode(info)})" if info.st_mode & OTHERS_WRITE else ""
 
 
 def owned(path: Path | str, info: os.stat_result) -> str:
-    """What to say of another's file or folder."""
+    """The error text for a file or folder of another user."""
     return (
-        f"{path} belongs to {user(info.st_uid)}, and you are {user(os.geteuid())}; what is in a run's folder has to be "
-        f"its user's own: remove it, or take it over if you trust its owner (chown), or name another folder"
+        f"{path} belongs to {user(info.st_uid)}, and you are {user(os.geteuid())}; all files in a run's folder must "
+        f"belong to its user: remove it, or take it over if you trust its owner (chown), or name another folder"
     )
 
 
@@ -215,19 +216,19 @@ def user(uid: int) -> str:
 
 def _check(path: str, info: os.stat_result) -> None:
     if stat.S_ISLNK(info.st_mode):
-        raise NotPrivate(f"{path} is a symbolic link, and none is followed there; remove it")
+        raise NotPrivate(f"{path} is a symbolic link, which is not followed here; remove it")
     if not stat.S_ISREG(info.st_mode):
-        raise NotPrivate(f"{path} is no regular file; remove it")
+        raise NotPrivate(f"{path} is not a regular file; remove it")
     if foreign(info):
         raise NotPrivate(owned(path, info))
     if info.st_nlink > 1:
         raise NotPrivate(
-            f"{path} is one of {info.st_nlink} names of a file (hard links), which all would change; remove it"
+            f"{path} is one of {info.st_nlink} names of a file (hard links), which would all change; remove it"
         )
 
 
 def _tighten(file: Path | int) -> None:
-    with contextlib.suppress(OSError):  # some file systems keep no modes
+    with contextlib.suppress(OSError):  # some file systems have no modes
         os.chmod(file, FILE_MODE)
 
 
@@ -237,28 +238,28 @@ def _mode(info: os.stat_result) -> str:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 #
-# Files that another process may read at any moment: they appear whole or not at all. They are private, too. And
-# what is in such a file, which anything may have happened to since.
+# Files that another process may read at any moment: they appear whole or not at all, and are private. Also decoding
+# their content, which may have been changed since it was written.
 #
-# And files of the user's that are read while a run is on, which may be anything.
+# And reading files of the user during a run, which may be anything.
 
 T = TypeVar("T")
 
 
 def decoded(content: bytes | str, kind: type[T]) -> T:
-    """JSON, as a value of that type.
+    """Decode JSON as a value of type `kind`.
 
     Raises:
-        msgspec.MsgspecError: it is none, whatever it is instead.
+        msgspec.MsgspecError: the content is invalid in any way.
     """
     try:
         return msgspec.json.decode(content, type=kind)
-    except (UnicodeError, RecursionError) as error:  # which msgspec lets through
+    except (UnicodeError, RecursionError) as error:  # msgspec does not catch these
         raise msgspec.DecodeError(str(error)) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside `path`, then rename. Its mode is 0600 from the first byte: a secret is never readable in between."""
+    """Write a file beside `path`, then rename it. Its mode is 0600 from the first byte: a secret is never readable."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -266,21 +267,21 @@ def write_atomically(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(beside, path)
-    except OSError:  # the disk is full: nothing half-written stays
+    except OSError:  # the disk is full: no incomplete file stays
         beside.unlink(missing_ok=True)
         raise
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, for reading, without a buffer. A pipe is never waited for.
+    """Open a regular file for reading, without a buffer. A pipe does not block.
 
     Raises:
-        OSError: it can't be opened, or is no regular file.
+        OSError: it can't be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         os.set_blocking(descriptor, True)
         return cast("BinaryIO", os.fdopen(descriptor, "rb", buffering=0))
     except BaseException:
@@ -290,7 +291,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 # --- descriptors ------------------------------------------------------------------------------------------------------
 #
-# As many open files as this process may have: who listens takes a descriptor for each that connects.
+# Raises the limit of open files of this process: a server takes a descriptor for each connection.
 
 
 def allow_all() -> None:
@@ -302,27 +303,27 @@ def allow_all() -> None:
 
 # --- file lock --------------------------------------------------------------------------------------------------------
 #
-# Locks on files: held by a process for as long as it has the file open, and released by the kernel when it dies.
+# Locks on files: a process holds one for as long as it has the file open, and the kernel releases it when it dies.
 #
-# A file system may keep no locks (Lustre mounted without `flock`, NFS mounted without its lock service, some FUSE
-# file systems). Then nobody can know whether another process holds one. That is an error of its own, and never taken
-# for "held by another" or for "held by us": both would be wrong, and the second would let two runs into one folder.
+# A file system may have no locks (Lustre mounted without `flock`, NFS mounted without its lock service, some FUSE file
+# systems). Then it is unknown whether another process holds one. That is an error of its own. It never counts as "held
+# by another" or as "held by us": both would be wrong, and the second would let two runs into one folder.
 
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 class NoFileLocks(UsageError):
-    """The file system of `place` keeps no locks; `remedy` says what to do."""
+    """The file system of `place` has no locks. `remedy`: the text that tells the user what to do."""
 
     def __init__(self, place: Path | str, error: OSError, remedy: str) -> None:
-        super().__init__(f"{place} is on a file system that keeps no locks ({error.strerror}): {remedy}")
+        super().__init__(f"{place} is on a file system without locks ({error.strerror}): {remedy}")
 
 
 def take(handle: int, place: Path | str, remedy: str, *, wait: bool = False) -> bool:
-    """Take the lock on an open file. False: another process has it. `wait`: until that one has released it.
+    """Take the lock on an open file. Returns False if another process holds it. `wait`: until that one has released it.
 
     Raises:
-        NoFileLocks: the file system of `place` keeps no locks.
+        NoFileLocks: the file system of `place` has no locks.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -334,7 +335,7 @@ def take(handle: int, place: Path | str, remedy: str, *, wait: bool = False) -> 
 
 
 def held(handle: int) -> bool:
-    """True if another process holds the lock on an open file. False also where the file system keeps no locks."""
+    """True if another process holds the lock on an open file. False also if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
@@ -344,13 +345,13 @@ def held(handle: int) -> bool:
 
 
 def release_in_children(handle: int) -> None:
-    """Have processes that are forked from this one without an exec close their copy of a held lock's file, so that the
-    lock does not outlive this process in them.
+    """Make processes that are forked from this one without an exec close their copy of a locked file, so that the lock
+    does not outlive this process in them.
     """
     file = _identity(handle)
 
     def close() -> None:
-        if _identity(handle) == file:  # else the number is another file's by now
+        if _identity(handle) == file:  # else the number belongs to another file by now
             os.close(handle)
 
     os.register_at_fork(after_in_child=close)
@@ -369,20 +370,20 @@ def _identity(handle: int) -> tuple[int, int] | None:
 # A thread for files, so that an event loop doesn't wait for a disk that doesn't answer.
 #
 # A write to a mount whose server is gone blocks its thread, in the kernel, until the server is back. So the thread that
-# may block is one that nobody waits for without a limit. The jobs of one `FileThread` are done in the order in which
-# they were given.
+# may block is one that nobody waits for without a limit. The jobs of one `FileThread` run in the order in which they
+# were given.
 #
-# Who knows what when: a job is finished or given up, under its lock, and never both. One that is given up before it has
-# begun is never done. One that is given up while it runs may still be done later: `late` then tells. Until it returns,
-# `stuck` is true, and `run` refuses every job at once.
+# The states of a job: it is finished or given up, under its lock, and never both. A job that is given up before it has
+# begun is never run. A job that is given up while it runs may still finish later: then `late` is called. Until it
+# returns, `stuck` is true, and `run` refuses every job at once.
 
 _log = logging.getLogger(__name__)
-LIMIT_S = 2.0  # below it, a disk is slow; beyond, it doesn't answer
+LIMIT_S = 2.0  # a disk that needs less is slow; one that needs more does not answer
 MAX_PENDING = 100_000  # jobs
 
 
 class _Job:
-    """`result` or `error` is there once `ended` is set."""
+    """One job. `result` or `error` is set once `ended` is set."""
 
     def __init__(self, call: Callable[[], object], late: Callable[[], object] | None) -> None:
         self.call, self.late = call, late
@@ -394,7 +395,7 @@ class _Job:
 
 
 class FileThread:
-    """`name`: of the thread. `limit_s`: the longest wait for a job, in seconds."""
+    """A thread for file operations. `name`: of the thread. `limit_s`: the longest wait for a job, in seconds."""
 
     def __init__(self, name: str, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -409,14 +410,14 @@ class FileThread:
         return bool(self._given_up)
 
     def run(self, call: Callable[[], T], late: Callable[[], object] | None = None) -> T:
-        """Do `call` after all earlier jobs, and return its result.
+        """Run `call` after all earlier jobs, and return its result.
 
         Args:
-            late: is called, in the thread, if the call was given up and succeeds later.
+            late: called in the thread if the call was given up and succeeds later.
 
         Raises:
-            TimeoutError: it was given up after `limit_s`, or one before it has not returned yet.
-            BaseException: what `call` raises.
+            TimeoutError: the call was given up after `limit_s`, or an earlier one has not returned yet.
+            BaseException: any exception of `call`.
         """
         if self.stuck:
             raise TimeoutError(f"the disk has not answered for more than {self._limit_s:g} s")
@@ -433,18 +434,18 @@ class FileThread:
         return cast("T", job.result)
 
     def post(self, call: Callable[[], object]) -> bool:
-        """Do `call` after all earlier jobs; don't wait. What it raises is logged. False: too many are pending."""
+        """Run `call` after all earlier jobs, without waiting. Its errors are logged. Returns False if too many wait."""
         if self._jobs.qsize() >= MAX_PENDING:
             return False
         self._jobs.put(call)
         return True
 
     def end(self) -> None:
-        """The thread ends after the jobs so far; don't wait."""
+        """Let the thread end after the jobs so far; do not wait."""
         self._jobs.put(None)
 
     def close(self) -> bool:
-        """The thread ends after the jobs so far. Returns False if they are not done within the limit."""
+        """Let the thread end after the jobs so far. Returns False if they are not done within the limit."""
         self.end()
         self._thread.join(0.0 if self.stuck else self._limit_s)
         return not self._thread.is_alive()
@@ -465,7 +466,7 @@ class FileThread:
         try:
             if not given_up:
                 job.result = job.call()
-        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  it is raised where the result is awaited
             job.error = error
         with job.lock:
             job.ended.set()
@@ -476,7 +477,7 @@ class FileThread:
 
 
 def bounded(call: Callable[[], T], limit_s: float = LIMIT_S) -> T:
-    """The result of `call`, in a thread of its own. Raises as `FileThread.run` does."""
+    """The result of `call`, run in a thread of its own. Raises as `FileThread.run` does."""
     thread = FileThread("file", limit_s)
     try:
         return thread.run(call)

@@ -1,12 +1,12 @@
-"""Standard output and error on which printing never fails: what can't be written is lost, counted, and told.
+"""Standard output and error that never fail: output that can't be written is dropped, counted, and reported.
 
-A full disk, a pipe whose reader is gone, a terminal that was closed: whoever prints then gets an `OSError` from Python,
-wherever in the program it was, and at the end another exit code. Printing only tells, so it must not decide. `guard`
-puts streams in place of `sys.stdout` and `sys.stderr` whose raw end swallows what the system refuses; once there is
-room again they say how much is missing. It also opens /dev/null in place of a standard descriptor that is closed
-(`>&-`), which the next file or socket would get otherwise, and everything printed with it.
+On a full disk, a pipe whose reader is gone, or a closed terminal, Python raises an `OSError` wherever the program
+prints, and changes the exit code at the end. Printing only reports, so it must not decide. `guard` replaces
+`sys.stdout` and `sys.stderr` by streams whose raw end ignores write errors; once there is room again they print how
+much is missing. It also opens /dev/null for a closed standard descriptor (`>&-`): otherwise the next file or socket
+would get its number, and everything printed with it.
 
-What a child process writes to the same descriptors is its own affair.
+The output of child processes to the same descriptors is not covered.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
 # --- plain ------------------------------------------------------------------------------------------------------------
 #
-# Text of others as plain text: what a terminal would act on, or would show as something else, is taken out.
+# Makes text of others plain: removes what a terminal would act on or would show as something else.
 #
-# Scripts colour their output, move the cursor, set titles, and print what they have read from files of others. In
-# their log files all of it stays as it is; what we show has nothing that is not to be seen: no control characters but
-# tabs and line ends, and no marks that turn the direction of writing or have no width. Names hold none of these in
-# the first place. Pure.
+# Scripts colour their output, move the cursor, set titles, and print text from other users' files. Their log files keep
+# all of it. What we show has only visible characters: no control characters except tabs and line ends, and no
+# characters that change the direction of writing or have no width. Names have none of these. Pure.
 
 # Unicode's categories Cc, Cf, Zl, Zp and Cs
 UNSEEN = (
@@ -59,32 +58,32 @@ _NAME = re.compile(NAME)
 
 
 def plain(text: str) -> str:
-    """`text` without control sequences, and a replacement character for each character left that is not to be seen."""
+    """`text` without control sequences, with a replacement character for each other invisible character."""
     return _BUT_LINES.sub(SHOWN, _SEQUENCES.sub("", text))
 
 
 def one_line(text: str) -> str:
-    """... and for each tab and line end: what is to be a part of a line of ours."""
+    """`text` with a replacement character also for tabs and line ends, for use inside one of our lines."""
     return _UNSEEN.sub(SHOWN, text)
 
 
 def escaped(json_text: str) -> str:
-    """JSON that says the same, in which such characters are escaped. Layout stays."""
+    """The same JSON value, with such characters escaped. Layout stays."""
     return _BUT_LINES.sub(_escape, json_text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass").hex()
+def _escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8 can hold it. Python gives other bytes of a command line, or of a path, as surrogates."""
+    """Returns True if UTF-8 can encode it. Python represents other bytes of a command line or path as surrogates."""
     return text.isprintable() or text == text.encode(errors="replace").decode()
 
 
 def is_name(text: str) -> bool:
-    """Whether everybody who sees it sees the same."""
+    """Returns True if all characters are visible and the text is at most `LONGEST_NAME` long."""
     return len(text) <= LONGEST_NAME and _NAME.search(text) is not None
 
 
@@ -92,7 +91,7 @@ def is_name(text: str) -> bool:
 
 
 class RawStream(io.RawIOBase):
-    """The raw end of a stream on `descriptor`; every write counts as done, and `lost` bytes were not."""
+    """The raw end of a stream on `descriptor`. Every write counts as done; `lost`: the bytes that were not written."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class RawStream(io.RawIOBase):
         self.mode = "wb"
         self._descriptor = descriptor
         self._why = ""
-        self._begun = False  # a line, of which only the beginning could be written
+        self._begun = False  # only the beginning of a line could be written
 
     def writable(self) -> bool:
         return True
@@ -113,16 +112,16 @@ class RawStream(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        whole = bytes(data)
+        content = bytes(data)
         if self.lost and self._put(self._note()) == 0:
             self.lost, self._begun = 0, False
-        left = len(whole) if self.lost else self._put(whole)
-        self._begun = self._begun or 0 < left < len(whole)
-        self.lost += left
-        return len(whole)
+        unwritten = len(content) if self.lost else self._put(content)
+        self._begun = self._begun or 0 < unwritten < len(content)
+        self.lost += unwritten
+        return len(content)
 
     def _put(self, data: bytes) -> int:
-        """Returns how many bytes at the end of `data` could not be written."""
+        """Write `data`. Returns the number of bytes at its end that could not be written."""
         written = 0
         try:
             while written < len(data):
@@ -137,26 +136,26 @@ class RawStream(io.RawIOBase):
 
 
 def guard() -> None:
-    """From here on, printing in this process does not fail. Call it before anything else is opened."""
+    """Make printing in this process never fail. Call it before anything else is opened."""
     for descriptor in (0, 1, 2):
         _occupy(descriptor)
-    if sys.stdout is sys.__stdout__:  # else somebody has put something of their own there, a second call among them
+    if sys.stdout is sys.__stdout__:  # else it was replaced already, for example by an earlier call
         sys.stdout = _stream(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _stream(sys.stderr, 2)
 
 
 def say(text: str) -> None:
-    """A line of ours on standard error, whatever a script has made of that (closed, or something of its own).
+    """Print a line on standard error, even if a script has closed or replaced it.
 
-    What others have put into it does nothing to a terminal.
+    Control sequences in the text are removed, so that they do nothing to a terminal.
     """
     with contextlib.suppress(Exception):
         print(plain(text), file=sys.stderr, flush=True)
 
 
 def tell(text: str) -> None:
-    """A line on standard output, likewise."""
+    """Print a line on standard output, with control sequences removed."""
     print(plain(text), flush=True)
 
 
@@ -172,7 +171,9 @@ def _occupy(descriptor: int) -> None:
 
 
 def _stream(stream: TextIO | None, descriptor: int) -> TextIO:
-    """As `stream`, which is None where its descriptor was closed; also on what its encoding has no place for."""
+    """A stream like `stream`, which is None if its descriptor was closed; it escapes what its encoding can't
+    represent.
+    """
     encoding, line_buffering, at_once = "utf-8", True, False
     if isinstance(stream, io.TextIOWrapper):
         with contextlib.suppress(OSError):
@@ -187,19 +188,20 @@ def _stream(stream: TextIO | None, descriptor: int) -> TextIO:
 
 # --- logs -------------------------------------------------------------------------------------------------------------
 #
-# farandole's log: what each module tells its logger, `logging.getLogger(__name__)`, as plain lines on standard error.
+# farandole's log: the messages of each module's logger, `logging.getLogger(__name__)`, as plain lines on standard
+# error.
 #
 # A library leaves logging alone: importing farandole gives the logger "farandole" a handler that does nothing, and
-# nothing else is touched, least of all the root logger. Who starts the process decides. Farandole's own commands call
-# `show`. In a script that was started by itself `show_by_default` does so, but only where nobody has set up logging:
-# what goes wrong is seen, and nothing is told twice.
+# changes nothing else, in particular not the root logger. The program that starts the process decides. farandole's own
+# commands call `show`. In a script that was started by itself `show_by_default` does so, but only if logging is not
+# configured: errors are seen, and nothing is reported twice.
 #
-# Without `-v` there are warnings and errors, each a line `farandole: ...`. With it the way of the run is told (views,
-# connections, checkpoints), with a second one also each round and message; lines have their time, worker and module
-# then. A line is a note: what fails in making or writing one changes nothing, and what others have put into it does
-# nothing to a terminal (`output.py`). Nothing secret is ever handed to a logger, so nothing has to be taken out here.
+# Without `-v` there are warnings and errors, each as a line `farandole: ...`. With `-v` the progress of the run is
+# logged (views, connections, checkpoints), with a second one also each round and message; lines then have their time,
+# worker and module. An error in making or writing a line changes nothing, and text of others in it does nothing to a
+# terminal (`plain`). No secret is ever passed to a logger, so nothing has to be removed here.
 
-LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by how often -v was given
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of -v
 _BRIEF = "farandole: %(message)s"
 _LONG = "farandole: %(asctime)s.%(msecs)03d %(worker)s %(levelname)s %(name)s: %(message)s"
 _ours = logging.getLogger("farandole")
@@ -207,7 +209,7 @@ _warned: set[str] = set()
 
 
 class LineFormatter(logging.Handler):
-    """Gives records' lines to `write`. `worker` stands in their lines."""
+    """A handler that passes formatted lines to `write`. `worker` appears in the lines."""
 
     def __init__(self, verbosity: int, write: Callable[[str], object]) -> None:
         super().__init__()
@@ -222,9 +224,9 @@ class LineFormatter(logging.Handler):
 
 
 def show(verbosity: int, write: Callable[[str], object] = say) -> None:
-    """From here on, this process shows farandole's log, and nobody else in it does. The last call counts.
+    """Show farandole's log in this process, and by no other handler. The last call counts.
 
-    `write` writes a line to standard error, whatever that is at the time.
+    `write` writes a line to the current standard error.
     """
     worker = next((handler.worker for handler in _ours.handlers if isinstance(handler, LineFormatter)), "-")
     hide()
@@ -236,14 +238,14 @@ def show(verbosity: int, write: Callable[[str], object] = say) -> None:
 
 
 def show_by_default(verbosity: int) -> None:
-    """`show`, unless logging is set up already: for farandole, or for the whole process."""
-    told = [handler for handler in _ours.handlers if not isinstance(handler, logging.NullHandler)]
-    if not told and not logging.getLogger().handlers:
+    """Call `show`, unless logging is configured already: for farandole, or for the whole process."""
+    handlers = [handler for handler in _ours.handlers if not isinstance(handler, logging.NullHandler)]
+    if not handlers and not logging.getLogger().handlers:
         show(verbosity)
 
 
 def hide() -> None:
-    """As if `show` had never been called."""
+    """Undo `show`."""
     for handler in [handler for handler in _ours.handlers if isinstance(handler, LineFormatter)]:
         _ours.removeHandler(handler)
     _ours.setLevel(logging.NOTSET)
@@ -251,33 +253,33 @@ def hide() -> None:
 
 
 def warn_once(logger: logging.Logger, message: str) -> None:
-    """A warning that this process gives once, however often it is due."""
+    """Log a warning once in this process."""
     if message not in _warned:
         _warned.add(message)
         logger.warning("%s", message)
 
 
 def name(worker: str) -> None:
-    """This process is `worker`."""
+    """Set this process's worker name in log lines."""
     for handler in _ours.handlers:
         if isinstance(handler, LineFormatter):
             handler.worker = worker
 
 
-# --- shown ------------------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 #
-# What others see of a process: the command line and the environment that /proc (`ps`, `pkill -f`) shows of it.
+# The command line and environment of this process that other users' tools read from /proc (`ps`, `pkill -f`).
 #
-# A forked process shows those of the one that it was forked from. On Linux it can say that they are elsewhere
-# (prctl(2), PR_SET_MM_MAP), which takes no privilege; where the kernel was built without that, it shows its parent's.
+# A forked process shows those of its parent. On Linux it can set other ones (prctl(2), PR_SET_MM_MAP), which takes no
+# privilege; if the kernel was built without that, it shows its parent's.
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _CODE, _STACK, _DATA, _BREAK = 26, 28, 45, 47  # the first of their fields in /proc/self/stat, proc(5)
-_kept: list[mmap.mmap] = []  # the kernel reads them as long as the process lives
+_kept: list[mmap.mmap] = []  # the kernel reads this memory as long as the process lives
 
 
 def show_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Have this process shown as if it had been started with `command` and `environ`."""
+    """Make this process appear as if it had been started with `command` and `environ`."""
     if sys.platform != "linux":
         return
     words = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command)
@@ -292,5 +294,5 @@ def show_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
     libc = ctypes.CDLL(None)
     libc.sbrk.restype = ctypes.c_void_p
     places = (field[_CODE], field[_CODE + 1], field[_DATA], field[_DATA + 1], field[_BREAK], libc.sbrk(0))
-    said = struct.pack("11QQIi", *places, field[_STACK], start, middle, middle, end, 0, 0, -1)
-    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, said, len(said), 0)
+    memory_map = struct.pack("11QQIi", *places, field[_STACK], start, middle, middle, end, 0, 0, -1)
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, memory_map, len(memory_map), 0)

@@ -1,19 +1,22 @@
-"""A process that is forked from one that has loaded what it needs, in place of a new interpreter: who asks for it.
+"""Processes: forking from a server that has torch loaded, lifelines, ends with the parent, and bounded waiting.
 
-The fork server (`worker/fork_server.py`) is a child of ours, and has the other end of a socket pair. It is asked for
-one process at a time. The argument, who knows what when:
+A process can be forked from one that has loaded its modules, instead of a new interpreter; this is the client side.
+The fork server (`worker/fork_server.py`) is a child of this process, and has the other end of a socket pair. It is
+asked for one process at a time. The argument:
 
 - The server forks twice, and the process in between ends at once. So the new process becomes the child of the nearest
-  subreaper above it: ours, since we ask to be one. From then on the server has nothing to do with it. Exit codes come
-  from the kernel to us who wait for them, as of any child, and a server that dies takes nobody with it.
-- The server answers with the new process's number when that is our child already, leads a session of its own, and hangs
-  on its lifeline. So nobody else can have reaped it, its number is not another's, and its group can be killed by it.
-- A server that ends without an answer may have forked or not. Then the lifeline is cut: what has been forked is ended
-  by the kernel, or sees it itself before it runs a line of anybody's. So whoever asks again has one process, not two.
-- The server hangs on a lifeline too. When we end, however that happens, everybody does.
+  subreaper above it: this process, since it registers as one. From then on the server is not involved. The kernel
+  reports exit codes to this process, as of any child, and a server that dies takes no other process with it.
+- The server answers with the new process's number when the process is already our child, leads its own session, and is
+  bound to its lifeline. So no other process can have reaped it, its number is not reused, and its group can be killed
+  by it.
+- A server that ends without an answer may have forked or not. Then the lifeline is cut: the kernel ends the forked
+  process, or the process sees this itself before it runs any user code. So a repeated request gives one process, not
+  two.
+- The server is bound to a lifeline too. When this process ends, in any way, all of them end.
 
-What is frozen when torch loads (threads, instruction set, ...) comes from the environment that the server began with.
-One that is there already (`spare`) serves only who wants the same.
+The settings that are fixed when torch loads (threads, instruction set, ...) come from the server's environment. An
+existing server (`spare`) is used only if the requested settings are the same.
 """
 
 from __future__ import annotations
@@ -42,17 +45,20 @@ from farandole.errors import UsageError
 
 # --- lifeline ---------------------------------------------------------------------------------------------------------
 #
-# A process group that ends when this process ends, kill -9 included, or when it is told to.
+# A process group that ends when this process ends, kill -9 included, or on request.
 #
-# The group's leader holds the read end of a pipe whose only write end is here, and has asked the kernel to send SIGKILL
-# to the group for what happens to it (fcntl(2), F_SETSIG). Whatever closes the write end, the kernel ends the group.
-# Other systems than Linux have no such signal: there the processes see to their own end (`process.py`).
+# The group's leader holds the read end of a pipe whose only write end is here. It has asked the kernel to send SIGKILL
+# to the group for events of the pipe (fcntl(2), F_SETSIG). When the write end is closed in any way, the kernel ends the
+# group. Systems other than Linux have no such signal: there the processes end by themselves (`die_with_parent`).
 
 
 class Lifeline:
-    """`read_end` is for the group's leader; close ours with `handed_over`. Raises OSError: there are no descriptors.
+    """The pipe of one process group. `read_end` is for the group's leader; close ours with `handed_over`.
 
-    It owns both ends, and closes each once, however often it is asked: a number that is closed twice is another's.
+    It owns both ends, and closes each only once, because a number that is closed twice may belong to another file.
+
+    Raises:
+        OSError: there are no free descriptors.
     """
 
     def __init__(self) -> None:
@@ -75,13 +81,13 @@ class Lifeline:
             os.close(ours)
 
     def abandon(self) -> None:
-        """Nobody has said whether it was handed over: end the group, if there is one."""
+        """End the group, if there is one: it is unknown whether the read end was handed over."""
         self.handed_over()
         self.cut()
 
 
 def hang_on(read_end: int, group: int) -> None:
-    """Have the kernel end process group `group` when the lifeline is cut, as long as somebody in it keeps it open."""
+    """Make the kernel end process group `group` when the lifeline is cut, as long as a member keeps it open."""
     if sys.platform == "linux":
         fcntl.fcntl(read_end, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(read_end, fcntl.F_SETOWN, -group)
@@ -90,7 +96,7 @@ def hang_on(read_end: int, group: int) -> None:
 
 def is_cut(read_end: int) -> bool:
     poll = select.poll()
-    poll.register(read_end, 0)  # hang-ups alone
+    poll.register(read_end, 0)  # only hang-ups
     return bool(poll.poll(0))
 
 
@@ -107,12 +113,12 @@ LOADED_WITH = (  # read by libraries when they are loaded, or by the interpreter
     "CUDA_", "CUBLAS_", "NVIDIA_", "HIP_", "ROCR_", "NCCL_", "GLOO_", "NPY_", "MALLOC_", "GLIBC_", "LD_", "PYTHON",
     "LC_", "LANG",
 )  # fmt: skip
-_LATER = ("PYTHONUNBUFFERED", "CUBLAS_WORKSPACE_CONFIG")  # can be made up for; read when cuBLAS is first used
+_LATER = ("PYTHONUNBUFFERED", "CUBLAS_WORKSPACE_CONFIG")  # can be set later; the second is read at cuBLAS's first use
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked:
-    """A child of this process; like `subprocess.Popen`, as far as it goes."""
+    """A child of this process, with the part of `subprocess.Popen`'s interface that is needed."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -122,7 +128,7 @@ class Forked:
         return self._reap(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired after so many seconds."""
+        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if timeout is not None and self.returncode is None:
             ended = os.pidfd_open(self.pid)
             try:
@@ -152,9 +158,9 @@ class Forked:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a process does: `words` follow the interpreter, "-m MODULE ..." or "SCRIPT ...".
+    """The command of a process: `words` follow the interpreter, "-m MODULE ..." or "SCRIPT ...".
 
-    spare: it gets a fork server of its own, for a process that will want one.
+    spare: the process gets its own fork server, because it will need one.
     """
 
     words: Sequence[str]
@@ -164,7 +170,7 @@ class Command:
 
 
 class ForkServer:
-    """One that is loading, or serves. `receive` first says whether it can; then each `ask` has one answer."""
+    """A fork server that loads or serves. `receive` first reports if it can fork; then each `ask` has one answer."""
 
     def __init__(self, process: subprocess.Popen[bytes] | Forked, channel: socket.socket, lifeline: Lifeline) -> None:
         self.pid = process.pid
@@ -175,11 +181,11 @@ class ForkServer:
 
     @staticmethod
     def start(server: str, modules: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
-        """One of the module `server`, which loads `modules` beside torch. Raises OSError."""
+        """Start the module `server`, which loads `modules` beside torch. Raises OSError."""
         with contextlib.ExitStack() as stack:
             ours, theirs = socket.socketpair()
             stack.callback(theirs.close)
-            failed = stack.enter_context(contextlib.ExitStack())  # what is closed where no server comes of it
+            failed = stack.enter_context(contextlib.ExitStack())  # closes these if the start fails
             failed.callback(ours.close)
             lifeline = Lifeline()
             failed.callback(lifeline.abandon)
@@ -197,18 +203,18 @@ class ForkServer:
         return self._channel.fileno()
 
     def ask(self, command: Command, streams: tuple[int, int, int], lifeline: Lifeline) -> None:
-        """For a process with these standard streams. Raises OSError where the server has gone."""
-        said = {"words": [*command.words], "environ": dict(command.environ), "folder": command.folder}
-        send(self._channel, {**said, "spare": command.spare}, (*streams, lifeline.read_end))
+        """Request a process with these standard streams. Raises OSError: the server is gone."""
+        request = {"words": [*command.words], "environ": dict(command.environ), "folder": command.folder}
+        send(self._channel, {**request, "spare": command.spare}, (*streams, lifeline.read_end))
 
     def receive(self) -> dict[str, Any] | None:
-        """Its next word, None if it has gone. `unfit`: why nothing can be forked from it. `pid`, or `error`."""
+        """The next message, None if it is gone. `unfit`: why it can't fork, "" if it can. Later `pid`, or `error`."""
         with contextlib.suppress(OSError):
             return receive(self._channel)[0]
         return None
 
     def close(self) -> None:
-        """End it; what has been forked is not concerned. More than once is once."""
+        """End the server. Forked processes go on. Further calls do nothing."""
         self._process.kill()
         self._process.wait()
         self._channel.close()
@@ -219,7 +225,7 @@ _spare: tuple[ForkServer, dict[str, str]] | None = None
 
 
 def keep_spare(server: ForkServer, environ: Mapping[str, str]) -> None:
-    """A fork server that was started with `environ`, for whoever will want one in this process."""
+    """Store a fork server that was started with `environ`, for later use in this process."""
     global _spare
     _spare = server, frozen(environ)
 
@@ -229,7 +235,7 @@ def has_spare() -> bool:
 
 
 def take_spare(environ: Mapping[str, str]) -> ForkServer | None:
-    """It, once, if it has loaded what a process of this environment would load."""
+    """The stored server, once, if it has loaded what a process with this environment would load."""
     global _spare
     spare, _spare = _spare, None
     if spare is None:
@@ -242,7 +248,7 @@ def take_spare(environ: Mapping[str, str]) -> ForkServer | None:
 
 
 def end_spare() -> None:
-    """End a fork server that nobody has taken."""
+    """End the stored fork server if it was not used."""
     global _spare
     spare, _spare = _spare, None
     if spare is not None:
@@ -250,44 +256,45 @@ def end_spare() -> None:
 
 
 def frozen(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment can't be made up for once torch is loaded."""
+    """The variables of an environment that can't be changed once torch is loaded."""
     return {name: value for name, value in environ.items() if name.startswith(LOADED_WITH) and name not in _LATER}
 
 
 def become_subreaper() -> None:
-    """Descendants whose parent has ended become children of this process."""
+    """Make descendants whose parent has ended children of this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def send(channel: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """A message is one line of JSON; descriptors come with its first bytes. Raises OSError."""
-    said = json.dumps(message).encode() + b"\n"
-    sent = socket.send_fds(channel, [said], descriptors) if descriptors else channel.send(said)
-    channel.sendall(said[sent:])
+    """Send a message as one line of JSON; descriptors come with its first bytes. Raises OSError."""
+    data = json.dumps(message).encode() + b"\n"
+    sent = socket.send_fds(channel, [data], descriptors) if descriptors else channel.send(data)
+    channel.sendall(data[sent:])
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next message, None where there is none any more, and its descriptors. Raises OSError."""
-    said, descriptors = b"", list[int]()
-    while not said.endswith(b"\n"):
-        part, more, _, _ = socket.recv_fds(channel, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
-        descriptors += more
+    """The next message, None at the end, and its descriptors. Raises OSError."""
+    data, descriptors = b"", list[int]()
+    while not data.endswith(b"\n"):
+        part, received, _, _ = socket.recv_fds(channel, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+        descriptors += received
         if not part:
             return None, descriptors
-        said += part
-    return json.loads(said), descriptors
+        data += part
+    return json.loads(data), descriptors
 
 
-# --- forked -----------------------------------------------------------------------------------------------------------
+# --- forked children --------------------------------------------------------------------------------------------------
 #
-# A child that a training script forks and lets run on: what it has of the run is of no use to it, and must do no harm.
+# A training script may fork a child and let it run on. The run's objects are of no use in the child, and must do no
+# harm.
 #
-# The child has copies of the worker's sockets and none of its threads. As a worker it would speak in the middle of
-# what the worker says to its peers, whose processes Gloo then ends, or wait for ever. So in a child whatever a script
-# may have in hand (the run, the loop behind `run.steps`, a step), and all that these are made of, raise a UsageError,
-# whatever is asked of them, but for `run.device`. Each of them is `guarded` where it is made. What is of `data/` is
-# left out: loader processes are children, too. How such a child ends is in `script.py`.
+# The child has copies of the worker's sockets and none of its threads. If it acted as a worker it would write into the
+# worker's messages to its peers, whose processes Gloo then ends, or wait for ever. So in a child all objects that a
+# script may hold (the run, the loop behind `run.steps`, a step), and all their parts, raise a UsageError on any access
+# except `run.device`. Each of them is `guarded` where it is created. Objects of `data/` are excluded: loader processes
+# are children too. `script.py` handles the end of such a child.
 
 T = TypeVar("T")
 _guarded: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -295,7 +302,7 @@ _PLAIN = ("device",)
 
 
 class OfTheParent:
-    """What the objects of a run become in a forked child."""
+    """The class that the objects of a run get in a forked child."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _PLAIN or (name.startswith("__") and name.endswith("__")):
@@ -306,25 +313,25 @@ class OfTheParent:
         raise _refusal("iteration")
 
 
-def guarded(held: T) -> T:
-    """`held`, which forked children can't use, nor what it is made of."""
-    _guarded.add(held)
-    return held
+def guarded(target: T) -> T:
+    """Returns `target`. Forked children can use neither it nor its parts."""
+    _guarded.add(target)
+    return target
 
 
 def _in_child() -> None:
-    for held in list(_guarded):
-        for part in (held, *vars(held).values()):
-            house, *rooms = type(part).__module__.split(".")
-            if house == "farandole" and rooms[:1] != ["data"]:
-                with suppress(TypeError):  # a value without a __dict__, which does nothing
+    for target in list(_guarded):
+        for part in (target, *vars(target).values()):
+            package, *subpackages = type(part).__module__.split(".")
+            if package == "farandole" and subpackages[:1] != ["data"]:
+                with suppress(TypeError):  # a value without a __dict__, which is harmless
                     object.__setattr__(part, "__class__", OfTheParent)
 
 
-def _refusal(what: str) -> UsageError:
+def _refusal(operation: str) -> UsageError:
     return UsageError(
-        f"{what}: this process ({os.getpid()}) was forked by a worker, and the run is that worker's alone; do in the "
-        f"child only what needs nothing of the run, and end it there with os._exit or sys.exit"
+        f"{operation}: this process ({os.getpid()}) was forked by a worker, and only that worker can use the run; do "
+        f"in the child only work that does not need the run, and end it there with os._exit or sys.exit"
     )
 
 
@@ -333,12 +340,12 @@ os.register_at_fork(after_in_child=_in_child)
 
 # --- parent -----------------------------------------------------------------------------------------------------------
 #
-# A process that ends when the one that started it ends, however that happens (kill -9 included).
+# A process that ends when the process that started it ends, in any way (kill -9 included).
 #
-# On Linux the kernel does it (PR_SET_PDEATHSIG); elsewhere a thread looks at the parent's id every half second. The
-# signal is SIGKILL, which a frozen process obeys too. Linux sends it when the *thread* that started us ends, so
-# whoever starts such a process does so from its main thread. Children of ours are not covered: a DataLoader's
-# workers watch for themselves (within 5 s), and the pool kills a dead worker's whole process group.
+# On Linux the kernel does it (PR_SET_PDEATHSIG); elsewhere a thread checks the parent's id every half second. The
+# signal is SIGKILL, which ends a frozen process too. Linux sends it when the *thread* that started the process ends, so
+# the starter does so from its main thread. Children of the process are not covered: a DataLoader's workers check for
+# themselves (within 5 s), and the pool kills a dead worker's whole process group.
 
 PR_SET_PDEATHSIG = 1
 
@@ -351,7 +358,7 @@ def die_with_parent(parent: int) -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     else:
         threading.Thread(target=_watch, args=(parent,), name="farandole-parent", daemon=True).start()
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # it ended before the request
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -363,13 +370,13 @@ def _watch(parent: int) -> None:
 
 # --- age --------------------------------------------------------------------------------------------------------------
 #
-# How long this process has been there, as the system knows it: also before its interpreter could look at a clock.
+# The age of this process as the system knows it, including the time before its interpreter could read a clock.
 
-START = 19  # of the fields after the name, in /proc/PID/stat: when the process began, in ticks since boot
+START = 19  # index of the start time in /proc/PID/stat, counted after the name: in ticks since boot
 
 
 def age_s() -> float:
-    """In seconds; 0.0 where the system does not say."""
+    """The age in seconds; 0.0 if the system does not report it."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began_s = int(fields[START]) / os.sysconf("SC_CLK_TCK")
@@ -382,15 +389,15 @@ def age_s() -> float:
 #
 # Waiting with a limit, in tasks that others may cancel.
 #
-# `asyncio.wait_for` takes a cancellation away (until Python 3.12) that comes just when what it waits for has ended: the
-# task goes on, and who has cancelled it waits for it for ever. What is here does not.
+# `asyncio.wait_for` (until Python 3.12) loses a cancellation that comes just when the awaited task has ended: the task
+# goes on, and the task that cancelled it waits for it for ever. These functions do not.
 
 
 async def within(seconds: float, what: Awaitable[T]) -> T:
-    """What comes of it.
+    """The result of `what`, within `seconds`.
 
     Raises:
-        asyncio.TimeoutError: it took longer; it was cancelled, and is over.
+        asyncio.TimeoutError: it took longer; it was cancelled, and has ended.
     """
     task = asyncio.ensure_future(what)
     try:
@@ -403,17 +410,17 @@ async def within(seconds: float, what: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # so that it counts as heard
+            task.exception()  # so that it counts as retrieved
 
 
 async def up_to(seconds: float, event: asyncio.Event) -> None:
-    """Until it is set, at most so long."""
+    """Wait until the event is set, at most `seconds`."""
     with contextlib.suppress(asyncio.TimeoutError):
         await within(seconds, event.wait())
 
 
 async def beside(what: Awaitable[T], other: Awaitable[object]) -> T:
-    """What comes of `what`; `other` runs meanwhile, and is over then."""
+    """The result of `what`. `other` runs meanwhile, and is cancelled then."""
     task = asyncio.ensure_future(other)
     try:
         return await what
@@ -423,9 +430,9 @@ async def beside(what: Awaitable[T], other: Awaitable[object]) -> T:
 
 
 def aside(call: Callable[[], T]) -> asyncio.Future[T]:
-    """What comes of `call`, made in a thread of its own, which keeps no process from ending: a file on a disk that does
-    not answer is waited for there. Who no longer wants it cancels the future; the thread goes on for as long as it
-    takes.
+    """The result of `call`, run in its own thread, which does not keep the process from ending: use it for a file on a
+    disk that may not answer. Cancel the future if the result is no longer needed; the thread goes on until the call
+    ends.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -442,9 +449,9 @@ def aside(call: Callable[[], T]) -> asyncio.Future[T]:
         value, failure = None, None
         try:
             value = call()
-        except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001  it is raised where the result is awaited
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
             loop.call_soon_threadsafe(deliver, value, failure)
 
     threading.Thread(target=work, name="aside", daemon=True).start()

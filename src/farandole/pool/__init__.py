@@ -1,3 +1,4 @@
-"""Where workers come from. `base` is the seam, `keeper` decides what is due, `service` does it; the others are pools. A
-pool starts, ends and counts; how many are wanted, and who may enter, is decided elsewhere. No torch in its process.
+"""Sources of workers. `base` is the interface, `reconciler` decides which actions are due and runs a pool; the other
+files are pools. A pool starts, stops and counts workers. The number of workers that a run wants, and which may enter,
+are decided elsewhere. No torch in its process.
 """

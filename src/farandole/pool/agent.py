@@ -1,9 +1,9 @@
-"""The agent of a host: starts the host's workers as its pool orders, and tells what has become of them.
+"""The agent of a host: starts the host's workers as its pool orders, and reports what becomes of them.
 
-It reaches the run as its workers do, with the run's ticket, so nobody has to reach the host. It outlives connections,
-coordinators and the pool's process: its workers train on meanwhile. It ends when its pool says so, when its ticket is
-not good any more, or when it has been without a coordinator and without workers for longer than the orphan limit. No
-worker outlives it (see `local.py`). What is due is decided in section "duty".
+It connects to the run as its workers do, with the run's ticket, so no connection to the host is needed. It outlives
+connections, coordinators and the pool's process: its workers train on meanwhile. It ends when its pool orders it to,
+when its ticket is no longer valid, or when it has been without a coordinator and without workers for longer than the
+orphan limit. No worker outlives the agent (see `local.py`). `AgentReconciler` decides which actions are due.
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ from farandole.protocol import messages
 from farandole.protocol.messages import AgentOrder, HostPreemption, Report
 from farandole.settings import Settings, agent_of
 
-# --- post -------------------------------------------------------------------------------------------------------------
+# --- identity ---------------------------------------------------------------------------------------------------------
 #
-# Whose agent a process is, and what is kept of it on its host. A host has one agent for each run and pool: `lock`.
+# The identity of an agent, and its files on the host. A host has one agent for each run and pool, ensured by `lock`.
 
 FOLDER = Path("~/.cache/farandole/agents")
 DIGITS = 16
-UNFIT = 4  # the exit code of an agent that was told to end, and whose host could not be prepared
-NOTE = "note: "  # before what whoever starts an agent is told besides
+UNFIT = 4  # the exit code of an agent that was ordered to end and whose host could not be prepared
+NOTE = "note: "  # prefix of additional lines for the program that starts an agent
 LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
 
 
 def mark(ticket: Ticket, pool: str, host: str) -> str:
-    """The name of an agent's folder and processes: the run's part, and its own. It tells nothing of the secret."""
+    """The name of an agent's folder and processes: the run's part and its own part. It reveals nothing of the
+    secret.
+    """
     return _digest(ticket.secret) + _digest(ticket.secret, pool, host)
 
 
-def of_run(name: str) -> str:
-    """The run's part of a mark."""
+def run_mark(name: str) -> str:
+    """The part of a mark that names the run."""
     return name[:DIGITS]
 
 
-def _digest(*of: str) -> str:
-    return hashlib.sha256("\0".join(of).encode()).hexdigest()[:DIGITS]
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGITS]
 
 
-def place(ticket: Ticket, pool: str, host: str) -> Path:
-    """The agent's folder, the user's own."""
+def agent_folder(ticket: Ticket, pool: str, host: str) -> Path:
+    """The agent's folder, which belongs to the user. Creates it."""
     folder = FOLDER.expanduser() / mark(ticket, pool, host)
     make(folder)
     make(folder / LOGS)
@@ -69,12 +71,12 @@ def place(ticket: Ticket, pool: str, host: str) -> Path:
 
 
 def leave_ticket(folder: Path, ticket: Ticket) -> None:
-    """Where the agent, and its workers, find it; also for an agent that is there, unless it has a later one."""
+    """Write the ticket where the agent and its workers read it, also if an agent runs, unless it has a later one."""
     write_atomically(folder / TICKET, msgspec.json.encode(newest(ticket, str(folder / TICKET))))
 
 
 def lock(folder: Path) -> int | None:
-    """Held while it is open; None: another process has it."""
+    """Take the lock of the folder, held while the returned descriptor is open. None: another process holds it."""
     descriptor = opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     try:
         if files.take(descriptor, folder, "have this user's home on one that does"):
@@ -88,9 +90,11 @@ def lock(folder: Path) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentIdentity:
-    """Whose agent it is, and what it knows from the start. `interface`: the address that its workers' data plane binds
-    to, "" for the one that leads to the coordinator. `notices`: the cloud that is asked for the host's own end, see
-    `notices/watch.py`. `threads`: of its workers; for 0 nothing is loaded for them before the run's order is there.
+    """The agent's folder, pool and host, and the settings that it needs from the start.
+
+    `interface`: the address that its workers' data plane binds to, "" for the one that leads to the coordinator.
+    `notices`: the cloud that is asked for preemption notices of this host, see `watch` in `preemption.py`. `threads`:
+    the number of threads of its workers; 0: nothing is preloaded for them before the run's order arrives.
     """
 
     folder: Path
@@ -101,40 +105,40 @@ class AgentIdentity:
     threads: int = 0
 
     def command(self, ticket: Path) -> list[str]:
-        """What an interpreter is given to be that agent."""
-        words = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
-        words += ["--interface", self.interface, "--notices", self.notices]
-        return [*words, "--threads", str(self.threads)]
+        """The arguments of the interpreter that runs this agent."""
+        arguments = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
+        arguments += ["--interface", self.interface, "--notices", self.notices]
+        return [*arguments, "--threads", str(self.threads)]
 
 
 def environ(ticket: Ticket) -> Mapping[str, str]:
-    """Of the workers. What is frozen when torch is loaded is in it."""
+    """The environment of the workers, with the variables that torch reads only when it is loaded."""
     return {**os.environ, **cpu.of(ticket.bits)}
 
 
-# --- duty -------------------------------------------------------------------------------------------------------------
+# --- reconciler -------------------------------------------------------------------------------------------------------
 #
-# What an agent is to do: a pure function of its pool's orders and of what has become of its workers.
+# The actions of an agent: a pure function of its pool's orders and its workers' events.
 #
 # Invariant: a worker is started at most once, and only by an order that names it and was made for this process. So an
-# order that is old, comes twice, or was made for an earlier agent of the host starts nobody again; and a worker that no
+# order that is old, is repeated, or was made for an earlier agent of the host starts no worker again. A worker that no
 # order names any more is stopped.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentActions:
-    """`stop` these workers, then `start` these."""
+    """First `stop` these workers, then `start` these."""
 
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
 
 
-class Reconciler:
-    """Of one agent. `state` and `reason` are its own to set: preparing, ready, or failed.
+class AgentReconciler:
+    """The reconciler of one agent. The agent sets `state` and `reason`; `state` is preparing, ready or failed.
 
     Attributes:
-        order: the newest, None before the first.
-        notified: what is known of the host's own end.
+        order: the newest order, None before the first.
+        notified: the preemption notice of the host, None if there is none.
     """
 
     def __init__(self, instance: str) -> None:
@@ -142,19 +146,19 @@ class Reconciler:
         self.state, self.reason = "preparing", ""
         self.notified: HostPreemption | None = None
         self._instance = instance
-        self._asked: set[str] = set()  # all that were ever started, or are to be
-        self._running: dict[str, bool] = {}  # whether its process is there
+        self._requested: set[str] = set()  # all workers that were ever started or requested
+        self._running: dict[str, bool] = {}  # True: its process has started
         self._stopped: set[str] = set()
         self._ended: dict[str, str] = {}
         self._failed: dict[str, str] = {}
 
     @property
     def running(self) -> bool:
-        """Somebody is there, or about to be."""
+        """A worker runs or is requested."""
         return bool(self._running)
 
-    def ordered(self, order: AgentOrder) -> bool:
-        """Whether it is for this process."""
+    def accept(self, order: AgentOrder) -> bool:
+        """Take the order. Returns False if it was made for another process."""
         if order.instance != self._instance:
             return False
         self.order = order
@@ -164,21 +168,21 @@ class Reconciler:
         return True
 
     def due(self) -> AgentActions:
-        """What it names is taken to be done."""
+        """The actions that are due now, recorded as done."""
         wanted = set(self.order.workers) if self.order and not self.order.end else set[str]()
         stop = tuple(w for w in self._running if w not in wanted and w not in self._stopped)
         self._stopped.update(stop)
-        start = tuple(sorted(wanted - self._asked)) if self.state == "ready" else ()
-        self._asked.update(start)
+        start = tuple(sorted(wanted - self._requested)) if self.state == "ready" else ()
+        self._requested.update(start)
         self._running.update(dict.fromkeys(start, False))
         if self.state == "failed":
-            for worker in sorted(wanted - self._asked):
-                self._asked.add(worker)
+            for worker in sorted(wanted - self._requested):
+                self._requested.add(worker)
                 self._failed[worker] = self.reason
         return AgentActions(stop=stop, start=start)
 
-    def heard(self, event: Event) -> None:
-        """Of the pool that has this host's processes."""
+    def on_event(self, event: Event) -> None:
+        """Process an event of the pool that holds this host's processes."""
         match event:
             case Started(worker, _):
                 self._running[worker] = True
@@ -198,7 +202,7 @@ class Reconciler:
             reason=self.reason,
             session=self.order.session if self.order else "",
             serial=self.order.serial if self.order else 0,
-            running=tuple(worker for worker, there in self._running.items() if there),
+            running=tuple(worker for worker, started in self._running.items() if started),
             ended=dict(self._ended),
             failed=dict(self._failed),
             notified=self.notified,
@@ -208,86 +212,90 @@ class Reconciler:
 # --- agent ------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-AGAIN_S, LONGEST_S = 0.2, 2.0  # between two tries to reach the coordinator
-FIRST_S = 10.0  # without one, and without any order so far, an agent ends
-BEAT_S = 1.0  # it says that it is there, and is answered
-SILENT_S = 10.0  # without an answer the connection is given up: the coordinator's machine may be gone
-FOLLOW_S = 0.1  # how often the workers' logs are looked at
+AGAIN_S, LONGEST_S = 0.2, 2.0  # delay between two attempts to reach the coordinator: first, longest
+FIRST_S = 10.0  # an agent without a coordinator and without any order so far ends after this time
+BEAT_S = 1.0  # heartbeat interval; the coordinator answers each
+SILENT_S = 10.0  # without an answer the connection is closed: the coordinator's machine may be gone
+FOLLOW_S = 0.1  # how often the workers' logs are read
 
 
 class Agent:
-    """`await serve()` in the main thread. `tell`: called once, when the coordinator was first reached."""
+    """Runs one agent: `await serve()` in the main thread. `tell`: called once, when the coordinator is first
+    reached.
+    """
 
-    def __init__(self, post: AgentIdentity, tell: Callable[[str], None]) -> None:
-        self._post, self._tell = post, tell
-        self._folder, self._host = post.folder, post.host
+    def __init__(self, identity: AgentIdentity, tell: Callable[[str], None]) -> None:
+        self._identity, self._tell = identity, tell
+        self._folder, self._host = identity.folder, identity.host
         self._ticket: Ticket | None = None
-        self._duty = Reconciler(secrets.token_hex(8))
+        self._reconciler = AgentReconciler(secrets.token_hex(8))
         self._workers: LocalPool | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self._receiving_events: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._sent: dict[str, int] = {}  # bytes of each log
-        self._answered = 0.0  # when the coordinator last said something
+        self._sent: dict[str, int] = {}  # bytes sent of each log
+        self._answered = 0.0  # time of the coordinator's last message
         self._over = False
 
     async def serve(self) -> str:
-        """Until it is over; then nothing of it is left. Returns why the host could not be prepared, "" if it was.
+        """Serve until the agent ends; then none of its processes is left. Returns why the host could not be prepared.
+
+        The result is "" if the host was prepared.
 
         Raises:
-            CoordinatorUnreachable: nobody was there from the start.
-            UsageError: the ticket is none.
+            CoordinatorUnreachable: no coordinator was reachable at the start.
+            UsageError: the ticket is invalid.
         """
         loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         reached = loop.time()
-        watching = asyncio.ensure_future(watch(self._post.notices, Settings.read().metadata, self._noticed))
+        watching = asyncio.ensure_future(watch(self._identity.notices, Settings.read().metadata, self._on_preemption))
         try:
             while not self._over:
                 try:
-                    await self._converse()
+                    await self._run_session()
                     reached, pause_s = loop.time(), AGAIN_S
                 except CoordinatorUnreachable:
-                    if self._duty.order is None and self._duty.state == "preparing" and pause_s == AGAIN_S:
+                    if self._reconciler.order is None and self._reconciler.state == "preparing" and pause_s == AGAIN_S:
                         raise
-                orphan_s = self._duty.order.job.orphan_s if self._duty.order else FIRST_S
-                if not self._duty.running and loop.time() - reached > orphan_s:
+                orphan_s = self._reconciler.order.job.orphan_s if self._reconciler.order else FIRST_S
+                if not self._reconciler.running and loop.time() - reached > orphan_s:
                     _log.warning("no coordinator for %g s: the agent ends", orphan_s)
                     break
                 if not self._over:
                     await up_to(pause_s, self._changed)
                     pause_s = min(2 * pause_s, LONGEST_S)
         finally:
-            (self._folder / TICKET).unlink(missing_ok=True)  # nobody here needs it any more
-            for task in (self._preparing, self._listening, watching):
+            (self._folder / TICKET).unlink(missing_ok=True)  # no process here needs it any more
+            for task in (self._preparing, self._receiving_events, watching):
                 if task:
                     task.cancel()
             if self._workers:
                 self._workers.kill_all()
-        return self._duty.reason if self._duty.state == "failed" else ""
+        return self._reconciler.reason if self._reconciler.state == "failed" else ""
 
-    async def _converse(self) -> None:
-        """One connection, to its end."""
+    async def _run_session(self) -> None:
+        """Run one connection until it ends."""
         path = str(self._folder / TICKET)
         ticket = self._ticket = newest(self._ticket, path) if self._ticket else load(path, opener)
         hello = messages.Hello(
-            kind="agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
+            kind="agent", host=self._host, pid=os.getpid(), pool=self._identity.pool, session=secrets.token_hex(8)
         )
         loop = asyncio.get_running_loop()
         async with subscribe(ticket, hello) as subscription:
             self._answered = loop.time()
-            talking = asyncio.ensure_future(self._talk(subscription, ticket))
+            exchanging = asyncio.ensure_future(self._exchange(subscription, ticket))
             try:
-                while not talking.done() and loop.time() - self._answered < SILENT_S:
-                    await asyncio.wait({talking}, timeout=BEAT_S)
-                if talking.done():
-                    talking.result()
+                while not exchanging.done() and loop.time() - self._answered < SILENT_S:
+                    await asyncio.wait({exchanging}, timeout=BEAT_S)
+                if exchanging.done():
+                    exchanging.result()
             finally:
-                talking.cancel()
+                exchanging.cancel()
 
-    async def _talk(self, subscription: Subscription, ticket: Ticket) -> None:
-        await subscription.send(self._duty.report())
+    async def _exchange(self, subscription: Subscription, ticket: Ticket) -> None:
+        await subscription.send(self._reconciler.report())
         self._tell("joined")
-        loop, said = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        loop, sent_at = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         receiving = asyncio.ensure_future(subscription.receive())
         try:
             while not self._over:
@@ -300,19 +308,19 @@ class Agent:
                     if message is None:
                         return
                     self._answered = loop.time()
-                    self._heard(message, ticket)
+                    self._on_message(message, ticket)
                     receiving = asyncio.ensure_future(subscription.receive())
-                if self._changed.is_set() or loop.time() - said > BEAT_S:
+                if self._changed.is_set() or loop.time() - sent_at > BEAT_S:
                     self._changed.clear()
                     self._act()
-                    await subscription.send(self._duty.report())
-                    said = loop.time()
+                    await subscription.send(self._reconciler.report())
+                    sent_at = loop.time()
         finally:
             receiving.cancel()
 
-    def _heard(self, message: messages.Message, ticket: Ticket) -> None:
+    def _on_message(self, message: messages.Message, ticket: Ticket) -> None:
         match message:
-            case messages.AgentOrder() if self._duty.ordered(message):
+            case messages.AgentOrder() if self._reconciler.accept(message):
                 self._sent.update(message.logs)
                 self._over = message.end
                 if self._preparing is None:
@@ -324,35 +332,35 @@ class Agent:
             case _:
                 pass
 
-    # --- what the host does --------------------------------------------------------------------------------
+    # --- preparation and workers ---------------------------------------------------------------------------
 
     async def _prepare(self, job: messages.Job, ticket: Ticket) -> None:
-        """Once: fetch, set up, then have a pool of this host. A coordinator that is away meanwhile is waited for."""
+        """Once: fetch the code, set up, and create the pool of this host. Waits for a coordinator that is away."""
         command, pause_s = None, AGAIN_S
         while command is None:
             try:
-                command = await asyncio.to_thread(self._prepared, job, load(str(self._folder / TICKET), opener))
+                command = await asyncio.to_thread(self._prepare_host, job, load(str(self._folder / TICKET), opener))
             except CoordinatorUnreachable:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_S)
             except (FarandoleError, OSError) as error:
-                self._duty.state, self._duty.reason = "failed", str(error)
+                self._reconciler.state, self._reconciler.reason = "failed", str(error)
                 self._changed.set()
                 return
         self._workers = self._local_pool(job, ticket, command)
-        self._listening = asyncio.ensure_future(self._listen(self._workers))
-        self._duty.state = "ready"
+        self._receiving_events = asyncio.ensure_future(self._receive_events(self._workers))
+        self._reconciler.state = "ready"
         self._changed.set()
 
-    def _prepared(self, job: messages.Job, ticket: Ticket) -> list[str]:
-        """The workers' command. The process is in the job's folder from then on."""
+    def _prepare_host(self, job: messages.Job, ticket: Ticket) -> list[str]:
+        """Prepare the host and return the workers' command. Changes the working folder to the job's folder."""
         folder = unpacked(ticket, job.pack) if job.pack else Path(job.folder)
         try:
             os.chdir(folder)
         except OSError as error:
             raise UsageError(f"the run's folder {folder} is not on {self._host} ({error.strerror})") from None
         if job.pack and (python := set_up(job.setup, folder, host=self._host)):
-            self._begin_anew_with(python)
+            self._restart_with(python)
         if not Path(job.script).is_file():
             raise UsageError(f"the script {job.script} is not in {folder} on {self._host}")
         if job.prepare:
@@ -362,37 +370,39 @@ class Agent:
                 raise UsageError(str(error)) from None
         return join_command(self._folder / TICKET, job.script, job.arguments)
 
-    def _begin_anew_with(self, python: Path) -> None:
-        """What the setup has installed is for the workers, who are forked from this process's interpreter."""
-        words = self._post.command(self._folder / TICKET)
-        os.execv(python, [str(python), *words, "--wait"])
+    def _restart_with(self, python: Path) -> None:
+        """Restart this process with `python`: workers are forked from its interpreter, and need what the setup
+        installed.
+        """
+        arguments = self._identity.command(self._folder / TICKET)
+        os.execv(python, [str(python), *arguments, "--wait"])
 
     def _local_pool(self, job: messages.Job, ticket: Ticket, command: list[str]) -> LocalPool:
         environment = {**environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
-        if self._post.interface:
-            environment["FARANDOLE_INTERFACE"] = self._post.interface
+        if self._identity.interface:
+            environment["FARANDOLE_INTERFACE"] = self._identity.interface
         return LocalPool(
             command,
             logs=self._folder / LOGS,
             threads=job.threads,
             environ=environment,
-            name=self._post.pool,
+            name=self._identity.pool,
             tell=_log.warning,
         )
 
-    def _noticed(self, notified: messages.HostPreemption | None) -> None:
-        """The pool hears of it, and says what becomes of the workers."""
-        self._duty.notified = notified
+    def _on_preemption(self, notified: messages.HostPreemption | None) -> None:
+        """The pool receives it in the report, and decides what happens to the workers."""
+        self._reconciler.notified = notified
         self._changed.set()
 
-    async def _listen(self, workers: LocalPool) -> None:
+    async def _receive_events(self, workers: LocalPool) -> None:
         while True:
             for event in await workers.events():
-                self._duty.heard(event)
+                self._reconciler.on_event(event)
             self._changed.set()
 
     def _act(self) -> None:
-        due = self._duty.due()
+        due = self._reconciler.due()
         for worker in due.stop:
             assert self._workers is not None
             self._workers.stop(worker)
@@ -401,7 +411,7 @@ class Agent:
             self._workers.start(worker, self._host)
 
     async def _follow(self, subscription: Subscription) -> None:
-        """What the workers have printed since."""
+        """Send what the workers have printed since the last call."""
         for worker, sent in tuple(self._sent.items()):
             with contextlib.suppress(OSError), open_regular(self._folder / LOGS / f"{worker}.log") as log:
                 log.seek(sent)
@@ -411,27 +421,27 @@ class Agent:
                 self._sent[worker] = sent
 
 
-# --- marked -----------------------------------------------------------------------------------------------------------
+# --- marked processes -------------------------------------------------------------------------------------------------
 #
-# The processes of a host's agents, found by the mark in their environment: `farandole hosts clean` ends them.
+# The processes of a host's agents, identified by the mark in their environment: `farandole hosts clean` kills them.
 #
-# Invariant: nothing else is ended. A process is held by a pidfd before its environment is read, so that its number
-# can't be another's by the time of the signal; other users' processes are not looked at. What has cleared its
-# environment is not found. Linux only, as /proc is.
+# Invariant: nothing else is killed. A process is held by a pidfd before its environment is read, so that its number
+# can't belong to another process when the signal is sent. Processes of other users are not examined. A process that has
+# cleared its environment is not found. Linux only, since it reads /proc.
 
-END_S = 10.0  # for all of them to be gone
+END_S = 10.0  # time until all of them must be gone
 MARKED_AGAIN_S = 0.02
 SHOWN = 120  # characters of a command line
 
 
-def end(agents: Collection[str]) -> dict[int, str]:
-    """SIGKILL to all that these agents have started, and to them, until nothing of it is left. Returns the command
-    lines, by process.
+def kill_agents(agents: Collection[str]) -> dict[int, str]:
+    """Send SIGKILL to these agents and all that they started, until none is left. Returns command lines by process
+    id.
     """
     ended: dict[int, str] = {}
     deadline = time.monotonic() + END_S
-    while found := _kill(agents):
-        ended.update(found)
+    while killed := _kill(agents):
+        ended.update(killed)
         if time.monotonic() > deadline:
             break
         time.sleep(MARKED_AGAIN_S)
@@ -439,43 +449,45 @@ def end(agents: Collection[str]) -> dict[int, str]:
 
 
 def other_runs(agent: str, environs: Iterable[bytes]) -> int:
-    """How many other runs than this agent's have agents, by the environments of processes."""
-    found = {of_run(mark) for environ in environs if (mark := agent_of(environ))}
-    return len(found - {of_run(agent)})
+    """The number of runs, other than this agent's, that have agents, by the environments of processes."""
+    marks = {run_mark(name) for environ in environs if (name := agent_of(environ))}
+    return len(marks - {run_mark(agent)})
 
 
 def environs() -> Iterator[bytes]:
-    """Of this user's processes."""
+    """The environments of this user's processes."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if process.stat().st_uid == os.geteuid():
                 yield (process / "environ").read_bytes()
 
 
-def is_of(environ: bytes, agents: Collection[str]) -> bool:
-    """Whether a process with this environment is one of these agents'. One without a mark is nobody's."""
-    found = agent_of(environ)
-    return bool(found) and found in agents
+def belongs_to(environ: bytes, agents: Collection[str]) -> bool:
+    """Returns True if a process with this environment belongs to one of these agents. One without a mark never does."""
+    name = agent_of(environ)
+    return bool(name) and name in agents
 
 
 def _kill(agents: Collection[str]) -> dict[int, str]:
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and int(process.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if process.stat().st_uid == os.geteuid() and (command := _kill_one(process, agents)):
-                    found[int(process.name)] = command
-    return found
+                    commands[int(process.name)] = command
+    return commands
 
 
 def _kill_one(process: Path, agents: Collection[str]) -> str:
-    """Its command line, "" where it is not theirs. Raises OSError: it has gone."""
-    held = os.pidfd_open(int(process.name))
+    """Kill one process of these agents. Returns its command line, "" if it is not theirs. Raises OSError: it is
+    gone.
+    """
+    pidfd = os.pidfd_open(int(process.name))
     try:
-        if not is_of((process / "environ").read_bytes(), agents):
+        if not belongs_to((process / "environ").read_bytes(), agents):
             return ""
         command = (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
-        signal.pidfd_send_signal(held, signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return command[:SHOWN] or "?"
     finally:
-        os.close(held)
+        os.close(pidfd)

@@ -1,14 +1,16 @@
-"""The narrow seam between a run and whatever has machines for its workers.
+"""The interface between a run and the systems that provide machines for its workers.
 
-A pool has hosts, starts workers on them, ends those that it started, and says what becomes of both. Who is started
-where and when is decided in `keeper`, purely; `service` carries that out. What every pool does, `fake` among them:
+A pool has hosts, starts workers on them, stops the workers that it started, and reports what happens to both. The pure
+class `Keeper` in `reconciler.py` decides which workers start where and when; `keep` in the same file carries that out.
+Every pool, `FakePool` included, keeps these rules:
 
-1. Each `start` is answered by one of `Started`, `StartFailed` and `NoCapacity`; a worker that has `Started` has one
-   `Gone`, sooner or later. `stop` brings that about; before `Started`, it may turn the answer into a `StartFailed`.
-2. A worker has gone when nothing that it started is left. Who comes again, comes under another id.
-3. A host that is gone is not in `list` any more, and each of its workers has a `Gone`.
-4. What is known of a host in advance is said, and need not come true: `Notice` where it will go, `Advice` where it may.
-   A pool that knows nothing in advance never says either.
+1. The pool answers each `start` with exactly one of `Started`, `WorkerStartFailed` and `NothingToGive`. Each worker
+   with `Started` gets exactly one `WorkerExited` later. `stop` causes it; a `stop` before `Started` may turn the answer
+   into a `WorkerStartFailed`.
+2. A worker has exited when no process that it started is left. A worker that comes back has a new id.
+3. A host that no longer exists is not in `list`, and each of its workers gets a `WorkerExited`.
+4. The pool reports in advance what it knows about a host, and the report need not come true: `HostPreempted` if the
+   host will go, `HostRebalance` if it may go. A pool that knows nothing in advance never reports either.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from farandole.protocol.settings import PoolTerms
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine of a pool; it comes and goes as a whole.
+    """One machine of a pool. All of it appears and disappears at once.
 
-    `slots`: room for so many workers, None for as many as are asked for. `devices`: those of the slots, one for each;
-    none: the workers find theirs by the number of their slot.
+    `slots`: the number of workers that fit, None for no limit. `devices`: one device for each slot; empty: each worker
+    finds its device by its slot number.
 
     Raises:
-        UsageError: no name, no room, or devices for other slots than there are.
+        UsageError: the name is empty, slots are below 1, or the number of devices differs from the number of slots.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Host:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise UsageError("a host without a name: give it the one that its workers see")
+            raise UsageError("a host has no name: give it the name that its workers see")
         if self.slots is not None and self.slots < 1:
             raise UsageError(f"host {self.name} has {self.slots} slots: give it 1 or more, or leave it out")
         if self.devices and len(self.devices) != self.slots:
@@ -55,13 +57,13 @@ class Host:
             )
 
     def room(self, workers: int) -> bool:
-        """Whether there is any beside so many workers."""
+        """Returns True if the host has a free slot beside that many workers."""
         return self.slots is None or workers < self.slots
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process of the worker is running. `host` may be another one than was asked for."""
+    """A process of the worker is running. `host` may differ from the requested host."""
 
     worker: str
     host: str
@@ -69,7 +71,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """A process of the worker runs on `host`, which an earlier process of this pool has started."""
+    """A process of the worker runs on `host`. An earlier process of this pool started it."""
 
     worker: str
     host: str
@@ -77,7 +79,7 @@ class RunningWorker:
 
 @dataclass(frozen=True)
 class WorkerStartFailed:
-    """No process came of it, and none will: that is not a worker that was lost."""
+    """The start failed, and no process will come of it. This does not count as a lost worker."""
 
     worker: str
     reason: str
@@ -85,7 +87,7 @@ class WorkerStartFailed:
 
 @dataclass(frozen=True)
 class NothingToGive:
-    """No process came of it, for the pool has nothing to give at the moment: that is no host's fault."""
+    """The pool has no capacity at the moment, so no process was started. No host is at fault."""
 
     worker: str
     reason: str
@@ -93,7 +95,7 @@ class NothingToGive:
 
 @dataclass(frozen=True)
 class HostPreempted:
-    """The host will go in `deadline_s` seconds, with all that is on it."""
+    """The host goes in `deadline_s` seconds, with all its workers."""
 
     host: str
     deadline_s: float
@@ -102,7 +104,7 @@ class HostPreempted:
 
 @dataclass(frozen=True)
 class HostRebalance:
-    """The host may go: a reason to ask for another, none to leave."""
+    """The host may go. This is a reason to request another host, not a reason to leave this one."""
 
     host: str
     reason: str
@@ -110,7 +112,7 @@ class HostRebalance:
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """A process has ended: `reason` in words, as "exited with code 1" or "killed by signal 9"."""
+    """A process has ended. `reason` is text, such as "exited with code 1" or "killed by signal 9"."""
 
     worker: str
     reason: str
@@ -118,7 +120,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class HostState:
-    """What people want to know of a host, in words: `state` is one of a few, as joined, failed, out of reach, gone."""
+    """The state of a host, as text for users: `state` is one of a few, such as joined, failed, out of reach, gone."""
 
     host: str
     state: str
@@ -127,7 +129,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class Priced:
-    """The host is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
+    """The host costs `dollars` an hour since Unix time `since`. The price is as of `day`; None: unknown."""
 
     host: str
     dollars: float | None
@@ -149,27 +151,27 @@ Event = (
 
 
 class Pool(Protocol):
-    """A source of hosts. Ids of workers come from `Keeper`. All but `events` return at once."""
+    """A source of hosts. `Keeper` creates the ids of workers. All methods except `events` return at once."""
 
     @property
     def name(self) -> str:
-        """What the workers say in their Hello's `pool`."""
+        """The value of `pool` in the workers' Hello."""
         ...
 
     def list(self) -> Sequence[Host]:
-        """The hosts on which workers may be started, the best first."""
+        """The hosts on which workers may be started, best first."""
         ...
 
     def start(self, worker: str, host: str) -> None:
-        """Start a process on that host, which joins the run as `worker`."""
+        """Start a process on that host. The process joins the run as `worker`."""
         ...
 
     def stop(self, worker: str) -> None:
-        """SIGKILL, with everything that it started. No error where it has gone already, or is not known."""
+        """Send SIGKILL to the worker and all that it started. No error if the worker is gone or unknown."""
         ...
 
     async def events(self) -> Sequence[Event]:
-        """What has happened since, in order, each told once; returns when there is something."""
+        """The events since the last call, in order, each reported once. Waits until there is at least one."""
         ...
 
 
@@ -245,7 +247,7 @@ class PoolKind(Protocol):
 
 
 class Events:
-    """What a pool has to say, until somebody asks."""
+    """A queue of a pool's events."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
@@ -254,32 +256,39 @@ class Events:
         self._queue.put_nowait(event)
 
     async def take(self) -> list[Event]:
-        """All that there are, at least one."""
+        """All queued events. Waits until there is at least one."""
         return [await self._queue.get(), *self.waiting()]
 
     def waiting(self) -> list[Event]:
-        """All that there are."""
+        """All queued events, possibly none."""
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
 #
-# When a pool tells how many workers it can have: as soon as that changes. At its beginning its hosts are on their way:
-# for `GATHER_S` it says so, lest others take their place; unless it has been told that it has none.
+# A pool reports how many workers it can have as soon as that number changes. At the beginning its hosts are still
+# arriving: for `GATHER_S` seconds it reports that too, so that other pools do not start replacements meanwhile. It does
+# not report this if it has learned that it gets no hosts.
 
 GATHER_S = 15.0
 
 
 class ReportedCapacity:
-    """Times are the caller's, in seconds. `can`, `gathers`: as was told last; None for no limit that is known."""
+    """Decides when the capacity must be reported. Times are the caller's, in seconds.
+
+    `can` and `gathers` are the values of the last report; `can` is None if no limit is known.
+    """
 
     def __init__(self) -> None:
         self.can: int | None = None
         self.gathers = False
         self._gathers_until = math.inf
 
-    def news(self, can: int | None, now: float, *, short: bool) -> bool:
-        """Whether that is to be told now; it is taken to be. `short`: nothing is to be had, for certain."""
+    def update(self, can: int | None, now: float, *, short: bool) -> bool:
+        """Returns True if the value changed and must be reported. Records it as reported.
+
+        `short`: the pool knows that it gets no workers.
+        """
         self._gathers_until = min(self._gathers_until, now + GATHER_S)
         before = self.can, self.gathers
         self.can, self.gathers = can, can is not None and now < self._gathers_until and not short

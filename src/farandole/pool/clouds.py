@@ -1,4 +1,4 @@
-"""The clouds that can be asked for notices, by the names that a user gives them."""
+"""The clouds whose preemption notices can be read, with the names that users give them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ HELP = (
 
 
 def check(cloud: str) -> str:
-    """Raises UsageError: no such cloud."""
+    """Return `cloud` if it is a known name or "". Raises UsageError: it is not."""
     if cloud not in ("", EC2, GOOGLE, AZURE, NONE):
         names = f"{EC2}, {GOOGLE}, {AZURE} or {NONE}"
-        raise UsageError(f"--notices {cloud}: no such cloud; give {names}, or leave it out to have it found")
+        raise UsageError(f"--notices {cloud}: unknown cloud; give {names}, or leave it out to try each of them")
     return cloud

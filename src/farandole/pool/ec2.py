@@ -1,9 +1,9 @@
-"""A pool of EC2 instances: asks AWS for what `fleet` says, and lets their agents start the workers.
+"""A pool of EC2 instances: requests from AWS what `Fleet` decides, and lets the instances' agents start the workers.
 
-An instance joins by itself (section "instance"), with the ticket that this pool keeps as a secret of AWS's while the
-run lasts. Invariant: when `close` has returned without a warning, AWS has said of every instance that bears the run's
-and the pool's tags that it is ended, but for failed ones that are to be kept a while; whoever comes later finds no
-ticket, and ends itself.
+An instance joins by itself (`serve`), with the ticket that this pool keeps as a secret in AWS while the run lasts.
+Invariant: when `close` has returned without a warning, AWS has reported every instance with the run's and the pool's
+tags as ended, except failed ones that are to be kept a while. An instance that comes later finds no ticket and ends
+itself.
 """
 
 from __future__ import annotations
@@ -62,14 +62,16 @@ from farandole.protocol.settings import PoolTerms
 
 # --- market -----------------------------------------------------------------------------------------------------------
 #
-# Where the next instance is asked for; pure, times are the caller's, in seconds.
+# Decides where the next instance is requested. Pure; times are the caller's, in seconds.
 #
-# A request names one zone and one market, and all instance types that are not cooling there: AWS takes one of them.
+# A request names one zone and one market, and all instance types that are not cooling there; AWS selects one type.
 #
-# - One zone, unless several are named: traffic between zones is paid for. While instances are there, it is theirs; when
-#   none is, the first that has not cooled down. Of several that are named, those that have instances come first.
-# - A type without capacity in a zone is left alone there, and so is one of which a zone has taken an instance back:
-#   twice as long each time, until one has come. On that market alone: what spot has not, on-demand may have.
+# - One zone is used, unless several are named, because traffic between zones costs money. While there are instances, it
+#   is theirs; otherwise it is the first zone that is not cooling. Of several named zones, those with instances come
+#   first.
+# - A type without capacity in a zone cools there: no request names it. So does a type of which a zone took an instance
+#   back. The time doubles each time, until an instance has come. This holds for that market only: on-demand may have
+#   what spot does not.
 
 FIRST_COOLING_S, LONGEST_COOLING_S = 30.0, 600.0
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -78,7 +80,7 @@ MARKETS = {"spot": (SPOT,), "on-demand": (ON_DEMAND,), "spot+on-demand": (SPOT, 
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """`subnet`: of it; both are "" where the launch template says it."""
+    """A zone. `subnet`: a subnet of it; both are "" if the launch template names them."""
 
     name: str = ""
     subnet: str = ""
@@ -87,7 +89,7 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What may be asked for."""
+    """A market, a zone and the types that a request may name."""
 
     market: str
     zone: Zone
@@ -101,47 +103,49 @@ class _Cooling:
 
 
 class Market:
-    """`several`: the zones were named by who pays, so that all may be used at once."""
+    """The state of zones, markets and types. `several`: the user named several zones, so that all may be used at
+    once.
+    """
 
     def __init__(self, zones: Sequence[Zone], markets: Sequence[str], *, several: bool = False) -> None:
         self._zones, self._markets, self._several = tuple(zones), tuple(markets), several
         self._cooling: dict[tuple[str, str, str], _Cooling] = {}  # market, zone, type
 
     def offer(self, used: Sequence[str], now: float) -> Offer | None:
-        """The best one; None: all that may be asked for is cooling. `used`: the zones of the instances there are."""
+        """The best offer; None: all of them are cooling. `used`: the zones of the present instances."""
         homes = [zone for zone in self._zones if zone.name in used]
         homes.sort(key=lambda zone: -used.count(zone.name))
         others = [zone for zone in self._zones if zone not in homes]
         for market in self._markets:
             for zone in (*homes, *(others if self._several or not homes else ())):
-                types = tuple(t for t in zone.types if self._of(market, zone.name, t).until <= now)
+                types = tuple(t for t in zone.types if self._cooling_of(market, zone.name, t).until <= now)
                 if types:
                     return Offer(market=market, zone=zone, types=types)
         return None
 
     def short(self, market: str, zone: str, types: Sequence[str], now: float) -> None:
-        """There was no capacity, or some was taken back."""
+        """There was no capacity, or AWS took an instance back: these types cool."""
         for each in types:
-            cooling = self._of(market, zone, each)
+            cooling = self._cooling_of(market, zone, each)
             cooling.until = now + min(FIRST_COOLING_S * 2.0**cooling.count, LONGEST_COOLING_S)
             cooling.count += 1
 
     def came(self, market: str, zone: str, kind: str) -> None:
-        """An instance has joined."""
+        """An instance has joined, so its type no longer cools."""
         self._cooling.pop((market, zone, kind), None)
 
-    def _of(self, market: str, zone: str, kind: str) -> _Cooling:
+    def _cooling_of(self, market: str, zone: str, kind: str) -> _Cooling:
         return self._cooling.setdefault((market, zone, kind), _Cooling())
 
 
 # --- instances --------------------------------------------------------------------------------------------------------
 #
-# What is known of an instance and of a request for such, and what is due: values, without any rule.
+# The state of an instance and of a request for instances, and the actions that are due: values without rules.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedInstance:
-    """An instance as AWS lists it. `tagged`: it bears the run's tag. `state` is AWS's, `shown` the tag that we set."""
+    """An instance as AWS lists it. `tagged`: it has the run's tag. `state` is AWS's; `shown` is the tag that we set."""
 
     id: str
     state: str
@@ -159,8 +163,10 @@ class ListedInstance:
 
 @dataclass(kw_only=True)
 class Instance:
-    """`since`: it was launched, or began anew. `heard`: AWS has listed it. `state`: queued, preparing, joined, failed,
-    leaving, gone.
+    """An instance of the pool.
+
+    `since`: when it was launched or restarted. `heard`: when AWS last listed it. `state`: queued, preparing, joined,
+    failed, leaving, gone.
     """
 
     id: str
@@ -175,7 +181,7 @@ class Instance:
     request: str = ""
     connected: bool = False
     workers: int = 0
-    idle: float = math.inf  # since when
+    idle: float = math.inf  # start of the idle time
     ended: float = -math.inf  # when AWS was last asked to end it
     ending: bool = False
 
@@ -186,46 +192,46 @@ class Instance:
 
 @dataclass(kw_only=True)
 class InstanceRequest:
-    """`open`: instances of it that have not shown yet."""
+    """A request for instances. `open`: the number of its instances that have not appeared yet."""
 
     token: str
     number: int
     offer: Offer
     asked: float
     open: int
-    doubt: float = math.inf  # until when
+    doubt: float = math.inf  # the end of the wait for a request whose answer was lost
 
 
 @dataclass(kw_only=True)
 class FleetActions:
-    """What is to be done; it is taken to be. `shown`: tags that are to say another state."""
+    """The actions that are due, recorded as done. `shown`: the states to write into tags, by instance."""
 
     asks: list[InstanceRequest] = field(default_factory=list[InstanceRequest])
     ends: list[str] = field(default_factory=list[str])
-    lets_go: list[str] = field(default_factory=list[str])  # agents that are to end
+    lets_go: list[str] = field(default_factory=list[str])  # hosts whose agents must end
     starts: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     shown: dict[str, str] = field(default_factory=dict[str, str])
-    forget: list[str] = field(default_factory=list[str])  # hosts that are gone, for certain
+    forget: list[str] = field(default_factory=list[str])  # hosts that are certainly gone
     events: list[Event] = field(default_factory=list[Event])
 
 
 # --- prices -----------------------------------------------------------------------------------------------------------
 #
-# What an hour of an instance costs, as a file says. Pure but for `read`.
+# The price of an instance an hour, from a file. Pure except for `read`.
 #
 #     # 2026-11-01
 #     type,zone,market,dollars
 #     g4dn.xlarge,us-east-1a,spot,0.2158
-#     g4dn.xlarge,,on-demand,0.526           a zone left out: all of them
+#     g4dn.xlarge,,on-demand,0.526           an empty zone: all zones
 #
-# What is not there is unknown, and never 0.
+# A price that is not listed is unknown, and never 0.
 
 COLUMNS = ["type", "zone", "market", "dollars"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriceTable:
-    """By type, zone and market, in dollars an hour, as of `day`, None where there is no file."""
+    """Prices by type, zone and market, in dollars an hour, as of `day`; None: there is no file."""
 
     day: date | None = None
     dollars: Mapping[tuple[str, str, str], float] = field(default_factory=dict[tuple[str, str, str], float])
@@ -235,18 +241,18 @@ class PriceTable:
 
 
 def read(path: Path) -> PriceTable:
-    """Raises UsageError: it is not there, or not as above."""
+    """Read a price file. Raises UsageError: it can't be read, or does not have the format above."""
     try:
         first, *lines = path.read_text().splitlines()
         day = date.fromisoformat(first.lstrip("# ").strip())
     except OSError as error:
         raise UsageError(f"prices {path}: {error.strerror}") from None
     except ValueError:
-        raise UsageError(f"prices {path}: its first line is the day that they are of, as # 2026-11-01") from None
+        raise UsageError(f"prices {path}: the first line must be the date of the prices, as # 2026-11-01") from None
     rows = csv.reader(lines)
     if next(rows, None) != COLUMNS:
-        raise UsageError(f"prices {path}: its second line is {','.join(COLUMNS)}")
-    found: dict[tuple[str, str, str], float] = {}
+        raise UsageError(f"prices {path}: the second line must be {','.join(COLUMNS)}")
+    prices: dict[tuple[str, str, str], float] = {}
     for number, row in enumerate(rows, 3):
         kind, zone, market, text = (*row, "", "", "", "")[:4]
         try:
@@ -254,14 +260,14 @@ def read(path: Path) -> PriceTable:
         except ValueError:
             dollars = math.nan
         if not 0 < dollars <= 1e6 or len(row) != len(COLUMNS):
-            raise UsageError(f"prices {path}, line {number}: {','.join(COLUMNS)}, with a price above 0")
-        found[kind, zone, market] = dollars
-    return PriceTable(day=day, dollars=found)
+            raise UsageError(f"prices {path}, line {number}: must be {','.join(COLUMNS)}, with a price above 0")
+        prices[kind, zone, market] = dollars
+    return PriceTable(day=day, dollars=prices)
 
 
 @dataclass
 class InstanceHours:
-    """Of all instances that a pool has seen: hours and price of each. Times are Unix time."""
+    """The hours and the price of each instance that a pool has seen. Times are Unix time."""
 
     prices: PriceTable
     _seen: dict[str, tuple[float, float, float | None]] = field(
@@ -269,29 +275,28 @@ class InstanceHours:
     )
 
     def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
-        """It was there just now. For the first time: what it costs."""
+        """Record that the instance exists now. Returns its price the first time."""
         price, new = self.prices.of(kind, zone, market), instance not in self._seen
         self._seen[instance] = (launched, now, price)
         day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
         return (Priced(instance, price, launched, day),) if new else ()
 
     def dollars(self) -> float:
-        """So far, of those with a known price."""
+        """The cost so far of the instances with a known price."""
         return sum((last - first) / 3600 * price for first, last, price in self._seen.values() if price is not None)
 
     def unknown(self) -> int:
-        """Instances whose price is not known."""
+        """The number of instances whose price is unknown."""
         return sum(price is None for _, _, price in self._seen.values())
 
 
 # --- template ---------------------------------------------------------------------------------------------------------
 #
-# What a launch template must have so that its instances join a run and never outlive it; and the user data for it.
+# The requirements on a launch template so that its instances join a run and never outlive it; and its user data.
 #
-# The same template serves all runs, a person at the console and auto scaling groups: which run an instance belongs to
-# is said by its tags, which the instance reads from its metadata. The ticket is no part of it: the instance's own
-# role reads that from a secret. The user data ends the instance whatever becomes of the rest: `shutdown`, for which
-# the template says `terminate`.
+# The same template serves all runs, a person at the console and auto scaling groups. The tags of an instance name its
+# run, and the instance reads them from its metadata. The ticket is not in the template: the instance's own role reads
+# it from a secret. The user data ends the instance in any case: by `shutdown`, for which the template sets `terminate`.
 
 MARK = "# farandole: "
 RUN, POOL, STATE, REQUEST = "farandole:run", "farandole:pool", "farandole:state", "farandole:request"
@@ -309,34 +314,34 @@ trap 'shutdown -h now' EXIT
 
 
 def user_data(python: str) -> str:
-    """A script; `python` is the interpreter of the image that has farandole, with the extra `aws`."""
+    """The user data script. `python`: the interpreter of the image that has farandole, with the extra `aws`."""
     return SCRIPT.format(mark=MARK, python=shlex.quote(python))
 
 
 def secret_name(run: str, pool: str) -> str:
-    """Of the parameter that holds the run's ticket."""
+    """The name of the parameter that holds the run's ticket."""
     return f"/farandole/{run}/{re.sub(r'[^A-Za-z0-9_.-]', '-', pool)}"
 
 
 def check(name: str, data: Mapping[str, Any]) -> None:
-    """`data`: of the launch template's version, as AWS gives it.
+    """Check `data`, the data of the launch template's version as AWS returns it.
 
     Raises:
-        UsageError: instances of it would not join, would outlive their run, or would let others read its ticket.
+        UsageError: its instances would not join, would outlive their run, or would let others read its ticket.
     """
-    wrong = list(_wrong(data))
+    wrong = list(_template_problems(data))
     if wrong:
         raise UsageError(f"launch template {name}: " + "; ".join(wrong))
 
 
-def _wrong(data: Mapping[str, Any]) -> Iterator[str]:
+def _template_problems(data: Mapping[str, Any]) -> Iterator[str]:
     try:
         script = base64.b64decode(data.get("UserData", ""), validate=True).decode(errors="replace")
     except binascii.Error:
         script = ""
     metadata = data.get("MetadataOptions", {})
     if MARK not in script:
-        yield "its user data does not join a run; give it what `farandole pool user-data` prints"
+        yield "its user data does not join a run; set it to the output of `farandole pool user-data`"
     if data.get("InstanceInitiatedShutdownBehavior") != "terminate":
         yield 'an instance that shuts down would only be stopped; set "InstanceInitiatedShutdownBehavior": "terminate"'
     if metadata.get("InstanceMetadataTags") != "enabled":
@@ -351,7 +356,7 @@ def _wrong(data: Mapping[str, Any]) -> Iterator[str]:
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 #
-# What an error of AWS's means to us, and what to do about it. Pure.
+# The meaning of an AWS error for a pool, and its remedy. Pure.
 
 CAPACITY, THROTTLED, DOUBT, WRONG = "no capacity", "throttled", "in doubt", "wrong"
 NO_CAPACITY = {
@@ -365,7 +370,7 @@ NO_CAPACITY = {
     "SpotMaxPriceTooLow",
     "VcpuLimitExceeded",
     "InstanceLimitExceeded",
-    "Unsupported",  # that type is not in that zone
+    "Unsupported",  # the zone does not have that type
 }
 TOO_MANY = {
     "RequestLimitExceeded",
@@ -385,24 +390,24 @@ ONCE_MORE = {
     "InternalServerError",
 }
 REMEDIES = {
-    "AuthFailure": "the credentials are not good; see `aws sts get-caller-identity`",
-    "InvalidClientTokenId": "the credentials are not good; see `aws sts get-caller-identity`",
-    "UnrecognizedClientException": "the credentials are not good; see `aws sts get-caller-identity`",
-    "SignatureDoesNotMatch": "the secret key is not that of the access key",
+    "AuthFailure": "the credentials are not valid; see `aws sts get-caller-identity`",
+    "InvalidClientTokenId": "the credentials are not valid; see `aws sts get-caller-identity`",
+    "UnrecognizedClientException": "the credentials are not valid; see `aws sts get-caller-identity`",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
     "ExpiredToken": "the credentials have expired; get new ones",
     "RequestExpired": "the credentials have expired, or this machine's clock is wrong",
-    "UnauthorizedOperation": "this user may not do that; docs/ec2.md has the policy",
-    "AccessDenied": "this user may not do that; docs/ec2.md has the policy",
-    "AccessDeniedException": "this user may not do that; docs/ec2.md has the policy",
-    "InvalidLaunchTemplateName.NotFoundException": "make it, as docs/ec2.md says, or name another region",
-    "InvalidLaunchTemplateId.NotFound": "make it, as docs/ec2.md says, or name another region",
+    "UnauthorizedOperation": "this user is not allowed to do that; docs/ec2.md has the policy",
+    "AccessDenied": "this user is not allowed to do that; docs/ec2.md has the policy",
+    "AccessDeniedException": "this user is not allowed to do that; docs/ec2.md has the policy",
+    "InvalidLaunchTemplateName.NotFoundException": "create it, as docs/ec2.md says, or name another region",
+    "InvalidLaunchTemplateId.NotFound": "create it, as docs/ec2.md says, or name another region",
     "InvalidInstanceType": "see `aws ec2 describe-instance-type-offerings`",
-    "IdempotentParameterMismatch": "this is a bug of farandole's",
+    "IdempotentParameterMismatch": "this is a bug in farandole",
 }
 
 
 def meaning(code: str, status: int) -> str:
-    """One of the four. `status`: of HTTP. What is in doubt may have been done."""
+    """One of the four meanings. `status`: the HTTP status. A request in doubt may have been carried out."""
     if code in NO_CAPACITY:
         return CAPACITY
     if code in TOO_MANY or status == 429:
@@ -413,27 +418,28 @@ def meaning(code: str, status: int) -> str:
 
 
 def words(code: str, message: str) -> str:
-    """What people are told."""
+    """The error as text for users, with its remedy."""
     remedy = REMEDIES.get(code, "")
     return f"{code}: {message}" + (f"; {remedy}" if remedy else "")
 
 
 # --- api --------------------------------------------------------------------------------------------------------------
 #
-# AWS, as words: each call bounded, in a thread, throttling waited out with jitter, errors named.
+# The AWS calls: each is bounded in time and runs in a thread. Throttled calls are repeated with jitter; errors are
+# named.
 #
-# Which account, region and address (`AWS_ENDPOINT_URL`) is boto3's business, as everywhere. boto3's own retries are
-# off: what may be asked again, and under which token, is said here. The methods without `async` block.
+# boto3 selects account, region and address (`AWS_ENDPOINT_URL`), as everywhere. boto3's own retries are off: the code
+# here decides what may be repeated, and with which token. The methods without `async` block.
 
 CONNECT_S, READ_S = 5.0, 20.0
 TRIES = 6
-AGAIN_S, LONGEST_S = 0.5, 10.0  # between two tries, at most; the real pause is by chance
+AGAIN_S, LONGEST_S = 0.5, 10.0  # the longest delay between two attempts: first, last; the actual delay is random
 AT_ONCE = 100  # instances in one call
-_RANDOM = random.SystemRandom()  # Python's own generator is the script's
+_RANDOM = random.SystemRandom()  # Python's own generator belongs to the script
 
 
 class AwsError(FarandoleError):
-    """AWS has said no, or nothing. `kind`: as `errors.meaning` says."""
+    """AWS refused a request or did not answer. `kind`: as `meaning` returns it."""
 
     def __init__(self, text: str, kind: str, code: str = "") -> None:
         super().__init__(text)
@@ -442,22 +448,22 @@ class AwsError(FarandoleError):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchAnswer:
-    """To a request for instances: their ids and types, and why there are not more."""
+    """The answer to a request for instances: their ids and types, and the reason if there are fewer than requested."""
 
     ids: tuple[tuple[str, str], ...]
     why: str = ""
 
 
 def boto3() -> Any:
-    """Raises UsageError: it is not installed."""
+    """The boto3 module. Raises UsageError: it is not installed."""
     try:
         return importlib.import_module("boto3")
     except ImportError:
-        raise UsageError(f"EC2 takes boto3, which is not installed: {how_to_install('aws')}") from None
+        raise UsageError(f"EC2 needs boto3, which is not installed: {how_to_install('aws')}") from None
 
 
 class Aws:
-    """`again_s`: the longest first pause between two tries of a call.
+    """The AWS clients of one region. `again_s`: the longest first delay between two attempts of a call.
 
     Raises:
         UsageError: boto3, credentials or a region are missing.
@@ -484,19 +490,21 @@ class Aws:
 
     @property
     def here(self) -> bool:
-        """It is no AWS, but a server on this machine that speaks for it; and so are its instances."""
+        """Returns True if the address is a server on this machine that imitates AWS; then its instances are here
+        too.
+        """
         return (urlsplit(self._ec2.meta.endpoint_url).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
     # --- before a run ----------------------------------------------------------------------------------------
 
     def template(self, name: str) -> Mapping[str, Any]:
-        """The data of its default version."""
+        """The data of the template's default version."""
         version = {"LaunchTemplateId" if name.startswith("lt-") else "LaunchTemplateName": name}
         answer = self._call(self._ec2.describe_launch_template_versions, Versions=["$Default"], **version)
         return answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
 
     def slots(self, types: Sequence[str]) -> dict[str, int]:
-        """GPUs of each type, 1 where it has none."""
+        """The number of GPUs of each type, 1 for a type without GPUs."""
         answer = self._call(self._ec2.describe_instance_types, InstanceTypes=list(types))
         return {
             each["InstanceType"]: max(sum(gpu["Count"] for gpu in each.get("GpuInfo", {}).get("Gpus", ())), 1)
@@ -504,17 +512,17 @@ class Aws:
         }
 
     def zones(self, types: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Which of the types each zone of the region has."""
-        found: dict[str, tuple[str, ...]] = {}
+        """For each zone of the region, those of the types that it offers."""
+        offered: dict[str, tuple[str, ...]] = {}
         filters = [{"Name": "instance-type", "Values": list(types)}]
         pages = self._ec2.get_paginator("describe_instance_type_offerings")
         for each in self._pages(pages, "InstanceTypeOfferings", LocationType="availability-zone", Filters=filters):
             zone = each["Location"]
-            found[zone] = tuple(t for t in types if t == each["InstanceType"] or t in found.get(zone, ()))
-        return dict(sorted(found.items()))
+            offered[zone] = tuple(t for t in types if t == each["InstanceType"] or t in offered.get(zone, ()))
+        return dict(sorted(offered.items()))
 
     def subnets(self, filters: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Zones of subnets."""
+        """The zone of each subnet that the filters match."""
         words_ = [{"Name": name, "Values": list(values)} for name, values in filters.items()]
         answer = self._call(self._ec2.describe_subnets, Filters=words_)
         return {each["SubnetId"]: each["AvailabilityZone"] for each in answer["Subnets"]}
@@ -522,7 +530,7 @@ class Aws:
     # --- instances -------------------------------------------------------------------------------------------
 
     async def create(self, name: str, request: InstanceRequest, tags: Mapping[str, str]) -> LaunchAnswer:
-        """Raises AwsError."""
+        """Request instances. Raises AwsError."""
         return await asyncio.to_thread(self._create, name, request, tags)
 
     def _create(self, name: str, request: InstanceRequest, tags: Mapping[str, str]) -> LaunchAnswer:
@@ -549,12 +557,12 @@ class Aws:
             **_options(offer.market),
             TagSpecifications=[{"ResourceType": "instance", "Tags": labels}],
         )
-        return _answer(answer)
+        return _launch_answer(answer)
 
     async def list(
         self, filters: Mapping[str, Sequence[str]], ids: Sequence[str] = (), run: str = ""
     ) -> list[ListedInstance]:
-        """Those that the filters find, and these. Raises AwsError."""
+        """The instances that the filters match, and those with these ids. Raises AwsError."""
         return await asyncio.to_thread(self.instances, filters, ids, run)
 
     def instances(
@@ -562,15 +570,15 @@ class Aws:
     ) -> list[ListedInstance]:
         pages = self._ec2.get_paginator("describe_instances")
         by_tag = [{"Name": name, "Values": list(values)} for name, values in filters.items()]
-        found = {row.id: row for row in _rows(self._pages(pages, "Reservations", Filters=by_tag), run)}
-        missing = [each for each in ids if each not in found]
-        for n in range(0, len(missing), AT_ONCE):  # by a filter: an id that AWS does not know is no error then
-            some = [{"Name": "instance-id", "Values": missing[n : n + AT_ONCE]}]
-            found.update((row.id, row) for row in _rows(self._pages(pages, "Reservations", Filters=some), run))
-        return list(found.values())
+        listed = {row.id: row for row in _rows(self._pages(pages, "Reservations", Filters=by_tag), run)}
+        missing = [each for each in ids if each not in listed]
+        for n in range(0, len(missing), AT_ONCE):  # by a filter, so that an unknown id is no error
+            by_id = [{"Name": "instance-id", "Values": missing[n : n + AT_ONCE]}]
+            listed.update((row.id, row) for row in _rows(self._pages(pages, "Reservations", Filters=by_id), run))
+        return list(listed.values())
 
     async def end(self, ids: Sequence[str]) -> None:
-        """Who is not there is no error. Raises AwsError."""
+        """Terminate instances. An unknown id is no error. Raises AwsError."""
         for n in range(0, len(ids), AT_ONCE):
             await asyncio.to_thread(self._end, list(ids[n : n + AT_ONCE]))
 
@@ -580,17 +588,17 @@ class Aws:
         except AwsError as error:
             if error.code != "InvalidInstanceID.NotFound":
                 raise
-            for each in ids if len(ids) > 1 else ():  # one that is unknown keeps AWS from ending the others
+            for each in ids if len(ids) > 1 else ():  # one unknown id makes AWS refuse the whole call
                 self._end([each])
 
     async def empty(self, group: str) -> None:
-        """An auto scaling group launches no more, and ends what it has. Raises AwsError."""
+        """Set an auto scaling group to size 0: it launches no more and ends its instances. Raises AwsError."""
         await asyncio.to_thread(
             self._call, self._groups.update_auto_scaling_group, AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0
         )
 
     async def tag(self, shown: Mapping[str, Sequence[str]]) -> None:
-        """Instances by the state that they are to show. Raises AwsError."""
+        """Set the state tags of instances. `shown`: ids by state. Raises AwsError."""
         for state, ids in shown.items():
             tags = [{"Key": STATE, "Value": state}]
             await asyncio.to_thread(self._call, self._ec2.create_tags, Resources=list(ids), Tags=tags)
@@ -608,34 +616,34 @@ class Aws:
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    def _pages(self, pages: Any, of: str, **words_: Any) -> Iterator[Any]:
+    def _pages(self, pages: Any, key: str, **words_: Any) -> Iterator[Any]:
         token = ""
         while True:
             more = {"PaginationConfig": {"StartingToken": token}} if token else {}
             page = self._call(functools.partial(_first, pages), **words_, **more)
-            yield from page[of]
+            yield from page[key]
             token = page.get("NextToken", "")
             if not token:
                 return
 
     def _call(self, call: Callable[..., Any], **words_: Any) -> Any:
-        """Asked again where AWS is too busy, or has not answered: all of our calls do no harm twice. Once one was not
-        answered, whether it was done is in doubt, whatever is said to the next.
+        """Make the call, and repeat it if AWS is too busy or has not answered: none of our calls does harm if it is
+        carried out twice. After one attempt without an answer, the call is in doubt, whatever the next answer is.
         """
         doubt = False
-        for tried in range(TRIES):
+        for attempt in range(TRIES):
             try:
                 return call(**words_)
             except self._refused as error:
-                told = error.response["Error"]
-                code, status = told.get("Code", ""), error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-                failure = AwsError(f"AWS: {words(code, told.get('Message', ''))}", meaning(code, status), code)
+                details = error.response["Error"]
+                code, status = details.get("Code", ""), error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+                failure = AwsError(f"AWS: {words(code, details.get('Message', ''))}", meaning(code, status), code)
             except self._broken as error:
                 failure = AwsError(f"AWS does not answer: {error}", DOUBT)
             doubt = doubt or failure.kind == DOUBT
-            if failure.kind not in (THROTTLED, DOUBT) or tried == TRIES - 1:
+            if failure.kind not in (THROTTLED, DOUBT) or attempt == TRIES - 1:
                 raise AwsError(str(failure), DOUBT if doubt else failure.kind, failure.code)
-            time.sleep(_RANDOM.uniform(0, min(self._again_s * 2.0**tried, LONGEST_S)))
+            time.sleep(_RANDOM.uniform(0, min(self._again_s * 2.0**attempt, LONGEST_S)))
         raise AssertionError
 
 
@@ -644,15 +652,17 @@ def _first(pages: Any, **words_: Any) -> Any:
 
 
 def _options(market: str) -> dict[str, Any]:
-    """Without a price cap: one makes interruptions likelier, and the spot price is below that of on-demand anyway."""
+    """The options of a market. No price cap: it makes interruptions likelier, and spot costs less than on-demand
+    anyway.
+    """
     if market == SPOT:
         return {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized"}}
     reserved = {"UsageStrategy": "use-capacity-reservations-first"}
     return {"OnDemandOptions": {"AllocationStrategy": "prioritized", "CapacityReservationOptions": reserved}}
 
 
-def _answer(answer: Mapping[str, Any]) -> LaunchAnswer:
-    """Raises AwsError: none came, and not for want of capacity."""
+def _launch_answer(answer: Mapping[str, Any]) -> LaunchAnswer:
+    """The answer's ids and errors. Raises AwsError: there is no instance, and the reason is not missing capacity."""
     ids = tuple((each, group["InstanceType"]) for group in answer.get("Instances", ()) for each in group["InstanceIds"])
     errors = {each["ErrorCode"]: each.get("ErrorMessage", "") for each in answer.get("Errors", ())}
     why = "; ".join(words(code, message) for code, message in errors.items())
@@ -685,32 +695,32 @@ def _rows(reservations: Iterator[Any], run: str) -> Iterator[ListedInstance]:
 
 # --- places -----------------------------------------------------------------------------------------------------------
 #
-# In which zones and subnets a pool may ask for instances. Blocks, as `api` does.
+# The zones and subnets in which a pool may request instances. Blocks, as `Aws` does.
 
 
 def places(aws: Aws, data: Mapping[str, Any], types: Sequence[str], named: Sequence[str]) -> tuple[Zone, ...]:
-    """The zones that a pool may use: those `named` (or subnets), else the template's own, else all that have a type.
+    """The zones that a pool may use: the `named` zones or subnets, else the template's own, else all that have a type.
 
     Raises:
         UsageError: there is none, or one has none of the types.
     """
     offered = aws.zones(types)
     for kind in types:
-        if not any(kind in there for there in offered.values()):
+        if not any(kind in kinds for kinds in offered.values()):
             raise UsageError(f"region {aws.region} has no {kind}: name other types=..., or another region=...")
     default = {zone: subnet for subnet, zone in aws.subnets({"default-for-az": ["true"]}).items()}
     if named:
-        return tuple(_named(aws, word, offered, default, types) for word in named)
+        return tuple(_named_zone(aws, word, offered, default, types) for word in named)
     if subnet := _subnet(data):
         zone = aws.subnets({"subnet-id": [subnet]}).get(subnet, "")
         return (Zone(name=zone, types=offered.get(zone, tuple(types))),)
-    found = tuple(Zone(name=zone, subnet=default[zone], types=offered[zone]) for zone in offered if zone in default)
-    if not found:
+    usable = tuple(Zone(name=zone, subnet=default[zone], types=offered[zone]) for zone in offered if zone in default)
+    if not usable:
         raise UsageError(f"region {aws.region} has no default subnet: name one, as zones=subnet-...")
-    return found
+    return usable
 
 
-def _named(
+def _named_zone(
     aws: Aws, word: str, offered: Mapping[str, Sequence[str]], default: Mapping[str, str], types: Sequence[str]
 ) -> Zone:
     if word.startswith("subnet-"):
@@ -719,33 +729,33 @@ def _named(
         subnet, zone = default.get(word, ""), word
     if not zone or not subnet:
         raise UsageError(
-            f"zones={word}: that is no subnet, and no zone with a default subnet, in {aws.region}; name zones of "
+            f"zones={word}: not a subnet, and not a zone with a default subnet, in {aws.region}; name zones of "
             f"{', '.join(default)}, or subnets"
         )
     if not offered.get(zone):
-        raise UsageError(f"zones={word}: {zone} has no {' or '.join(types)}; there is in {', '.join(offered)}")
+        raise UsageError(f"zones={word}: {zone} has no {' or '.join(types)}; these zones have: {', '.join(offered)}")
     return Zone(name=zone, subnet=subnet, types=tuple(offered[zone]))
 
 
 def _subnet(data: Mapping[str, Any]) -> str:
-    """What the launch template says, "" for nothing."""
+    """The subnet in the launch template, "" for none."""
     return data.get("SubnetId") or next((each.get("SubnetId", "") for each in data.get("NetworkInterfaces", ())), "")
 
 
-# --- asked ------------------------------------------------------------------------------------------------------------
+# --- account ----------------------------------------------------------------------------------------------------------
 #
-# What `--pool ec2,...` asks for, checked against the account: before a run is made. Blocks.
+# The options of `--pool ec2,...`, checked against the account before a run is created. Blocks.
 
 OPTIONS = ("template", "types", "zones", "market", "slots", "region", "prices")
 BETWEEN = (
-    "traffic between zones costs about 0.01 dollars a gigabyte each way, and each worker sends and gets about twice "
-    "its gradients' bytes a step"
+    "traffic between zones costs about 0.01 dollars a gigabyte each way, and each worker sends and receives about "
+    "twice its gradients' bytes a step"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountFacts:
-    """What the account has of it. `slots`: of each type."""
+    """The account's facts for a pool. `slots`: for each type."""
 
     template: str
     zones: tuple[Zone, ...]
@@ -755,7 +765,7 @@ class AccountFacts:
     prices: PriceTable
 
     def unpriced(self) -> list[str]:
-        """What may be asked for without a known price."""
+        """The offers that may be requested and have no known price."""
         return [
             f"{kind} {market} in {zone.name}"
             for zone in self.zones
@@ -766,23 +776,23 @@ class AccountFacts:
 
     @property
     def said(self) -> str:
-        """What is to be said before it is used, "" for nothing."""
+        """A warning to print before the pool is used, "" for none."""
         return f"zones {', '.join(zone.name for zone in self.zones)}: {BETWEEN}" if self.several else ""
 
 
 def run_tag(run: str, host: str, folder: str) -> str:
-    """Of one run among all of an account: its name, and a digest of where it is."""
+    """The tag of a run, unique in an account: the run's name and a digest of its host and folder."""
     digest = hashlib.sha256("\0".join((host, folder)).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:100]}-{digest}"
 
 
 def settle(options: Mapping[str, str]) -> tuple[Aws, AccountFacts]:
-    """Raises UsageError: something is not there, or can't be meant. Asks AWS once for the same options."""
+    """Check the options. Asks AWS once for the same options. Raises UsageError: one is invalid or does not exist."""
     return _settle(*(options.get(name, "") for name in OPTIONS))
 
 
 def ask_again() -> None:
-    """Forget what AWS has said."""
+    """Clear the cached answers of AWS."""
     _settle.cache_clear()
 
 
@@ -792,12 +802,12 @@ def _settle(
 ) -> tuple[Aws, AccountFacts]:
     markets = MARKETS.get(market or "spot")
     if markets is None:
-        raise UsageError(f"--pool ec2: no such market as {market!r}; there are {', '.join(MARKETS)}")
+        raise UsageError(f"--pool ec2: unknown market {market!r}; the markets are {', '.join(MARKETS)}")
     if slots and (not slots.isdecimal() or len(slots) > 9 or not 1 <= int(slots) <= MAX_WORKERS):
         raise UsageError(
-            f"--pool ec2: slots={slots}: a whole number from 1 to {MAX_WORKERS}, the workers of an instance"
+            f"--pool ec2: slots={slots}: must be a whole number from 1 to {MAX_WORKERS}, the workers of an instance"
         )
-    known = read(Path(price_file)) if price_file else PriceTable()
+    prices = read(Path(price_file)) if price_file else PriceTable()
     aws = Aws(region)
     try:
         data = aws.template(name)
@@ -809,21 +819,21 @@ def _settle(
             )
         room = aws.slots(kinds)
         named = tuple(filter(None, zones.split("+")))
-        found = places(aws, data, kinds, named)
+        usable = places(aws, data, kinds, named)
     except AwsError as error:
         raise UsageError(f"--pool ec2: {error}") from None
     return aws, AccountFacts(
         template=name,
-        zones=found,
+        zones=usable,
         markets=markets,
         slots={kind: int(slots) if slots else room.get(kind, 1) for kind in kinds},
         several=len(named) > 1,
-        prices=known,
+        prices=prices,
     )
 
 
 def tokens() -> Iterator[str]:
-    """For requests: never the same twice, whoever asks."""
+    """Tokens for requests; none is ever repeated, in any process."""
     session = secrets.token_hex(8)
     number = 0
     while True:
@@ -833,34 +843,38 @@ def tokens() -> Iterator[str]:
 
 # --- fleet ------------------------------------------------------------------------------------------------------------
 #
-# What becomes of instances, requests for such, and starts that wait for one: pure; times are the caller's, in s.
+# Decides about instances, requests for instances, and starts that wait for one. Pure; times are the caller's, in s.
 #
-# Invariant: an instance is known by its id, once, whoever tells of it first: the answer to a request, the list of all
-# that bear the run's tag, or its agent. One that is living is a host, on its way to be one, or being ended; and AWS is
-# told to end it until it says that it has.
+# Invariant: an instance is known once, by its id, whichever source names it first: the answer to a request, the list of
+# all instances with the run's tag, or its agent. A living instance is a host, is becoming one, or is being ended. AWS
+# is asked to end it until AWS reports it as ended.
 #
-# - The answer to a request may be lost. It is asked again with the same token, for which AWS launches nothing twice;
-#   and its instances bear the token as a tag. Until that is settled, what it asked for counts as coming.
-# - AWS may not list an instance yet, or not any more: it has gone only when it was missing for `MISSING_S`. One that
+# - The answer to a request may be lost. The request is repeated with the same token, for which AWS launches nothing
+#   twice; and its instances have the token as a tag. Until this is settled, its instances count as coming.
+# - AWS may not list an instance yet, or no longer. It counts as gone only if it was missing for `MISSING_S`. One that
 #   was once listed as terminated stays so.
-# - A start waits for a slot of any instance that is coming, before another one is asked for. Where nothing is coming
-#   any more for a start, it has failed, or there was no capacity.
-# - What nobody waits for and nobody works on is in excess, and ended after `IDLE_S`, if this pool has launched it. What
-#   somebody else has launched (an auto scaling group, a person) is a host like any other, until the run is over.
-# - An instance without the run's tag is released: its workers leave, then its agent ends, and it with that.
+# - A start waits for a slot of any instance that is coming, before another one is requested. If nothing is coming any
+#   more for a start, it has failed, or there was no capacity.
+# - An instance without waiting starts and without workers is in excess. It is ended after `IDLE_S` if this pool
+#   launched it. An instance that was launched otherwise (by an auto scaling group, by a person) is a normal host until
+#   the run is over.
+# - An instance that loses the run's tag is released: its workers leave, then its agent ends, and the instance with it.
 
-ANOTHER = "another instance"  # the host that stands for one which is not there yet
-JOIN_S = 480.0  # from its launch to its agent
+ANOTHER = "another instance"  # the host that stands for an instance that does not exist yet
+JOIN_S = 480.0  # time from its launch to its agent's connection
 MISSING_S = 120.0
 IDLE_S = 60.0
-END_AGAIN_S = 20.0  # between two tries to end one
-DOUBT_S = 120.0  # for instances to show of a request whose answer was lost
+END_AGAIN_S = 20.0  # interval between two requests to end an instance
+DOUBT_S = 120.0  # time for instances of a request without an answer to appear
 LEAVE_S = 3600.0
-UNTAGGED = "the run's tag was taken from it"
+UNTAGGED = "the run's tag was removed from it"
 
 
 class Fleet:
-    """`slots`: of each type. `keep_failed_s`: for so long nobody ends one that has failed. `token`: gives new ones."""
+    """The instances and requests of a pool.
+
+    `slots`: for each type. `keep_failed_s`: a failed instance is not ended for this time. `token`: yields new tokens.
+    """
 
     def __init__(
         self, market: Market, slots: Mapping[str, int], token: Iterator[str], keep_failed_s: float = 0.0
@@ -870,43 +884,43 @@ class Fleet:
         self.waiting: list[str] = []
         self._market, self._slots, self._token = market, slots, token
         self._keep_failed_s = keep_failed_s
-        self._dead: set[str] = set()
-        self._covered: set[str] = set()  # starts for which something was asked
+        self._terminated: set[str] = set()
+        self._covered: set[str] = set()  # starts for which an instance was requested
         self._due = FleetActions()
 
-    # --- what is asked of the pool ---------------------------------------------------------------------------
+    # --- requests of the pool --------------------------------------------------------------------------------
 
     def hosts(self) -> tuple[Host, ...]:
-        """Those that are ready, then one that may be asked for."""
-        there = [i for i in self.instances.values() if i.state in ("joined", "leaving") and i.connected]
-        ready = (Host(name=i.id, slots=self.slots(i.type)) for i in there if not i.ending)
+        """The ready hosts, then `ANOTHER`, an instance that may be requested."""
+        connected = [i for i in self.instances.values() if i.state in ("joined", "leaving") and i.connected]
+        ready = (Host(name=i.id, slots=self.slots(i.type)) for i in connected if not i.ending)
         return (*ready, Host(name=ANOTHER))
 
     def slots(self, kind: str) -> int:
         return self._slots.get(kind, 1)
 
     def start(self, worker: str) -> None:
-        """On another instance than there are."""
+        """Start the worker on an additional instance."""
         self.waiting.append(worker)
 
     def remember(self, host: str, now: float) -> None:
-        """An earlier process of this pool had it."""
-        self._meet(host, now, "", None, "")
+        """Add an instance of an earlier process of this pool."""
+        self._add(host, now, "", None, "")
 
     def stop(self, worker: str) -> bool:
-        """Whether it was waiting, and is called off."""
+        """Cancel the start if it is waiting. Returns True if it was."""
         if worker not in self.waiting:
             return False
-        self._give_up(worker, WorkerStartFailed(worker, "called off before there was an instance for it"))
+        self._give_up(worker, WorkerStartFailed(worker, "cancelled before there was an instance for it"))
         return True
 
-    # --- what AWS says ---------------------------------------------------------------------------------------
+    # --- answers of AWS --------------------------------------------------------------------------------------
 
     def answered(self, token: str, ids: Sequence[tuple[str, str]], now: float, why: str = "") -> None:
-        """These instances, with their types, and no others, come of it. `why` there are not more."""
+        """The request results in these instances, with their types, and no others. `why` there are not more."""
         request = self.requests.pop(token, None)
         for each, kind in ids:
-            self._meet(each, now, kind, request, token)
+            self._add(each, now, kind, request, token)
         if request is None:
             return
         if len(ids) < request.number:
@@ -914,111 +928,111 @@ class Fleet:
             self._fail(why or "AWS has no capacity", capacity=True)
 
     def refused(self, token: str, reason: str) -> None:
-        """Nothing comes of it, and that is not for want of capacity."""
+        """The request results in no instance, for a reason other than capacity."""
         if self.requests.pop(token, None):
             self._fail(reason)
 
     def doubtful(self, token: str, now: float) -> None:
-        """Whether anything comes of it, nobody knows."""
+        """The result of the request is unknown."""
         if request := self.requests.get(token):
             request.doubt = min(request.doubt, now + DOUBT_S)
 
     def listed(self, rows: Sequence[ListedInstance], now: float) -> None:
-        """All that there are, as far as AWS knows."""
+        """Process the list of all instances, as far as AWS knows them."""
         for row in rows:
-            if row.id not in self._dead:
+            if row.id not in self._terminated:
                 self._listed(row, now)
-        there = {row.id for row in rows}
+        present = {row.id for row in rows}
         for instance in list(self.instances.values()):
-            if instance.id not in there and not instance.connected and now - instance.heard > MISSING_S:
-                self._gone(instance, "AWS knows nothing of it any more", now)
+            if instance.id not in present and not instance.connected and now - instance.heard > MISSING_S:
+                self._gone(instance, "AWS does not list it any more", now)
 
     def _listed(self, row: ListedInstance, now: float) -> None:
         if row.id not in self.instances and row.state == "terminated":
-            self._dead.add(row.id)
+            self._terminated.add(row.id)
             self._due.forget.append(row.id)  # an earlier process of this pool may have had workers there
             return
-        known = self._meet(row.id, now, row.type, self.requests.get(row.request), row.request)
-        before, known.row, known.heard = known.row, row, now
-        known.type, known.zone, known.market = row.type or known.type, row.zone, row.market
-        known.request = known.request or row.request
-        if row.state == "terminated" or (row.state == "shutting-down" and not known.connected):
-            self._dead.add(row.id)
-            self._gone(known, row.reason or "it was terminated", now)
+        instance = self._add(row.id, now, row.type, self.requests.get(row.request), row.request)
+        previous, instance.row, instance.heard = instance.row, row, now
+        instance.type, instance.zone, instance.market = row.type or instance.type, row.zone, row.market
+        instance.request = instance.request or row.request
+        if row.state == "terminated" or (row.state == "shutting-down" and not instance.connected):
+            self._terminated.add(row.id)
+            self._gone(instance, row.reason or "it was terminated", now)
         elif row.state == "shutting-down":
-            known.ending = True  # it is no host any more, but what runs there has not ended yet
+            instance.ending = True  # it is no longer a host, but its processes have not ended yet
         elif row.state in ("stopping", "stopped"):
-            if known.state != "gone" and not known.connected:
-                self._lost(known, "it was stopped", now)
-        elif known.state == "gone" and row.state in ("pending", "running"):
-            known.state, known.since = "queued", now  # it was started again
-        elif not row.tagged and (before is None or before.tagged):
-            self._release(known)
+            if instance.state != "gone" and not instance.connected:
+                self._lost(instance, "it was stopped", now)
+        elif instance.state == "gone" and row.state in ("pending", "running"):
+            instance.state, instance.since = "queued", now  # it was started again
+        elif not row.tagged and (previous is None or previous.tagged):
+            self._release(instance)
 
-    def _meet(self, each: str, now: float, kind: str, request: InstanceRequest | None, token: str) -> Instance:
-        if known := self.instances.get(each):
-            return known
-        known = self.instances[each] = Instance(id=each, since=now, heard=now, type=kind, request=token)
+    def _add(self, each: str, now: float, kind: str, request: InstanceRequest | None, token: str) -> Instance:
+        if instance := self.instances.get(each):
+            return instance
+        instance = self.instances[each] = Instance(id=each, since=now, heard=now, type=kind, request=token)
         if request:
-            known.zone, known.market = request.offer.zone.name, request.offer.market
+            instance.zone, instance.market = request.offer.zone.name, request.offer.market
             request.open -= 1
             if request.open <= 0:
                 self.requests.pop(request.token, None)
-        return known
+        return instance
 
     def _release(self, instance: Instance) -> None:
         instance.state = "leaving"
-        self._see(instance, "leaving", UNTAGGED)
+        self._report_state(instance, "leaving", UNTAGGED)
         self._due.events.append(HostPreempted(instance.id, LEAVE_S, UNTAGGED))
 
-    # --- what its agent says ---------------------------------------------------------------------------------
+    # --- reports of its agent --------------------------------------------------------------------------------
 
     def agent(self, host: str, *, connected: bool, state: str, reason: str, workers: int, now: float) -> None:
-        """It is `preparing`, `ready` or `failed`; `workers` are there or asked for."""
-        if host in self._dead:
-            self._due.forget.append(host)  # what it says was on its way when it ended
+        """Process the agent's state: `preparing`, `ready` or `failed`. `workers`: the number running or ordered."""
+        if host in self._terminated:
+            self._due.forget.append(host)  # this report was on its way when the instance ended
             return
         instance = self.instances.get(host)
         if instance is None:
             if not connected:
                 return
-            instance = self._meet(host, now, "", None, "")
+            instance = self._add(host, now, "", None, "")
         instance.connected, instance.workers = connected, workers
         if not connected or instance.ending or instance.state == "leaving":
             return
         if state == "ready" and instance.state != "joined":
             instance.state = "joined"
             self._market.came(instance.market, instance.zone, instance.type)
-            self._see(instance, "joined", "")
+            self._report_state(instance, "joined", "")
         elif state == "preparing" and instance.state in ("queued", "gone"):
             instance.state = "preparing"
-            self._see(instance, "preparing", "")
+            self._report_state(instance, "preparing", "")
         elif state == "failed" and instance.state != "failed":
             self._failed(instance, reason)
 
     def leaves(self, host: str) -> None:
-        """It has notice."""
+        """The host has a preemption notice."""
         if (instance := self.instances.get(host)) and instance.state == "joined":
             instance.state = "leaving"
 
-    # --- what follows ----------------------------------------------------------------------------------------
+    # --- consequences ----------------------------------------------------------------------------------------
 
-    def _see(self, instance: Instance, state: str, reason: str) -> None:
+    def _report_state(self, instance: Instance, state: str, reason: str) -> None:
         self._due.events.append(HostState(instance.id, state, reason))
 
     def _failed(self, instance: Instance, reason: str) -> None:
         instance.state, instance.reason = "failed", reason
-        self._see(instance, "failed", reason)
+        self._report_state(instance, "failed", reason)
         self._fail(f"{instance.id}: {reason}")
 
     def _lost(self, instance: Instance, reason: str, now: float) -> None:
-        """Nothing runs there any more."""
+        """Nothing runs on the instance any more."""
         coming, instance.state = instance.coming, "gone"
         instance.connected, instance.workers, instance.idle = False, 0, math.inf
         self._due.forget.append(instance.id)
         if not instance.ending:
-            self._see(instance, "gone", reason)
-            if instance.market == SPOT:  # it was taken back
+            self._report_state(instance, "gone", reason)
+            if instance.market == SPOT:  # AWS took it back
                 self._market.short(instance.market, instance.zone, (instance.type,), now)
         if coming:
             self._fail(f"{instance.id}: {reason}")
@@ -1028,12 +1042,12 @@ class Fleet:
         self._lost(instance, reason, now)
 
     def _supply(self) -> int:
-        """Slots that are coming."""
-        asked = sum(r.open * min(map(self.slots, r.offer.types)) for r in self.requests.values())
-        return asked + sum(self.slots(i.type) for i in self.instances.values() if i.coming)
+        """The number of slots that are coming."""
+        requested = sum(r.open * min(map(self.slots, r.offer.types)) for r in self.requests.values())
+        return requested + sum(self.slots(i.type) for i in self.instances.values() if i.coming)
 
     def _fail(self, reason: str, *, capacity: bool = False) -> None:
-        """Something does not come: the starts that have nothing to wait for any more end so."""
+        """An instance does not come: the starts that have nothing to wait for any more fail."""
         covered = [worker for worker in self.waiting if worker in self._covered]
         for worker in covered[self._supply() :]:
             self._give_up(worker, NothingToGive(worker, reason) if capacity else WorkerStartFailed(worker, reason))
@@ -1048,10 +1062,10 @@ class Fleet:
     def due(self, now: float) -> FleetActions:
         for request in list(self.requests.values()):
             if now > request.doubt:
-                self.refused(request.token, "AWS has not answered, and no instance has come")
+                self.refused(request.token, "AWS has not answered, and no instance has appeared")
         for instance in self.instances.values():
             if instance.state == "queued" and not instance.ending and now - instance.since > JOIN_S:
-                self._failed(instance, f"no agent of it has come within {JOIN_S:g} s; see its system log")
+                self._failed(instance, f"its agent has not connected within {JOIN_S:g} s; see its system log")
         self._place()
         self._ask(now)
         self._end(now)
@@ -1079,7 +1093,7 @@ class Fleet:
             offer = self._market.offer(used, now)
             self._covered.update(self.waiting)
             if offer is None:
-                self._fail("no zone and type that may be asked for had capacity a moment ago", capacity=True)
+                self._fail("no allowed zone and type had capacity a moment ago", capacity=True)
                 return
             number = -(-missing // min(map(self.slots, offer.types)))
             token = next(self._token)
@@ -1089,11 +1103,11 @@ class Fleet:
         self._covered.update(self.waiting)
 
     def _end(self, now: float) -> None:
-        """Who is in excess, has failed, was released; and whom AWS was told to end, once more."""
-        left = len(self.waiting)
+        """End instances that are in excess, have failed or were released; repeat unconfirmed requests to end."""
+        uncovered = len(self.waiting)
         for instance in self.instances.values():
             if instance.coming:
-                needed, left = left > 0, left - self.slots(instance.type)
+                needed, uncovered = uncovered > 0, uncovered - self.slots(instance.type)
             else:
                 needed = instance.workers > 0
             instance.idle = math.inf if needed else min(instance.idle, now)
@@ -1101,13 +1115,13 @@ class Fleet:
             if instance.state == "leaving" and not needed and instance.connected:
                 self._due.lets_go.append(instance.id)
             if instance.state == "failed":
-                over = idle_s >= self._keep_failed_s
+                expired = idle_s >= self._keep_failed_s
             elif instance.state == "leaving":
-                over = idle_s >= END_AGAIN_S
+                expired = idle_s >= END_AGAIN_S
             else:
-                over = idle_s >= IDLE_S
+                expired = idle_s >= IDLE_S
             ours = bool(instance.request) or instance.state == "failed"
-            if instance.ending or (over and not needed and ours and instance.state != "gone"):
+            if instance.ending or (expired and not needed and ours and instance.state != "gone"):
                 instance.ending = True
                 if now - instance.ended >= END_AGAIN_S:
                     instance.ended = now
@@ -1117,42 +1131,45 @@ class Fleet:
 # --- pool -------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-END_S = 10.0  # for agents to end
-AFTER_S = 600.0  # from the run's own limit until instances end themselves: its end is saved meanwhile
-CLOSE_S = 120.0  # for AWS to say that all have ended
+END_S = 10.0  # time for agents to end
+AFTER_S = 600.0  # time from the run's own limit until instances end themselves; the run's end is saved meanwhile
+CLOSE_S = 120.0  # time for AWS to report all instances as ended
 
 
 class Ec2Pool:
-    """Needs a running event loop. `close` it in any case. `run`: its tag. `keep_failed_s`: for so long a failed
-    instance is kept; `until`: Unix time at which the run ends; soon after, instances end themselves. `look_s`: how
-    often AWS is asked what there is.
+    """A pool of EC2 instances. Needs a running event loop. Call `close` in any case.
+
+    `run`: the run's tag. `keep_failed_s`: how long a failed instance is kept. `until`: Unix time at which the run ends;
+    soon after, instances end themselves. `look_s`: the interval at which AWS is asked for the instances.
     """
 
     def __init__(
-        self, aws: Aws, asked: AccountFacts, *, run: str, ticket: Ticket, job: Job, logs: Path, name: str = "ec2",
+        self, aws: Aws, account: AccountFacts, *, run: str, ticket: Ticket, job: Job, logs: Path, name: str = "ec2",
         keep_failed_s: float = 0.0, until: float = math.inf, look_s: float = 5.0,
     ) -> None:  # fmt: skip
         self.name = name
-        self.bill = InstanceHours(asked.prices)
-        self._aws, self._asked, self._run, self._look_s = aws, asked, run, look_s
+        self.bill = InstanceHours(account.prices)
+        self._aws, self._account, self._run, self._look_s = aws, account, run, look_s
         self._keep_failed_s, self._until = keep_failed_s, until
         self._events = Events()
-        self._link = AgentLink(ticket, name, job, logs, self._events, self._heard)
-        market = Market(asked.zones, asked.markets, several=asked.several)
-        self.fleet = Fleet(market, asked.slots, tokens(), keep_failed_s)
+        self._link = AgentLink(ticket, name, job, logs, self._events, self._on_change)
+        market = Market(account.zones, account.markets, several=account.several)
+        self.fleet = Fleet(market, account.slots, tokens(), keep_failed_s)
         self._secret = secret_name(run, name)
         self._ticket = msgspec.json.encode(ticket).decode()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._doing: set[asyncio.Task[None]] = set()
-        self._troubled = ""
+        self._calls: set[asyncio.Task[None]] = set()
+        self._reported_error = ""  # the AWS error that was reported last
         self._closing: asyncio.Task[None] | None = None
-        self._tasks = [asyncio.create_task(what) for what in (self._link.serve(), self._tend(), self._look())]
+        self._tasks = [
+            asyncio.create_task(what) for what in (self._link.serve(), self._run_fleet(), self._list_forever())
+        ]
         for task in self._tasks:
-            task.add_done_callback(self._ended)
-        self._do(self._put_ticket())
+            task.add_done_callback(self._on_task_end)
+        self._start_call(self._put_ticket())
 
-    # --- the seam ------------------------------------------------------------------------------------------
+    # --- the interface of a pool ---------------------------------------------------------------------------
 
     def list(self) -> Sequence[Host]:
         return self.fleet.hosts()
@@ -1162,7 +1179,7 @@ class Ec2Pool:
             self.fleet.start(worker)
         elif host in self._link.far.hosts:
             self._link.start(worker, host)
-            self._heard(host)
+            self._on_change(host)
         else:
             self._events.put(WorkerStartFailed(worker, f"{host} is gone"))
         self._changed.set()
@@ -1173,19 +1190,19 @@ class Ec2Pool:
         self._changed.set()
 
     async def events(self) -> Sequence[Event]:
-        """Raises what has broken this pool: a bug of ours, which is to end the run and not to be passed over."""
-        found = await self._events.take()
+        """See `Pool`. Raises the error that broke this pool: a bug in farandole, which must end the run."""
+        events = await self._events.take()
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
-        return found
+        return events
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._events.put(HostState("", "broken", str(task.exception())))
 
     def remember(self, worker: str, host: str) -> None:
-        """It was there, for an earlier process of this pool."""
+        """Add a worker of an earlier process of this pool."""
         self.fleet.remember(host, self._loop.time())
         self._link.remember(worker, host)
 
@@ -1193,23 +1210,23 @@ class Ec2Pool:
         return self.bill.dollars()
 
     def over(self) -> None:
-        """The run is."""
-        self._link.over()
+        """The run is over."""
+        self._link.run_over()
 
     # --- the loop ------------------------------------------------------------------------------------------
 
-    def _heard(self, name: str) -> None:
-        """Something has changed at its agent."""
-        if far := self._link.far.hosts.get(name):
+    def _on_change(self, name: str) -> None:
+        """The state of the host's agent has changed."""
+        if remote := self._link.far.hosts.get(name):
             self.fleet.agent(
-                name, connected=far.connected, state=far.state, reason=far.reason, workers=len(far.workers),
+                name, connected=remote.connected, state=remote.state, reason=remote.reason, workers=len(remote.workers),
                 now=self._loop.time(),
             )  # fmt: skip
-            if far.told:
+            if remote.reported_at:
                 self.fleet.leaves(name)
         self._changed.set()
 
-    async def _tend(self) -> None:
+    async def _run_fleet(self) -> None:
         while True:
             self._carry_out(self.fleet.due(self._loop.time()))
             self._changed.clear()
@@ -1221,7 +1238,7 @@ class Ec2Pool:
                 await asyncio.to_thread(self._aws.put_secret, self._secret, self._ticket)
                 return
             except AwsError as error:
-                self._trouble(str(error))
+                self._report_error(str(error))
                 await asyncio.sleep(self._look_s)
 
     def _carry_out(self, due: FleetActions) -> None:
@@ -1235,41 +1252,41 @@ class Ec2Pool:
         for worker, host in due.starts:
             self._link.start(worker, host)
         for request in due.asks:
-            self._do(self._ask(request))
+            self._start_call(self._ask(request))
         if due.ends:
-            self._do(self._end(due.ends))
-        if due.shown and not any(task.get_name() == "tags" for task in self._doing):
-            self._do(self._show(due.shown), "tags")
+            self._start_call(self._end(due.ends))
+        if due.shown and not any(task.get_name() == "tags" for task in self._calls):
+            self._start_call(self._show(due.shown), "tags")
 
-    def _do(self, what: Coroutine[None, None, None], name: str = "") -> None:
-        task = asyncio.create_task(what, name=name)
-        self._doing.add(task)
-        task.add_done_callback(self._doing.discard)
+    def _start_call(self, call: Coroutine[None, None, None], name: str = "") -> None:
+        task = asyncio.create_task(call, name=name)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
-    def _trouble(self, text: str) -> None:
-        """Told once, as long as it is the same."""
-        if text != self._troubled:
+    def _report_error(self, text: str) -> None:
+        """Report an error of AWS, once as long as it is the same."""
+        if text != self._reported_error:
             self._events.put(HostState("", "AWS", text))
-        self._troubled = text
+        self._reported_error = text
 
-    # --- what is asked of AWS --------------------------------------------------------------------------------
+    # --- calls to AWS ----------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _list_forever(self) -> None:
         while True:
             with contextlib.suppress(AwsError):
-                await self._look_once()
+                await self._list_once()
             self._changed.set()
             await asyncio.sleep(self._look_s)
 
-    async def _look_once(self) -> None:
-        """Raises AwsError."""
+    async def _list_once(self) -> None:
+        """List the instances once. Raises AwsError."""
         tags = {f"tag:{RUN}": [self._run], f"tag:{POOL}": [self.name]}
         try:
             rows = await self._aws.list(tags, tuple(self.fleet.instances), self._run)
         except AwsError as error:
-            self._trouble(str(error))
+            self._report_error(str(error))
             raise
-        self._troubled = ""
+        self._reported_error = ""
         self.fleet.listed(rows, self._loop.time())
         for row in rows:
             if row.id in self.fleet.instances and row.state in ("pending", "running"):
@@ -1277,10 +1294,10 @@ class Ec2Pool:
                     self._events.put(priced)
 
     async def _ask(self, request: InstanceRequest) -> None:
-        """Until there is an answer; or nobody asks any more."""
+        """Send the request until there is an answer, or until the fleet has dropped the request."""
         while request.token in self.fleet.requests:
             try:
-                answer = await self._aws.create(self._asked.template, request, self._tags(request))
+                answer = await self._aws.create(self._account.template, request, self._tags(request))
                 self.fleet.answered(request.token, answer.ids, self._loop.time(), answer.why)
             except AwsError as error:
                 now = self._loop.time()
@@ -1309,21 +1326,21 @@ class Ec2Pool:
     async def _end(self, ids: Sequence[str]) -> None:
         try:
             await self._aws.end(ids)
-        except AwsError as error:  # the fleet asks again
-            self._trouble(str(error))
+        except AwsError as error:  # the fleet repeats it
+            self._report_error(str(error))
 
     async def _show(self, shown: dict[str, str]) -> None:
         by_state = {state: [each for each in shown if shown[each] == state] for state in shown.values()}
-        with contextlib.suppress(AwsError):  # what they show is told again, once AWS has listed them
+        with contextlib.suppress(AwsError):  # the fleet repeats it when AWS has listed the instances
             await self._aws.tag(by_state)
             for each, state in shown.items():
-                if (known := self.fleet.instances.get(each)) and known.row:
-                    known.row = replace(known.row, shown=state)
+                if (instance := self.fleet.instances.get(each)) and instance.row:
+                    instance.row = replace(instance.row, shown=state)
 
     # --- the end -------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """The run is over, or is given up: agents end, then instances. The same once more does nothing."""
+        """End the agents, then the instances: the run is over or was given up. A second call does nothing."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -1334,90 +1351,92 @@ class Ec2Pool:
         for host in tuple(self._link.far.hosts):
             self._link.end(host)
         until = self._loop.time() + END_S
-        while self._loop.time() < until and any(far.connected for far in self._link.far.hosts.values()):
+        while self._loop.time() < until and any(remote.connected for remote in self._link.far.hosts.values()):
             await asyncio.sleep(0.05)
         self._tasks[0].cancel()
-        left = await self._end_all(self._loop.time() + CLOSE_S)
-        for task in self._doing:
+        remaining = await self._end_all(self._loop.time() + CLOSE_S)
+        for task in self._calls:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._doing, return_exceptions=True)
-        if left:
+        await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
+        if remaining:
             _log.warning(
-                "AWS has not said of %s that they have ended; see `farandole pool list`, and end them with `aws ec2 "
-                "terminate-instances --instance-ids %s`", ", ".join(left), " ".join(left),
+                "AWS has not reported %s as ended; see `farandole pool list`, and end them with `aws ec2 "
+                "terminate-instances --instance-ids %s`", ", ".join(remaining), " ".join(remaining),
             )  # fmt: skip
 
     async def _end_all(self, until: float) -> tuple[str, ...]:
-        """Until AWS lists nobody twice in a row, and owes no answer. Returns who may be left."""
-        clean, left = 0, ("an instance that was asked for",)
+        """End instances until AWS lists none twice in a row and owes no answer. Returns the ids that may remain."""
+        clean_lists, remaining = 0, ("an instance that was requested",)
         secret, emptied = True, set[str]()
         while self._loop.time() < until:
             with contextlib.suppress(AwsError):
                 if secret:
                     await asyncio.to_thread(self._aws.delete_secret, self._secret)
                     secret = False
-                await self._look_once()
+                await self._list_once()
                 for group in self._groups() - emptied:
                     await self._empty(group)
                     emptied.add(group)
-                left = tuple(each.id for each in self.fleet.instances.values() if not self._stays(each))
-                await self._aws.end(left)
-                clean = 0 if left or self._doing else clean + 1
-                if clean == 2:
+                remaining = tuple(each.id for each in self.fleet.instances.values() if not self._is_kept(each))
+                await self._aws.end(remaining)
+                clean_lists = 0 if remaining or self._calls else clean_lists + 1
+                if clean_lists == 2:
                     return ()
             await asyncio.sleep(min(self._look_s, 1.0))
-        return left
+        return remaining
 
     def _groups(self) -> set[str]:
-        """Auto scaling groups whose instances bear the run's tag: they would launch others in place of the ended."""
+        """Auto scaling groups whose instances have the run's tag: they would replace ended instances."""
         return {i.row.group for i in self.fleet.instances.values() if i.row and i.row.group}
 
     async def _empty(self, group: str) -> None:
         try:
             await self._aws.empty(group)
         except AwsError as error:
-            _log.warning("auto scaling group %s goes on launching: set its desired capacity to 0 (%s)", group, error)
+            _log.warning(
+                "auto scaling group %s still launches instances: set its desired capacity to 0 (%s)", group, error
+            )
 
-    def _stays(self, instance: Instance) -> bool:
-        """It has failed, and is kept for a look; it ends itself."""
+    def _is_kept(self, instance: Instance) -> bool:
+        """Returns True if it has failed and is kept for debugging. It ends itself."""
         return instance.state == "failed" and not instance.ending and self._keep_failed_s > 0
 
 
 # --- instance ---------------------------------------------------------------------------------------------------------
 #
-# On an EC2 instance: learn from its metadata which run it belongs to, join that, and return when it is over.
+# The code on an EC2 instance: reads the instance's run from its metadata, joins it, and returns when it is over.
 #
-# Whoever has called this shuts the instance down then, however it ended (section "template"), so it bounds everything:
-# an instance that can't reach a run, or whose run is out of reach, returns after the orphan limit; one that has failed
-# is kept for as long as its tag says; and none outlives the run's end that its tag names.
+# The caller then shuts the instance down in any case (see `SCRIPT`), so this code bounds everything. An instance that
+# can't reach its run, or loses it, returns after the orphan limit. A failed one is kept for as long as its tag says.
+# None outlives the end of the run that its tag names.
 
-ORPHAN_S = 600.0  # without a run
+ORPHAN_S = 600.0  # time without a run
 JOIN_AGAIN_S, JOIN_LONGEST_S = 1.0, 15.0
 METADATA, TOKEN_S = "http://169.254.169.254", 600
 METADATA_TRIES = 5
 
 
 class InstanceMetadata:
-    """Of this instance, by a token (IMDSv2). boto3's own variable names another address."""
+    """The metadata of this instance, read with a token (IMDSv2). boto3's own variable can set another address."""
 
     def __init__(self) -> None:
         self.address = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA).rstrip("/")
 
-    def read(self, what: str) -> str | None:
-        """None: there is no such thing. Raises FarandoleError: nobody answers."""
+    def read(self, path: str) -> str | None:
+        """One item; None: it does not exist. Raises FarandoleError: the service does not answer."""
         failure: OSError = TimeoutError()
-        for tried in range(METADATA_TRIES):
+        for attempt in range(METADATA_TRIES):
             try:
                 token = self._ask("api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}, "PUT")
-                return self._ask(f"meta-data/{what}", {"X-aws-ec2-metadata-token": token}, "GET")
+                return self._ask(f"meta-data/{path}", {"X-aws-ec2-metadata-token": token}, "GET")
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
                 failure = error
             except OSError as error:
                 failure = error
-            time.sleep(0.2 * 2.0**tried)
-        raise FarandoleError(f"the metadata of this instance, {self.address}: {failure}") from None
+            time.sleep(0.2 * 2.0**attempt)
+        raise FarandoleError(f"can't read the metadata of this instance, {self.address}: {failure}") from None
 
     def _ask(self, path: str, headers: dict[str, str], method: str) -> str:
         request = urllib.request.Request(f"{self.address}/latest/{path}", headers=headers, method=method)
@@ -1425,13 +1444,13 @@ class InstanceMetadata:
             return answer.read().decode()
 
     def tag(self, name: str) -> str:
-        """ "" for none."""
+        """The value of a tag, "" for none."""
         return self.read(f"tags/instance/{name}") or ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """`until`: Unix time, infinite for none."""
+    """The limits in the instance's tags. `until`: Unix time, infinite for none."""
 
     keep_s: float = 0.0
     until: float = float("inf")
@@ -1445,7 +1464,7 @@ def _number(text: str, default: float) -> float:
 
 
 def serve(orphan_s: float = ORPHAN_S) -> None:
-    """Join the run that the tags name, until it is over or can't be reached for so long."""
+    """Join the run that the tags name, until it is over or can't be reached for `orphan_s`."""
     metadata = InstanceMetadata()
     me = metadata.read("instance-id") or ""
     limits = Limits(
@@ -1462,40 +1481,40 @@ def serve(orphan_s: float = ORPHAN_S) -> None:
             reason = str(error)
         if not reason:
             return
-        if time.monotonic() - begun > orphan_s:  # it has served meanwhile
+        if time.monotonic() - begun > orphan_s:  # the agent has served meanwhile
             reached = time.monotonic()
         _log.warning("%s", reason)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, JOIN_LONGEST_S)
-    kept = min(limits.keep_s, limits.until - time.time())
-    if kept > 0:
-        _log.warning("kept for a look for %.0f min: %s", kept / 60, reason)
-        time.sleep(kept)
+    keep_s = min(limits.keep_s, limits.until - time.time())
+    if keep_s > 0:
+        _log.warning("keeping the instance for %.0f min for debugging: %s", keep_s / 60, reason)
+        time.sleep(keep_s)
 
 
-def _join(metadata: InstanceMetadata, me: str, until: float) -> tuple[str, bool]:
-    """Have its agent serve to its end. Returns "" where the run has let it go, else what went wrong; and whether this
-    instance is no use to the run.
+def _join(metadata: InstanceMetadata, instance_id: str, until: float) -> tuple[str, bool]:
+    """Run the instance's agent until it ends. Returns "" if the run has released it, else what went wrong; and True if
+    this instance can't serve the run.
     """
     run, pool = metadata.tag(RUN), metadata.tag(POOL) or "ec2"
     if not run:
-        return f"{me} has no tag {RUN}, or may not read its tags: it belongs to no run", False
+        return f"{instance_id} has no tag {RUN}, or may not read its tags: it belongs to no run", False
     region = metadata.read("placement/region") or ""
     ticket = Aws(region).secret(secret_name(run, pool))
-    words = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", me, "--wait"]
-    words += ["--notices", clouds.EC2]
+    command = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", instance_id, "--wait"]
+    command += ["--notices", clouds.EC2]
     environ = {**os.environ, "FARANDOLE_METADATA": metadata.address}
-    left = until - time.time()
+    remaining_s = until - time.time()
     try:
-        done = subprocess.run(
-            words, input=ticket.encode(), stderr=subprocess.PIPE, env=environ, check=False,
-            timeout=None if left > 1e9 else left,
+        agent = subprocess.run(
+            command, input=ticket.encode(), stderr=subprocess.PIPE, env=environ, check=False,
+            timeout=None if remaining_s > 1e9 else remaining_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "the run's time is over", False
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    why = said[-1] if said else f"the agent ended with code {done.returncode}"
-    return (why if done.returncode else ""), done.returncode == UNFIT
+    output = agent.stderr.decode(errors="replace").strip().splitlines()
+    why = output[-1] if output else f"the agent ended with code {agent.returncode}"
+    return (why if agent.returncode else ""), agent.returncode == UNFIT
 
 
 # --- kind -------------------------------------------------------------------------------------------------------------

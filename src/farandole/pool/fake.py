@@ -1,6 +1,6 @@
-"""A pool without processes, for tests: it notes what it was asked for, and what goes wrong is what the test says.
+"""A pool without processes, for tests: it records requests, and the test decides what fails.
 
-Whatever a test does not ask for goes well: a start succeeds, a worker that is stopped ends.
+Everything else succeeds: a start succeeds, and a stopped worker exits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KILLED = "killed by signal 9"
 
 
 class FakePool:
-    """`started` and `stopped` are ids in order, whatever came of them; `at` says where each is that is running.
+    """`started` and `stopped` are ids in order, whatever the result; `at` holds the host of each running worker.
 
     Attributes:
-        failing: why starts fail, by host.
-        mute: nothing is heard of starts, until `wake`.
-        capacity: None, or how many more can be started.
-        elsewhere: the host on which workers start that were asked for on another one.
+        failing: the reason why starts fail, by host.
+        mute: starts cause no event until `wake`.
+        capacity: the number of workers that can still be started; None: no limit.
+        elsewhere: the host on which workers start that were requested on another host.
     """
 
     def __init__(self, name: str = "fake", hosts: Sequence[Host] = (Host(name="here"),)) -> None:
@@ -42,7 +42,7 @@ class FakePool:
         self.mute = False
         self.capacity: int | None = None
         self.elsewhere: dict[str, str] = {}
-        self._unheard: dict[str, str] = {}
+        self._pending: dict[str, str] = {}
         self._events = Events()
 
     def list(self) -> Sequence[Host]:
@@ -51,7 +51,7 @@ class FakePool:
     def start(self, worker: str, host: str) -> None:
         self.started.append(worker)
         if self.mute:
-            self._unheard[worker] = host
+            self._pending[worker] = host
         else:
             self._start(worker, host)
 
@@ -64,34 +64,34 @@ class FakePool:
         return await self._events.take()
 
     def waiting(self) -> Sequence[Event]:
-        """What `events` would return, without waiting."""
+        """The events that `events` would return, without waiting."""
         return self._events.waiting()
 
     def _start(self, worker: str, host: str) -> None:
         if reason := self.failing.get(host, ""):
             self._events.put(WorkerStartFailed(worker, reason))
         elif self.capacity == 0:
-            self._events.put(NothingToGive(worker, "no host is to be had"))
+            self._events.put(NothingToGive(worker, "no host is available"))
         else:
             self.capacity = self.capacity and self.capacity - 1
             self.at[worker] = self.elsewhere.get(host, host)
             self._events.put(Started(worker, self.at[worker]))
 
-    # --- what a test makes happen ----------------------------------------------------------------------------
+    # --- events that a test causes ---------------------------------------------------------------------------
 
     def exit(self, worker: str, reason: str = "exited with code 0") -> None:
-        """Let a running worker's process end."""
+        """Make a running worker's process exit."""
         del self.at[worker]
         self._events.put(WorkerExited(worker, reason))
 
     def wake(self) -> None:
-        """What was not heard of starts is heard now."""
-        self.mute, unheard, self._unheard = False, self._unheard, {}
-        for worker, host in unheard.items():
+        """Report the results of the starts that were held back by `mute`."""
+        self.mute, pending, self._pending = False, self._pending, {}
+        for worker, host in pending.items():
             self._start(worker, host)
 
     def lose(self, host: str) -> None:
-        """It goes, with all that is on it."""
+        """Remove the host and all its workers."""
         self.hosts = [each for each in self.hosts if each.name != host]
         for worker in [worker for worker, at in self.at.items() if at == host]:
             self.exit(worker, "its host has gone")
@@ -103,5 +103,5 @@ class FakePool:
         self._events.put(HostRebalance(host, "its price rises"))
 
     def repeat(self, event: Event) -> None:
-        """Tell what was told before, or what is not so."""
+        """Report an event again, or one that did not happen."""
         self._events.put(event)

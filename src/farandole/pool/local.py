@@ -1,19 +1,21 @@
-"""Worker processes on this machine. No process of this pool outlives it, and none that a worker started outlives it.
+"""A pool of worker processes on this machine. No process of the pool, and no process that a worker started, outlives
+it.
 
-- Workers are forked from a process that has torch loaded (`local.py`), or begin with an interpreter of their own. What
-  follows holds for both, for both are children of this process.
-- Each worker runs in a session of its own: Ctrl-C in the terminal does not reach it, and its process group holds what
-  it started (DataLoader workers). When a worker has exited, by itself or killed, the rest of its group is killed
-  before it is reaped, while its id still can't be another's. That is prompt (a pidfd tells), and has to be: forked
-  children hold copies of the worker's sockets, so only with the last of them do its peers see it gone.
-- When this process ends, kill -9 included, the kernel kills each worker's group, which hangs on a lifeline
-  (`platform/process.py`). DataLoader workers have a watchdog of their own, but it does not see a parent that died
-  while they started.
-- What has made a session of its own is found and ended too, where the pool may `tell` of it (see `local.py`).
-- Until that is arranged, and where the system has no such signal, a new interpreter sees to its own end (`farandole
-  join --die-with`, see `platform/process.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
+- Workers are forked from a process that has torch loaded (`Forks`), or start with an interpreter of their own. The
+  following holds for both, since both are children of this process.
+- Each worker runs in its own session: Ctrl-C in the terminal does not reach it, and its process group contains what it
+  started (DataLoader workers). When a worker has exited, by itself or killed, the rest of its group is killed before
+  the worker is reaped, while its id still can't belong to another process. This is immediate (a pidfd reports it) and
+  has to be: forked children hold copies of the worker's sockets, so its peers see it gone only when the last copy is
+  closed.
+- When this process ends, kill -9 included, the kernel kills each worker's group, which is bound to a lifeline
+  (`platform/process.py`). DataLoader workers have a watchdog of their own, but it misses a parent that died while they
+  started.
+- A process that has made its own session is found and killed too, if the pool has a `tell` to report it (see `Strays`).
+- Until that is set up, and where the system has no such signal, a new interpreter ends by itself (`farandole join
+  --die-with`, see `platform/process.py`). It has started nothing yet, or its DataLoader workers notice within 5 s.
 
-Start workers from the thread that lasts longest, the main one: `--die-with` is tied to it.
+Start workers from the thread that lasts longest, the main thread: `--die-with` is bound to it.
 """
 
 from __future__ import annotations
@@ -47,46 +49,45 @@ from farandole.settings import SLOT
 
 # --- strays -----------------------------------------------------------------------------------------------------------
 #
-# What a worker's script has started in a session of its own, and left: it is found, and ended with its worker.
+# Processes that a worker's script started in their own session and left behind are found and killed with their worker.
 #
-# A worker's process group is killed when the worker has exited, but whoever made a session of its own (a daemon) is
-# in none of ours. On Linux this process therefore asks to be the *subreaper* of all that it starts, directly or not:
-# when the parent of such a process ends, it becomes a child of ours instead of the system's. Whose it was says the
-# environment that it began with, in which its worker's name stands. It is ended once that worker has exited. One that
-# has cleared its environment might be somebody else's (children that a shell left us when it became this process): it
-# is left alone.
+# A worker's process group is killed when the worker has exited, but a process that made its own session (a daemon) is
+# in none of our groups. On Linux this process therefore becomes the *subreaper* of all that it starts, directly or not:
+# when the parent of such a process ends, it becomes a child of this process instead of the system's. The environment
+# with which it started names its worker. It is killed once that worker has exited. A process that has cleared its
+# environment may belong to somebody else (children that a shell left us when it became this process): it is left alone.
 #
-# Left out: a word about those; other systems than Linux, guests (`farandole join`), and a `farandole run` that is
-# killed.
+# Not covered: a report about those; systems other than Linux; external workers (`farandole join`); a `farandole run`
+# that is killed.
 
 PR_SET_CHILD_SUBREAPER = 36
-END_S = 2.0  # for the last ones to be gone
+END_S = 2.0  # time until the last ones must be gone
 STRAY_POLL_S = 0.01
 SHOWN = 80  # characters of a command line
 
 
 class Strays:
-    """Build it before the first worker is started. `tell` gets a line about each process that is ended."""
+    """Finds and kills strays. Create it before the first worker starts. `tell` gets a line for each killed process."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._ours: dict[int, str] = {}  # strays, and whose
-        self._sessions: set[int] = set()  # of workers
+        self._ours: dict[int, str] = {}  # strays, with their worker
+        self._sessions: set[int] = set()  # the workers' sessions
         self._before: set[int] = set()
         self._linux = sys.platform == "linux"
         if self._linux:
             self._before = set(_children())
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def began(self, session: int) -> None:
-        """A worker was started, in a session of its own."""
+    def add_session(self, session: int) -> None:
+        """Record the session of a started worker."""
         self._sessions.add(session)
 
     def sweep(self, workers: Collection[str], running: Collection[str]) -> bool:
-        """End those of `workers` that are not `running` any more. Whether there are any that have not gone yet."""
+        """Kill the strays of `workers` that are no longer `running`. Returns True if some are still there."""
         if not self._linux:
             return False
-        left = False
+        remaining = False
         for pid in _children():
             stat = _stat(pid)
             if stat is None or pid in self._before or pid in self._sessions:
@@ -100,33 +101,33 @@ class Strays:
             worker = self._ours.get(pid) or _worker(pid)
             if worker not in workers:
                 continue
-            told = pid in self._ours or session in self._sessions  # of the worker's own: killed with it already
+            reported = pid in self._ours or session in self._sessions  # in the worker's session: killed with it already
             self._ours[pid] = worker
             if worker not in running:
-                left = True
-                if not told:
-                    self._tell(f"process {pid}, which {worker} left behind, is ended: {_command(pid)}")
+                remaining = True
+                if not reported:
+                    self._tell(f"killing process {pid}, which {worker} left behind: {_command(pid)}")
                 _kill(pid)
-        return left
+        return remaining
 
     def end(self, workers: Collection[str]) -> None:
-        """No worker is running: wait until nothing of theirs is."""
+        """No worker is running: wait until none of their processes is."""
         deadline = time.monotonic() + END_S
         while self.sweep(workers, ()) and time.monotonic() < deadline:
             time.sleep(STRAY_POLL_S)
 
 
 def _children() -> list[int]:
-    """Of this process, those of all its threads."""
-    found: list[int] = []
+    """The children of all threads of this process."""
+    pids: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += [int(pid) for pid in path.read_text().split()]
-    return found
+            pids += [int(pid) for pid in path.read_text().split()]
+    return pids
 
 
 def _stat(pid: int) -> tuple[bool, int] | None:
-    """Whether it has ended and waits to be reaped, and its session."""
+    """True if the process has ended and waits to be reaped, and its session. None: it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -135,7 +136,7 @@ def _stat(pid: int) -> tuple[bool, int] | None:
 
 
 def _worker(pid: int) -> str:
-    """The worker in whose environment it began, "" for none."""
+    """The worker named in the environment with which the process started, "" for none."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -152,7 +153,7 @@ def _command(pid: int) -> str:
 
 
 def _kill(pid: int) -> None:
-    """It is a child that nobody has reaped, so its number is not another's."""
+    """Kill a child. It has not been reaped, so its number does not belong to another process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
@@ -164,22 +165,22 @@ def _reap(pid: int) -> None:
 
 # --- forks ------------------------------------------------------------------------------------------------------------
 #
-# A pool's fork server: workers are asked of it one after the other, and have begun when it answers.
+# The fork server of a pool: it forks workers one after the other, and each has started when the server answers.
 #
-# Invariant: each start that is asked for becomes one process, forked or begun afresh; or none, if it was called off
-# before its turn. The server loads torch while the coordinator starts. One that ends, or says nothing for
-# `PATIENCE_S`, is replaced by another as soon as a worker is wanted. One that has never forked anything is not: then,
-# as where a forked process would not be what a new one is, each worker starts an interpreter of its own, and that is
-# said once.
+# Invariant: each requested start becomes one process, forked or with a new interpreter; or none, if it was cancelled
+# before its turn. The server loads torch while the coordinator starts. A server that ends, or does not answer for
+# `PATIENCE_S`, is replaced as soon as a worker is wanted. A server that has never forked anything is not replaced.
+# Then, as where a forked process would differ from a new one, each worker starts its own interpreter, and this is
+# reported once.
 
 SERVER = "farandole.worker.fork_server"
-SLOW = "each worker starts an interpreter of its own, which takes seconds"
-PATIENCE_S = 60.0  # loading torch takes 3 s, forking a tenth
+SLOW = "each worker starts its own interpreter, which takes seconds"
+PATIENCE_S = 60.0  # loading torch takes 3 s, forking 0.1 s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A worker to be started, with its whole environment and its log file."""
+    """A worker to start, with its whole environment and its log file."""
 
     worker: str
     environ: Mapping[str, str]
@@ -187,10 +188,11 @@ class Start:
 
 
 class Forks:
-    """Needs a running event loop. `words` follow the interpreter in the workers' command; `loaded`: modules.
+    """Starts workers through the fork server. Needs a running event loop.
 
-    began: called with each start, its process, and the lifeline that this hangs on. afresh: called with a start for
-    which nothing can be forked. tell: a line for whoever watches the run.
+    `words` follow the interpreter in the workers' command; `loaded`: the modules that the server loads. `began`: called
+    with each start, its process, and the lifeline to which the process is bound. `afresh`: called with a start that
+    can't be forked. `tell`: called with a line for the users who watch the run.
     """
 
     def __init__(
@@ -201,31 +203,31 @@ class Forks:
         self._loaded = list(loaded)
         self._environ = environ
         self._loop = asyncio.get_running_loop()
-        self._began, self._afresh, self._tell = began, afresh, tell
+        self._on_started, self._afresh, self._tell = began, afresh, tell
         self._waiting: deque[Start] = deque()
-        self._asked: tuple[Start, Lifeline] | None = None  # and not answered
+        self._pending: tuple[Start, Lifeline] | None = None  # requested and not answered
         self._server: ForkServer | None = None
         self._fit = self._proven = self._over = False
         self._patience: asyncio.TimerHandle | None = None
         self._begin()
 
     @property
-    def asking(self) -> bool:
-        """There may be a process that nobody has named yet."""
-        return self._asked is not None
+    def is_waiting(self) -> bool:
+        """A process may exist whose id the server has not reported yet."""
+        return self._pending is not None
 
     def start(self, start: Start) -> None:
-        """Returns at once."""
+        """Request a start. Returns at once."""
         if self._over:
             self._afresh(start)
             return
         self._waiting.append(start)
         if self._server is None:
             self._begin()
-        self._ask()
+        self._send_next()
 
     def call_off(self, worker: str) -> Start | None:
-        """The start of a worker whose turn has not come; None where it has."""
+        """Cancel a start that is still waiting. Returns it; None if its turn has come."""
         for start in self._waiting:
             if start.worker == worker:
                 self._waiting.remove(start)
@@ -233,13 +235,13 @@ class Forks:
         return None
 
     def close(self) -> None:
-        """End the server, and what nobody has named yet. The last thing that a pool does; more than once is once."""
+        """End the server and its unanswered starts. A pool does this last; further calls do nothing."""
         self._over = True
         self._end_server()
-        asked, self._asked = self._asked, None
-        if asked:
-            asked[0].log.close()
-            asked[1].abandon()
+        pending, self._pending = self._pending, None
+        if pending:
+            pending[0].log.close()
+            pending[1].abandon()
         while self._waiting:
             self._waiting.popleft().log.close()
 
@@ -250,66 +252,66 @@ class Forks:
         except OSError as error:
             self._give_up(f"the fork server can't be started ({error.strerror})")
             return
-        self._loop.add_reader(self._server.fileno(), self._heard)
+        self._loop.add_reader(self._server.fileno(), self._on_answer)
         self._wait()
 
-    def _ask(self) -> None:
-        if self._server is None or not self._fit or self._asked or not self._waiting:
+    def _send_next(self) -> None:
+        if self._server is None or not self._fit or self._pending or not self._waiting:
             return
         try:
             lifeline = Lifeline()
-        except OSError:  # no descriptors: who begins afresh is told why
+        except OSError:  # no descriptors: a start with a new interpreter reports why
             self._afresh(self._waiting.popleft())
             return
         start = self._waiting.popleft()
-        self._asked = start, lifeline
+        self._pending = start, lifeline
         command = Command(words=self._words, environ=start.environ, folder=str(Path.cwd()))
         with Path(os.devnull).open("rb") as nothing:
             streams = nothing.fileno(), start.log.fileno(), start.log.fileno()
             try:
-                self._server.ask(command, streams, self._asked[1])
+                self._server.ask(command, streams, self._pending[1])
             except OSError:
-                self._lost()
+                self._on_server_lost()
                 return
         self._wait()
 
     def _wait(self) -> None:
-        self._patience = self._loop.call_later(PATIENCE_S, self._lost)
+        self._patience = self._loop.call_later(PATIENCE_S, self._on_server_lost)
 
-    def _heard(self) -> None:
+    def _on_answer(self) -> None:
         assert self._server is not None
         assert self._patience is not None
         self._patience.cancel()
-        word = self._server.receive()
-        if word is None:
-            self._lost()
+        answer = self._server.receive()
+        if answer is None:
+            self._on_server_lost()
         elif not self._fit:
-            if word["unfit"]:
-                self._give_up(word["unfit"])
+            if answer["unfit"]:
+                self._give_up(answer["unfit"])
                 return
             self._fit = True
-        elif self._asked:
-            (start, lifeline), self._asked = self._asked, None
-            if "pid" in word:
+        elif self._pending:
+            (start, lifeline), self._pending = self._pending, None
+            if "pid" in answer:
                 self._proven = True
                 lifeline.handed_over()
-                self._began(start, Forked(word["pid"]), lifeline)
+                self._on_started(start, Forked(answer["pid"]), lifeline)
             else:
                 lifeline.abandon()
                 self._afresh(start)
-        self._ask()
+        self._send_next()
 
-    def _lost(self) -> None:
-        """What it was asked for and has not answered is asked of the next one: see `platform/process.py`."""
+    def _on_server_lost(self) -> None:
+        """Send the unanswered request to the next server, see `platform/process.py`."""
         self._end_server()
-        if self._asked:
-            (start, lifeline), self._asked = self._asked, None
+        if self._pending:
+            (start, lifeline), self._pending = self._pending, None
             lifeline.abandon()
             self._waiting.appendleft(start)
         if not self._proven:
             self._give_up("the fork server has died")
         elif self._waiting:
-            self._tell("the fork server has died; another one is started")
+            self._tell("the fork server has died; starting another one")
             self._begin()
 
     def _give_up(self, reason: str) -> None:
@@ -331,38 +333,41 @@ class Forks:
 # --- local ------------------------------------------------------------------------------------------------------------
 
 LOADED = ("farandole.__main__", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
-OWN = "local"  # the name of the pool of `farandole run`
-SWEEP_S = 1.0  # how often strays are looked for
+OWN = "local"  # the name of `farandole run`'s pool
+SWEEP_S = 1.0  # how often strays are searched
 POLL_S = 0.05  # where the system has no pidfd
 
 
 def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: str = "") -> list[str]:
-    """The one door: what every pool runs. The worker ends when this process does."""
+    """The command of a worker, the same in every pool. The worker ends when this process does."""
     head = [sys.executable, "-m", "farandole", "join", "--die-with", str(os.getpid())]
     return [*head, *(("--prepare", prepare) if prepare else ()), str(ticket), script, *arguments]
 
 
 def load_ahead(threads: int, environ: Mapping[str, str]) -> None:
-    """Have the fork server of the pool that this process will have load torch meanwhile; both as the pool's."""
+    """Start the fork server of this process's later pool, so that it loads torch meanwhile. Arguments as for the
+    pool.
+    """
     if forking.SUPPORTED and not forking.has_spare():
         environ = _environ(environ, threads)
-        with contextlib.suppress(OSError):  # then the pool will see, and say so
+        with contextlib.suppress(OSError):  # then the pool fails too, and reports it
             forking.keep_spare(ForkServer.start(SERVER, LOADED, environ), environ)
 
 
 def _environ(environ: Mapping[str, str], threads: int) -> dict[str, str]:
-    """What all workers of the pool have."""
+    """The environment that all workers of the pool share."""
     return {
         **environ, "FARANDOLE_POOL": OWN, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
-        "FARANDOLE_WORKER": "",  # where a worker starts a run, the fork server is not that worker's: see `Strays`
+        "FARANDOLE_WORKER": "",  # a worker may start a run whose fork server is not that worker's: see `Strays`
     }  # fmt: skip
 
 
 class LocalPool:
-    """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run.
+    """A pool of processes on this machine. Needs a running event loop. Log files are `logs`/ID.log.
 
-    Each worker has the lowest free slot as its FARANDOLE_SLOT, which says what GPU of the host is its own. `fresh`:
-    each starts an interpreter of its own, and so does a command that is not `python -m MODULE`.
+    `tell` shows a line to the users who watch the run. Each worker has the lowest free slot as its FARANDOLE_SLOT,
+    which selects its GPU. `fresh`: each worker starts its own interpreter. So does a command that is not `python -m
+    MODULE`.
     """
 
     def __init__(
@@ -377,7 +382,7 @@ class LocalPool:
         self._logs = logs
         self._environ = {**_environ(environ, threads), "FARANDOLE_POOL": name}
         self._slots: dict[str, int] = {}
-        self._killed: set[str] = set()  # while they were starting
+        self._killed: set[str] = set()  # workers that were killed while they were starting
         self._closed = False
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._lifelines: dict[str, Lifeline] = {}
@@ -386,24 +391,24 @@ class LocalPool:
         self._forks: Forks | None = None
         forks = not fresh and self._command[:2] == [sys.executable, "-m"]
         if forks and not forking.SUPPORTED:
-            (tell or _nobody)(f"{SLOW}: farandole forks them on Linux only")
+            (tell or _ignore)(f"{SLOW}: farandole forks them on Linux only")
         elif forks:
             self._forks = Forks(
                 self._command[1:],
                 LOADED,
                 self._environ,
-                began=self._began,
+                began=self._on_started,
                 afresh=self._start_afresh,
-                tell=tell or _nobody,
+                tell=tell or _ignore,
             )
         self._strays = Strays(tell) if tell else None
 
     def list(self) -> Sequence[Host]:
-        """This machine, which takes as many as are asked for."""
+        """This machine, without a limit of workers."""
         return (self._host,)
 
     def start(self, worker: str, host: str) -> None:
-        del host  # there is one
+        del host  # there is only one
         if self._closed:
             self._events.put(WorkerStartFailed(worker, "its pool is closed"))
             return
@@ -430,24 +435,24 @@ class LocalPool:
         except OSError as error:  # too many processes, no memory, no descriptors
             if lifeline:
                 lifeline.abandon()
-            self._never_began(start, error.strerror or str(error))
+            self._on_not_started(start, error.strerror or str(error))
             return
         hang_on(lifeline.read_end, process.pid)
         lifeline.handed_over()
-        self._began(start, process, lifeline)
+        self._on_started(start, process, lifeline)
 
-    def _began(self, start: Start, process: subprocess.Popen[bytes] | Forked, lifeline: Lifeline) -> None:
+    def _on_started(self, start: Start, process: subprocess.Popen[bytes] | Forked, lifeline: Lifeline) -> None:
         start.log.close()
         worker = start.worker
         self._processes[worker], self._lifelines[worker] = process, lifeline
         if self._strays:
-            self._strays.began(process.pid)
+            self._strays.add_session(process.pid)
         self._watch(worker, process.pid)
         self._events.put(Started(worker, self._host.name))
         if worker in self._killed:
             self.stop(worker)
 
-    def _never_began(self, start: Start, reason: str) -> None:
+    def _on_not_started(self, start: Start, reason: str) -> None:
         start.log.close()
         del self._slots[start.worker]
         self._events.put(WorkerStartFailed(start.worker, reason))
@@ -457,29 +462,29 @@ class LocalPool:
         try:
             make(self._logs)
             return append(path)
-        except OSError as error:  # a full disk: the worker is worth more than what it prints
+        except OSError as error:  # a full disk: the worker is worth more than its output
             if self._tell:
-                self._tell(f"{path} can't be written ({error.strerror}): what {worker} prints is lost")
+                self._tell(f"{path} can't be written ({error.strerror}): the output of {worker} is lost")
             return Path(os.devnull).open("ab")
 
     def _sweep(self) -> None:
         assert self._strays is not None
-        if self._forks is None or not self._forks.asking:  # else there may be one that is not known yet
+        if self._forks is None or not self._forks.is_waiting:  # else a process may exist whose id is not known yet
             self._strays.sweep(self._workers, self._slots)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def stop(self, worker: str) -> None:
-        """SIGKILL to the worker's process group, which is its session's: it is ours until `_reap` has run."""
+        """Send SIGKILL to the worker's process group, which is its session's. It stays ours until `_reap` has run."""
         if process := self._processes.get(worker):
             kill_group(process.pid)
         elif self._forks and (start := self._forks.call_off(worker)):
-            self._never_began(start, "killed before it had started")
+            self._on_not_started(start, "killed before it had started")
         elif worker in self._slots:
             self._killed.add(worker)
 
     def kill_all(self) -> None:
-        """At once and without an event loop: the last thing that a dying caller does. More than once is once; nothing
-        starts any more.
+        """Kill all at once, without an event loop, as the last act of a dying caller. Further calls do nothing, and
+        nothing starts any more.
         """
         self._closed = True
         if self._forks:
@@ -519,10 +524,10 @@ class LocalPool:
             self._reap(worker)
 
     def _reap(self, worker: str) -> None:
-        """The process has ended: its group first, while it is a zombie that keeps the number, then itself."""
+        """Reap an ended process. Its group is killed first, while the process is a zombie that keeps the number."""
         process = self._processes.pop(worker, None)
         if process is None:
-            return  # kill_all was here
+            return  # kill_all has reaped it
         kill_group(process.pid)
         code = process.wait()
         del self._slots[worker]
@@ -531,39 +536,39 @@ class LocalPool:
         self._events.put(WorkerExited(worker, reason))
 
 
-def _nobody(line: str) -> None:
+def _ignore(line: str) -> None:
     del line
 
 
 # --- preparation ------------------------------------------------------------------------------------------------------
 #
-# What must have succeeded on a host before its workers may join.
+# The preparation that must succeed on a host before its workers may join.
 #
-#     --prepare COMMAND   once a host and run, such as fetching the data
-#     --setup COMMAND     once a host and pack, in the folder of the run's code: installing what the code needs. If it
-#                         leaves a `.venv` there, the workers have that one's interpreter
+#     --prepare COMMAND   once for each host and run, such as fetching the data
+#     --setup COMMAND     once for each host and pack, in the folder of the run's code: installs what the code needs. If
+#                         it leaves a `.venv` there, the workers use its interpreter
 #
-# Who comes first runs it, the others of that host wait for its end. Invariant: it never runs twice at the same time.
-# The lock is handed on to the command, so what a killed worker has begun is waited for, and then begun again, since
-# nobody saw it succeed. PYTHON is the interpreter that has farandole here. Its output is the worker's, or, of a
-# setup, in a file beside the folder.
+# The first worker runs it, and the other workers of that host wait for its end. Invariant: it never runs twice at the
+# same time. The command inherits the lock. So what a killed worker has begun is waited for and then run again, since no
+# process saw it succeed. PYTHON is the interpreter that has farandole here. The output is the worker's; the output of a
+# setup goes to a file beside the folder.
 #
-# That `--prepare` succeeded is remembered in `~/.cache/farandole/prepared`, under a name that tells nothing of the
-# run's secret; that `--setup` did, beside the folder, and for as long as that is there. Left out: undoing them.
-# Imports nothing heavy: the command may be what installs torch.
+# The success of `--prepare` is recorded in `~/.cache/farandole/prepared`, under a name that reveals nothing of the
+# run's secret. The success of `--setup` is recorded beside the folder, as long as the folder exists. Not covered:
+# undoing either. This imports nothing heavy, because the command may be what installs torch.
 
 FOLDER = Path("~/.cache/farandole/prepared")
 ENVIRONMENT = ".venv"
-HAS_US = "import importlib.util, sys; sys.exit(importlib.util.find_spec('farandole') is None)"
-_NO_LOCKS = "two workers would prepare the host at once; have the user's home, or its ~/.cache, on one that does"
-LAST_WORDS = 500  # characters of what it said
+HAS_FARANDOLE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('farandole') is None)"
+_NO_LOCKS = "two workers would prepare the host at once; put the user's home, or its ~/.cache, on one that has locks"
+LAST_WORDS = 500  # characters of the output's last line
 
 
 def prepare(command: str, *, run: str, host: str) -> None:
-    """Return once `command`, a line for the shell, has succeeded on `host` for `run`, any text that only the run has.
+    """Return once the shell command `command` has succeeded on `host` for `run`, a text that only this run has.
 
     Raises:
-        HostNotPrepared: it failed.
+        HostNotPrepared: the command failed.
     """
     folder = FOLDER.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -572,11 +577,12 @@ def prepare(command: str, *, run: str, host: str) -> None:
 
 
 def set_up(command: str, folder: Path, *, host: str) -> Path | None:
-    """The same for `--setup`, in a pack's `folder`, which is the working folder already. Returns the interpreter that
-    it has made there, if that is another than this process's.
+    """Return once `command` of `--setup` has succeeded on `host` for the pack in `folder`, the current working folder.
+
+    Returns the interpreter that it created there, None if there is none or it is this process's.
 
     Raises:
-        HostNotPrepared: it failed, or workers can't begin with that interpreter.
+        HostNotPrepared: the command failed, or workers can't start with that interpreter.
     """
     if not command:
         return None
@@ -586,52 +592,53 @@ def set_up(command: str, folder: Path, *, host: str) -> Path | None:
     python = environment / "bin" / "python"
     if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
         return None
-    left = f"--setup {command!r} has left {python} on {host}"
+    prefix = f"--setup {command!r} has left {python} on {host}"
     try:
-        has_us = subprocess.run([python, "-c", HAS_US], stdin=subprocess.DEVNULL, check=False).returncode == 0
+        has_farandole = (
+            subprocess.run([python, "-c", HAS_FARANDOLE], stdin=subprocess.DEVNULL, check=False).returncode == 0
+        )
     except OSError as error:
-        raise HostNotPrepared(f"{left}, which does not run: {error.strerror}") from None
-    if not has_us:
+        raise HostNotPrepared(f"{prefix}, which does not run: {error.strerror}") from None
+    if not has_farandole:
         raise HostNotPrepared(
-            f"{left}, which has no farandole: let it install that, too, or install what the code needs with "
+            f"{prefix}, which has no farandole: let the setup install it too, or install what the code needs with "
             f'"$PYTHON" -m pip'
         )
     return python
 
 
-def _name(*of: str) -> str:
-    return hashlib.sha256("\0".join(of).encode()).hexdigest()[:32]
+def _name(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, log: Path | None = None) -> None:
-    """What it says goes to `log`, if there is one. Raises HostNotPrepared: it failed."""
+    """Run the command unless `done` exists. Its output goes to `log`, if given. Raises HostNotPrepared: it failed."""
     if done.exists():
         return
-    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not files.take(held, lock, _NO_LOCKS):
+        if not files.take(descriptor, lock, _NO_LOCKS):
             tell(f"farandole: another worker prepares {host}; waiting for it")
-            files.take(held, lock, _NO_LOCKS, wait=True)
+            files.take(descriptor, lock, _NO_LOCKS, wait=True)
         if done.exists():
             return
         tell(f"farandole: preparing {host}: {command}")
         environ = {**os.environ, "PYTHON": sys.executable}
         with open(log, "wb", opener=files.opener) if log else contextlib.nullcontext() as output:
             code = subprocess.run(
-                command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(held,),
+                command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(descriptor,),
                 env=environ, check=False,
             ).returncode  # fmt: skip
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             where = f"{log} there{_last_words(log)}" if log else "this worker's output"
             raise HostNotPrepared(
-                f"{option} {command!r} failed on {host} with {how}, so its workers can't join; what it said is in "
-                f"{where}"
+                f"{option} {command!r} failed on {host} with {how}, so its workers can't join; its output is in {where}"
             )
         os.close(os.open(done, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         tell(f"farandole: {host} is prepared")
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _last_words(log: Path) -> str:

@@ -1,19 +1,20 @@
-"""What a pool is told to do: a pure function of its roster, its events and the time, in seconds.
+"""The reconciler of a pool: a pure function of the roster (the desired state), the pool's events and the time, in s.
 
-Invariant: `wanted` workers of the pool are there, or asked for, that are neither on their way out nor evicted, as far
-as the pool has room; an id is never used twice.
+Invariant: as far as the pool has room, `wanted` workers of the pool run or are requested that are neither leaving nor
+evicted. An id is never used twice.
 
-A worker on its way out is replaced before it is gone, so that the view never runs short, and so is one whose host has
-notice, or advice; it is given `GRACE_S` to exit once the coordinator has let it go, and once the run is over. One that
-is lost is replaced after `QUIET_S`, so that the others' recovery has the cores to itself, and at once if there are
-none, or its host is gone. Where losses have brought the run nowhere, as the roster says, each further one doubles the
-wait, up to `LONGEST_S`. One that is evicted is lost from then on, and again when it has exited: its peers may see its
-end before its pool does, and what it died of, and whether that counts, is known only later.
+A leaving worker is replaced before it has exited, so that the view never runs short. The same holds for a worker whose
+host has a preemption notice or rebalance advice. A leaving worker has `GRACE_S` to exit after the coordinator has
+released it, and after the end of the run. A lost worker is replaced after `QUIET_S`, so that the recovery of the others
+has the cores to itself; it is replaced at once if there are no others or if its host is gone. In a crash loop (the
+roster counts the losses without progress), each further loss doubles the delay, up to `LONGEST_S`. An evicted worker
+counts as lost from its eviction on, and again when it has exited: its peers may see its end before its pool does, and
+the cause of its death, and whether that counts, is known only later.
 
-A start that fails is no worker that was lost: the coordinator hears that it failed, and counts nobody. So it is with a
-start of which nothing is heard for `START_S`: it is called off; a worker that comes of it after all is stopped. Which
-host is asked, and when again, is in `placing`. Nor is one that was lost whose host could not get it the data, as the
-roster says, or the exit code where that comes first: its host is left alone, and another one is asked.
+A failed start is reported to the coordinator, and does not count as a lost worker. The same holds for a start without
+any event for `START_S`: it is cancelled, and a worker that comes of it later is stopped. Class `Placing` decides which
+host is used, and when again. A worker that was lost because its host could not get its data does not count either. The
+roster reports this, or the exit code if that comes first. Its host is left alone, and another one is used.
 """
 
 from __future__ import annotations
@@ -51,30 +52,33 @@ from farandole.protocol.messages import Hello, Roster
 
 # --- placing ----------------------------------------------------------------------------------------------------------
 #
-# On which host of a pool the next worker is started; pure, times are the caller's, in seconds.
+# Selects the host of a pool on which the next worker starts. Pure; times are the caller's, in seconds.
 #
-# - The first of the pool's hosts that has room, has no notice or advice, and is at rest from no trouble.
-# - A start that failed is trouble of its host, and so is a worker that ended, unasked, before it had stood for
-#   `STOOD_S`. The host is then left alone, twice as long each time up to `LONGEST_S`, until a worker has stood there
-#   for so long.
-# - After ends of workers alone a host is used nevertheless where no other one is left: what is wrong may be the script,
-#   and when that is tried again is for the whole run to say (`keeper.pause`).
-# - A host that could not get a worker its data (a full disk, a store out of reach) is left alone too, twice as long
-#   each time up to `LONGEST_S`, even if it is the only one; from its end on it is tried again. Others may stand there
-#   meanwhile, with what they have, and prove nothing: only `LONGEST_S` of peace after a rest have it begin anew.
-# - A pool without capacity is asked again after a while, twice as long each time, whichever host it was asked for.
-# - A host on which a worker computed wrong is not asked again.
-# - Notice counts until the host has gone, or has stayed for `OVERDUE_S` beyond its deadline; advice until it has gone.
+# - The first host of the pool that has a free slot, has no preemption notice or rebalance advice, and is not in
+#   back-off.
+# - A failed start is a failure of its host. So is a worker that exited without a request before it had run for
+#   `STOOD_S`. The host is then in back-off: twice as long each time, up to `LONGEST_REST_S`, until a worker has run
+#   there for `STOOD_S`.
+# - If workers exited but no start failed, the host is used in spite of its back-off when no other host is available:
+#   the cause may be the script, and the run as a whole decides when that is tried again (`restart_delay_s`).
+# - A host that could not get a worker its data (a full disk, an unreachable store) is in back-off too, even if it is
+#   the only host: twice as long each time, up to `LONGEST_REST_S`. It is tried again when the back-off ends. Other
+#   workers may run there meanwhile with the data that they have, which proves nothing. Only `LONGEST_REST_S` without
+#   trouble after a back-off resets the count.
+# - A pool without capacity is asked again after a back-off, twice as long each time, for any host.
+# - A host on which a worker computed a wrong result is not used again.
+# - A preemption notice counts until the host is gone, or until `OVERDUE_S` after its deadline; advice counts until the
+#   host is gone.
 
 STOOD_S = 60.0
-FIRST_REST_S, LONGEST_REST_S = 1.0, 600.0  # of rest
+FIRST_REST_S, LONGEST_REST_S = 1.0, 600.0  # back-off
 OVERDUE_S = 30.0
-SAME_S = 1.0  # between two deadlines that are the same one, told twice
+SAME_S = 1.0  # deadlines closer than this are one deadline, reported twice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """`count` times in a row, to be left alone until `until`. `start`: the newest was a start that failed."""
+    """`count` failures in a row; back-off lasts until `until`. `start`: the last failure was a failed start."""
 
     count: int = 0
     until: float = 0.0
@@ -86,92 +90,100 @@ class Trouble:
 
 
 class Placing:
-    """What is known of a pool's hosts."""
+    """The state of a pool's hosts: failures, back-offs, notices and advice."""
 
     def __init__(self) -> None:
         self._troubles: dict[str, Trouble] = {}
         self._unfed: dict[str, Trouble] = {}
         self._capacity = Trouble()
-        self._noticed: dict[str, float] = {}  # until when that counts
+        self._noticed: dict[str, float] = {}  # the time until which the notice counts
         self._advised: set[str] = set()
         self._wrong: Collection[str] = ()
 
     def host(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> str | None:
-        """Where to start one, None for nowhere now. `workers`: how many there are on each host."""
+        """The host for the next worker, None if none is usable now. `workers`: the number of workers on each host."""
         if self.is_short(now):
             return None
         open_ = [host for host in hosts if host.room(workers.get(host.name, 0)) and host.name not in self._wrong]
-        room = [host.name for host in open_ if not self.goes(host.name, now) and not self.is_unfed(host.name, now)]
+        room = [
+            host.name
+            for host in open_
+            if not self.is_leaving(host.name, now) and not self.is_data_unavailable(host.name, now)
+        ]
         rested = [name for name in room if self._trouble(name).until <= now]
         tried = [name for name in room if not self._trouble(name).start]
         return next(iter(rested or tried), None)
 
     def capacity(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> int | None:
-        """How many workers there can be, `workers` of them there; None: no limit is known."""
+        """The number of workers that the pool can have; None: no limit is known. `workers`: how many each host has."""
         if self.is_short(now):
             return sum(workers.values())
-        open_ = [host for host in hosts if host.name not in self._wrong and not self.goes(host.name, now)]
-        slots = [workers.get(host.name, 0) if self.is_unfed(host.name, now) else host.slots for host in open_]
+        open_ = [host for host in hosts if host.name not in self._wrong and not self.is_leaving(host.name, now)]
+        slots = [
+            workers.get(host.name, 0) if self.is_data_unavailable(host.name, now) else host.slots for host in open_
+        ]
         return None if None in slots else sum(slot or 0 for slot in slots)
 
-    def goes(self, host: str, now: float) -> bool:
-        """Whether it will go, or may."""
+    def is_leaving(self, host: str, now: float) -> bool:
+        """Returns True if the host has a preemption notice or rebalance advice that counts."""
         return host in self._advised or self._noticed.get(host, now) > now
 
-    def computed_wrong(self, hosts: Collection[str]) -> None:
-        """All such, as the run knows them."""
+    def set_wrong_hosts(self, hosts: Collection[str]) -> None:
+        """Set the hosts on which a worker computed a wrong result, as the run knows them."""
         self._wrong = hosts
 
-    def noticed(self, notice: HostPreempted, now: float) -> bool:
-        """Whether it goes sooner than was known."""
+    def record_preemption(self, notice: HostPreempted, now: float) -> bool:
+        """Returns True if the host goes sooner than was known."""
         until = now + notice.deadline_s + OVERDUE_S
-        known = self._noticed.get(notice.host, now)
+        previous = self._noticed.get(notice.host, now)
         self._noticed[notice.host] = until
-        return known <= now or until < known - SAME_S
+        return previous <= now or until < previous - SAME_S
 
-    def advised(self, advice: HostRebalance) -> bool:
-        """Whether that is new."""
+    def record_rebalance(self, advice: HostRebalance) -> bool:
+        """Returns True if the advice is new."""
         new = advice.host not in self._advised
         self._advised.add(advice.host)
         return new
 
-    def failed(self, host: str, now: float, *, start: bool) -> None:
-        """A start there has failed, or a worker has ended too soon."""
+    def record_failure(self, host: str, now: float, *, start: bool) -> None:
+        """Record that a start failed there, or that a worker exited too soon."""
         self._troubles[host] = self._trouble(host).again(now, start=start)
 
-    def unfed(self, host: str, now: float) -> float:
-        """A worker there could not get its data. How long the host is left alone, in s; 0: it is so already."""
-        known = self._unfed.get(host, Trouble())
-        if now < known.until:
+    def record_data_unavailable(self, host: str, now: float) -> float:
+        """Record that a worker there could not get its data. Returns the back-off in s; 0: it is in back-off
+        already.
+        """
+        trouble = self._unfed.get(host, Trouble())
+        if now < trouble.until:
             return 0.0
-        known = known if now - known.until < LONGEST_REST_S else Trouble()
-        self._unfed[host] = again = known.again(now, start=True)
+        trouble = trouble if now - trouble.until < LONGEST_REST_S else Trouble()
+        self._unfed[host] = again = trouble.again(now, start=True)
         return again.until - now
 
-    def is_unfed(self, host: str, now: float) -> bool:
-        """It is left alone for that."""
+    def is_data_unavailable(self, host: str, now: float) -> bool:
+        """Returns True if the host is in back-off because it could not get the data."""
         return now < self._unfed.get(host, Trouble()).until
 
     def is_short(self, now: float) -> bool:
-        """It had no capacity, and is not to be asked yet."""
+        """Returns True if the pool had no capacity and its back-off has not ended."""
         return now < self._capacity.until
 
-    def short(self, now: float) -> bool:
-        """The pool has no capacity. Whether that is new."""
+    def record_shortage(self, now: float) -> bool:
+        """Record that the pool has no capacity. Returns True if that is new."""
         new = not self._capacity.count
         self._capacity = self._capacity.again(now, start=True)
         return new
 
-    def started(self) -> None:
-        """The pool has capacity."""
+    def record_capacity(self) -> None:
+        """Record that the pool has capacity."""
         self._capacity = Trouble()
 
-    def stood(self, host: str) -> None:
-        """A worker there has stood."""
+    def record_survived(self, host: str) -> None:
+        """Record that a worker there has run for `STOOD_S`: the back-off ends."""
         self._troubles.pop(host, None)
 
-    def there(self, hosts: Sequence[Host]) -> None:
-        """What was said of a host goes with it; who comes under that name is another one."""
+    def keep_only(self, hosts: Sequence[Host]) -> None:
+        """Forget the notices and advice of hosts that are gone. A new host of the same name starts without them."""
         names = {host.name for host in hosts}
         self._noticed = {name: until for name, until in self._noticed.items() if name in names}
         self._advised &= names
@@ -180,18 +192,18 @@ class Placing:
         return self._troubles.get(host, Trouble())
 
 
-# --- keeper -----------------------------------------------------------------------------------------------------------
+# --- reconciler -------------------------------------------------------------------------------------------------------
 
 GRACE_S = 10.0
 QUIET_S, LONGEST_S = 1.0, 60.0
 START_S = 600.0
-UNFED_EXIT = f"exited with code {EXIT_DATA_UNAVAILABLE}"
-LEAVE_S = 3600  # for whom a host has no slot any more
+DATA_UNAVAILABLE_EXIT = f"exited with code {EXIT_DATA_UNAVAILABLE}"
+LEAVE_S = 3600  # the deadline of workers for which their host has no slot any more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """`start` new workers, `stop` these."""
+    """Start `start` new workers and stop the workers in `stop`."""
 
     start: int = 0
     stop: tuple[str, ...] = ()
@@ -199,7 +211,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolActions:
-    """What the pool is to do: `stop` these, then `start` these, each on its host."""
+    """The actions for the pool: first `stop` these workers, then `start` these, as pairs of worker and host."""
 
     stop: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()
@@ -207,256 +219,266 @@ class PoolActions:
 
 @dataclass(kw_only=True)
 class WorkerRecord:
-    """A worker that was asked for. Times are infinite for what has not happened."""
+    """A requested worker. A time is infinite until its event has happened."""
 
     host: str
-    asked_at: float
+    requested_at: float
     started_at: float = math.inf
-    stopped_at: float = math.inf  # last
-    let_go_at: float = math.inf
-    unfed: bool = False  # and that counts
+    stopped_at: float = math.inf  # the last time
+    released_at: float = math.inf
+    data_unavailable: bool = False  # its host could not get its data, so its loss does not count
 
 
 def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) -> Decision:
-    """What a pool does about a roster. `out`: who was in earlier rosters' `leaving`, or is on a host that goes."""
+    """The actions that follow from a roster. `out`: workers that earlier rosters listed in `leaving` or whose host
+    goes.
+    """
     stop = tuple(worker for worker in running if worker in roster.evicted)
-    if roster.over >= 0:  # those who are only starting have nothing to end, and would find nobody to tell them
-        heard = {*roster.present, *roster.released}
-        return Decision(stop=tuple(worker for worker in running if worker in stop or worker not in heard))
+    if roster.over >= 0:  # workers that are still starting have nothing to end, and nobody would dismiss them
+        connected = {*roster.present, *roster.released}
+        return Decision(stop=tuple(worker for worker in running if worker in stop or worker not in connected))
     staying = [w for w in running if w not in roster.leaving and w not in roster.evicted and w not in out]
     return Decision(start=max(roster.wanted - len(staying), 0), stop=stop)
 
 
-def pause(losses: int, *, others: bool) -> float:
-    """How long after a loss a replacement is started, in s. `losses` in a row were in vain; `others` are running,
-    who recover first: a replacement's start-up may take their cores. Not so where the host is gone.
+def restart_delay_s(losses: int, *, others: bool) -> float:
+    """The delay between a loss and the start of its replacement, in s. `losses`: losses in a row without progress.
+
+    `others`: other workers are running and recover first, because a replacement's start-up may take their cores. False
+    if the host is gone.
     """
     if losses == 0:
         return QUIET_S if others else 0.0
     return min(QUIET_S * 2.0 ** (losses - 1), LONGEST_S)
 
 
-class Keeper:
-    """Feed it, then do what is `due`, and send what it has `said`. `count` workers were started earlier."""
+class PoolReconciler:
+    """Pass it rosters and events, carry out what `due` returns, and send the messages from `take_messages`.
+
+    `count`: the number of workers that were started earlier.
+    """
 
     def __init__(self, count: int = 0) -> None:
         self.roster: Roster | None = None
         self._count = count
         self._workers: dict[str, WorkerRecord] = {}
-        self._called_off: set[str] = set()  # what may yet come of a start that was given up
-        self._out: set[str] = set()
+        self._called_off: set[str] = set()  # workers of cancelled starts that may still appear
+        self._out: set[str] = set()  # leaving workers
         self._placing = Placing()
-        self._full = False  # and that was said
+        self._full = False  # all slots are taken, and that was reported
         self._over_at = math.inf
         self._lost_at = -math.inf
-        self._lost_on = ""  # that host
-        self._says: list[m.FromPool] = []
-        self._told = ReportedCapacity()
+        self._lost_on = ""  # the host of the last loss
+        self._outbox: list[m.FromPool] = []
+        self._capacity_report = ReportedCapacity()
 
     @property
     def running(self) -> list[str]:
-        """Who is there, or was asked for."""
+        """The workers that run or are requested."""
         return list(self._workers)
 
     @property
     def started(self) -> list[str]:
-        """Who is there."""
-        return [worker for worker, kept in self._workers.items() if kept.started_at < math.inf]
+        """The workers that run."""
+        return [worker for worker, record in self._workers.items() if record.started_at < math.inf]
 
     @property
     def done(self) -> bool:
-        """The run is over and nobody is there."""
+        """The run is over and no worker is left."""
         return self.roster is not None and self.roster.over >= 0 and not self._workers
 
-    def said(self) -> list[m.FromPool]:
-        """What the coordinator is to hear, each once."""
-        says, self._says = self._says, []
-        return says
+    def take_messages(self) -> list[m.FromPool]:
+        """The messages for the coordinator, each returned once."""
+        messages, self._outbox = self._outbox, []
+        return messages
 
     # --- what comes in ---------------------------------------------------------------------------------------
 
     def update(self, roster: Roster, now: float) -> None:
-        known = self.roster.evicted if self.roster else ()
-        for worker in set(roster.evicted).difference(known).intersection(self._workers):
+        before = self.roster.evicted if self.roster else ()
+        for worker in set(roster.evicted).difference(before).intersection(self._workers):
             self._lost_at, self._lost_on = now, self._workers[worker].host
         self.roster = roster
-        self._placing.computed_wrong(roster.wrong_hosts)
+        self._placing.set_wrong_hosts(roster.wrong_hosts)
         for worker in sorted(set(roster.unfed).intersection(self._workers)):
-            self._is_unfed(worker, self._workers[worker], now)
+            self._record_data_unavailable(worker, self._workers[worker], now)
         self._out.update(roster.leaving, roster.released)
         for worker in set(roster.released).intersection(self._workers):
-            kept = self._workers[worker]
-            kept.let_go_at = min(kept.let_go_at, now)
+            record = self._workers[worker]
+            record.released_at = min(record.released_at, now)
         if roster.over >= 0:
             self._over_at = min(self._over_at, now)
 
-    def heard(self, event: Event, now: float) -> None:
-        """Of the pool. Whatever is told twice, or of a worker that nobody asked for, counts once, or not at all."""
+    def on_event(self, event: Event, now: float) -> None:
+        """Process an event of the pool. A repeated event counts once; an event of an unknown worker does not count."""
         match event:
             case Started(worker, host):
                 self._started(worker, host, now)
             case RunningWorker(worker, host):
-                self._found(worker, host, now)
+                self._taken_over(worker, host, now)
             case WorkerStartFailed(worker, reason):
                 self._start_failed(worker, reason, now)
             case NothingToGive(worker, reason):
-                if self._workers.pop(worker, None) and self._placing.short(now):
-                    self._says.append(m.NoCapacity(reason=reason))
+                if self._workers.pop(worker, None) and self._placing.record_shortage(now):
+                    self._outbox.append(m.NoCapacity(reason=reason))
             case HostPreempted(host, deadline_s, reason):
-                sooner = self._placing.noticed(event, now)
-                there = [worker for worker, kept in self._workers.items() if kept.host == host]
-                workers = tuple(worker for worker in there if sooner or worker not in self._out)
+                sooner = self._placing.record_preemption(event, now)
+                on_host = [worker for worker, record in self._workers.items() if record.host == host]
+                workers = tuple(worker for worker in on_host if sooner or worker not in self._out)
                 self._out.update(workers)
                 if workers:
-                    self._says.append(
+                    self._outbox.append(
                         m.PreemptionNotice(workers=workers, host=host, within_s=round(deadline_s), reason=reason)
                     )
             case HostRebalance(host, reason):
-                if self._placing.advised(event):
-                    self._says.append(m.RebalanceAdvice(host=host, reason=reason))
+                if self._placing.record_rebalance(event):
+                    self._outbox.append(m.RebalanceAdvice(host=host, reason=reason))
             case WorkerExited(worker, reason):
                 self._gone(worker, reason, now)
             case HostState(host, state, reason):
-                self._says.append(m.HostSeen(host=host, state=state, reason=reason))
+                self._outbox.append(m.HostSeen(host=host, state=state, reason=reason))
             case Priced(host, dollars, since, day):
-                self._says.append(m.HostPriced(host=host, dollars=dollars, since=since, day=day))
+                self._outbox.append(m.HostPriced(host=host, dollars=dollars, since=since, day=day))
 
     def _started(self, worker: str, host: str, now: float) -> None:
-        self._placing.started()
-        if kept := self._workers.get(worker):
-            if host != kept.host:  # what it was asked of has given what was asked for
-                self._placing.stood(kept.host)
-            kept.host, kept.started_at = host, min(kept.started_at, now)
+        self._placing.record_capacity()
+        if record := self._workers.get(worker):
+            if host != record.host:  # the worker started on another host, so the requested host did not fail
+                self._placing.record_survived(record.host)
+            record.host, record.started_at = host, min(record.started_at, now)
         else:
             self._called_off.add(worker)
 
-    def _found(self, worker: str, host: str, now: float) -> None:
-        """It is one of ours: who comes next has a number beyond its."""
+    def _taken_over(self, worker: str, host: str, now: float) -> None:
+        """Take over a worker of an earlier process of this pool. New workers get higher numbers."""
         if worker not in self._workers:
-            self._workers[worker] = WorkerRecord(host=host, asked_at=now, started_at=now)
+            self._workers[worker] = WorkerRecord(host=host, requested_at=now, started_at=now)
             self._count = max(self._count, number_of(worker))
 
     def _start_failed(self, worker: str, reason: str, now: float) -> None:
-        kept = self._workers.pop(worker, None)
-        if kept is None:
+        record = self._workers.pop(worker, None)
+        if record is None:
             return
-        if kept.stopped_at == math.inf:
-            self._placing.failed(kept.host, now, start=True)
-            self._says.append(m.StartFailed(worker=worker, host=kept.host, reason=reason))
+        if record.stopped_at == math.inf:
+            self._placing.record_failure(record.host, now, start=True)
+            self._outbox.append(m.StartFailed(worker=worker, host=record.host, reason=reason))
 
     def _gone(self, worker: str, reason: str, now: float) -> None:
-        kept = self._workers.pop(worker, None)
-        if kept is None:
+        record = self._workers.pop(worker, None)
+        if record is None:
             self._called_off.discard(worker)
             return
-        self._lost_at, self._lost_on = now, kept.host
-        asked_to = kept.stopped_at < math.inf or worker in self._out
-        if reason == UNFED_EXIT:
-            self._is_unfed(worker, kept, now)
-        if not asked_to and not kept.unfed and now - kept.started_at < STOOD_S:
-            self._placing.failed(kept.host, now, start=False)
-        self._says.append(m.WorkerProcessExited(worker=worker, reason=reason))
+        self._lost_at, self._lost_on = now, record.host
+        requested = record.stopped_at < math.inf or worker in self._out
+        if reason == DATA_UNAVAILABLE_EXIT:
+            self._record_data_unavailable(worker, record, now)
+        if not requested and not record.data_unavailable and now - record.started_at < STOOD_S:
+            self._placing.record_failure(record.host, now, start=False)
+        self._outbox.append(m.WorkerProcessExited(worker=worker, reason=reason))
 
-    def _is_unfed(self, worker: str, kept: WorkerRecord, now: float) -> None:
-        if kept.unfed:
+    def _record_data_unavailable(self, worker: str, record: WorkerRecord, now: float) -> None:
+        if record.data_unavailable:
             return
-        kept.unfed, self._lost_at, self._lost_on = True, now, kept.host  # the others recover
-        if rest_s := self._placing.unfed(kept.host, now):
+        record.data_unavailable, self._lost_at, self._lost_on = True, now, record.host  # the others recover
+        if rest_s := self._placing.record_data_unavailable(record.host, now):
             reason = f"for {rest_s:.0f} s: {worker} could not get the run's data there"
-            self._says.append(m.HostSeen(host=kept.host, state="left alone", reason=reason))
+            self._outbox.append(m.HostSeen(host=record.host, state="left alone", reason=reason))
 
     # --- what is due -----------------------------------------------------------------------------------------
 
     def due(self, hosts: Sequence[Host], now: float) -> PoolActions:
-        """Ask from time to time as well: graces and rests end. What it names is taken to be done."""
+        """The actions that are due now, recorded as done. Call it periodically too: grace times and back-offs end."""
         if self.roster is None:
             return PoolActions()
-        self._placing.there(hosts)
+        self._placing.keep_only(hosts)
         self._shrink(hosts)
-        load = Counter(kept.host for kept in self._workers.values())
+        load = Counter(record.host for record in self._workers.values())
         can = self._placing.capacity(hosts, load, now)
-        if self._told.news(can, now, short=self._placing.is_short(now)):
-            self._says.append(m.Capacity(workers=can, gathers=self._told.gathers))
+        if self._capacity_report.update(can, now, short=self._placing.is_short(now)):
+            self._outbox.append(m.Capacity(workers=can, gathers=self._capacity_report.gathers))
         given_up = self._give_up(now)
-        for kept in self._workers.values():
-            if now - kept.started_at >= STOOD_S:
-                self._placing.stood(kept.host)
-        goes = {worker for worker, kept in self._workers.items() if self._placing.goes(kept.host, now)}
+        for record in self._workers.values():
+            if now - record.started_at >= STOOD_S:
+                self._placing.record_survived(record.host)
+        goes = {worker for worker, record in self._workers.items() if self._placing.is_leaving(record.host, now)}
         decision = decide(self.roster, self._workers, self._out | goes)
-        late = [worker for worker, kept in self._workers.items() if self._is_late(kept, now)]
+        late = [worker for worker, record in self._workers.items() if self._is_overdue(record, now)]
         stop = (*given_up, *self._stopped((*decision.stop, *late), now))
         others = bool(self._workers) and any(host.name == self._lost_on for host in hosts)
-        waits = now - self._lost_at < pause(self.roster.losses, others=others)
+        waits = now - self._lost_at < restart_delay_s(self.roster.losses, others=others)
         return PoolActions(stop=stop, start=() if waits else tuple(self._start(decision.start, hosts, now)))
 
     def _shrink(self, hosts: Sequence[Host]) -> None:
-        """A host that has fewer slots than workers now: the newest of them are to leave, as with notice."""
+        """Ask the newest workers to leave, as with a preemption notice, if a host has fewer slots than workers now."""
         for host in hosts:
-            there = [w for w, kept in self._workers.items() if kept.host == host.name and w not in self._out]
-            if host.slots is not None and len(there) > host.slots:
-                beyond = tuple(there[host.slots :])
-                self._out.update(beyond)
+            on_host = [w for w, record in self._workers.items() if record.host == host.name and w not in self._out]
+            if host.slots is not None and len(on_host) > host.slots:
+                surplus = tuple(on_host[host.slots :])
+                self._out.update(surplus)
                 reason = f"{host.name} has {host.slots} slots now"
-                self._says.append(m.PreemptionNotice(workers=beyond, host=host.name, within_s=LEAVE_S, reason=reason))
+                self._outbox.append(
+                    m.PreemptionNotice(workers=surplus, host=host.name, within_s=LEAVE_S, reason=reason)
+                )
 
     def stop_all(self, now: float) -> tuple[str, ...]:
-        """Whom the pool is to stop where nothing is to be left."""
+        """The workers that the pool must stop so that none is left."""
         return tuple(self._stopped(self._workers, now))
 
-    def _is_late(self, kept: WorkerRecord, now: float) -> bool:
-        return now - min(kept.let_go_at, self._over_at) > GRACE_S
+    def _is_overdue(self, record: WorkerRecord, now: float) -> bool:
+        return now - min(record.released_at, self._over_at) > GRACE_S
 
     def _stopped(self, workers: Collection[str], now: float) -> list[str]:
-        """Those of `workers` who were not told, or some time ago."""
-        told = [w for w in dict.fromkeys(workers) if not 0 <= now - self._workers[w].stopped_at <= GRACE_S]
-        for worker in told:
+        """Those of `workers` that got no stop yet, or got it more than `GRACE_S` ago. Records the stop."""
+        due = [w for w in dict.fromkeys(workers) if not 0 <= now - self._workers[w].stopped_at <= GRACE_S]
+        for worker in due:
             self._workers[worker].stopped_at = now
-        return told
+        return due
 
     def _give_up(self, now: float) -> list[str]:
-        """Starts of which nothing was heard for too long, or once they were stopped; and what came of such ones."""
+        """Cancel starts without an event for too long, or too long after a stop; add workers of cancelled starts."""
         silent = [
-            (worker, kept)
-            for worker, kept in self._workers.items()
-            if kept.started_at == math.inf and (now - kept.asked_at > START_S or now - kept.stopped_at > GRACE_S)
+            (worker, record)
+            for worker, record in self._workers.items()
+            if record.started_at == math.inf
+            and (now - record.requested_at > START_S or now - record.stopped_at > GRACE_S)
         ]
-        for worker, kept in silent:
-            self._start_failed(worker, f"nothing was heard of it for {now - kept.asked_at:.0f} s", now)
+        for worker, record in silent:
+            self._start_failed(worker, f"no event of its start for {now - record.requested_at:.0f} s", now)
         called_off, self._called_off = self._called_off, set()
         return [*(worker for worker, _ in silent), *sorted(called_off)]
 
     def _start(self, number: int, hosts: Sequence[Host], now: float) -> list[tuple[str, str]]:
         assert self.roster is not None
         started: list[tuple[str, str]] = []
-        load = Counter(kept.host for kept in self._workers.values())
+        load = Counter(record.host for record in self._workers.values())
         for _ in range(number):
             host = self._placing.host(hosts, load, now)
             if host is None:
-                self._say_full(hosts, load)
+                self._report_full(hosts, load)
                 break
             self._full = False
             self._count += 1
             worker = worker_id(self.roster.mark, self._count)
-            self._workers[worker] = WorkerRecord(host=host, asked_at=now)
+            self._workers[worker] = WorkerRecord(host=host, requested_at=now)
             load[host] += 1
             started.append((worker, host))
         return started
 
-    def _say_full(self, hosts: Sequence[Host], load: Counter[str]) -> None:
+    def _report_full(self, hosts: Sequence[Host], load: Counter[str]) -> None:
         if self._full or any(host.room(load[host.name]) for host in hosts):
             return
         self._full = True
         slots = sum(host.slots or 0 for host in hosts)
-        self._says.append(m.NoCapacity(reason=f"all {slots} slots of its {len(hosts)} hosts are taken"))
+        self._outbox.append(m.NoCapacity(reason=f"all {slots} slots of its {len(hosts)} hosts are taken"))
 
 
 # --- service ----------------------------------------------------------------------------------------------------------
 #
-# A pool serves a run: the keeper decides, the pool does it, and the coordinator is told, over one connection after the
-# other.
+# A pool serves a run: the reconciler decides, the pool acts, and the messages go to the coordinator, over one
+# connection after another.
 
-WAKE_S = 1.0  # graces are looked at this often
-AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
+WAKE_S = 1.0  # how often grace times are checked
+AGAIN_S = 0.2  # between two attempts to reach a lost coordinator
 KEPT = 1000  # messages
 WITH_IT = "its `farandole run` was killed"
 AGAIN = (
@@ -464,65 +486,69 @@ AGAIN = (
     m.PreemptionNotice,
     m.Capacity,
     m.HostPriced,
-)  # is told again to a coordinator that is back
+)  # sent again to a coordinator that is back
 
 
-async def keep(
+async def serve_pool(
     pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0, ended: Iterable[str] = ()
 ) -> Roster:
     """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
 
-    A coordinator that goes is waited for, for as long as this is not cancelled: its workers train on meanwhile. It is
-    told all exits again when it is back. `seen` is called with every roster, for whoever shows it.
-    `count` workers were started when the run was on before, of which these have `ended` with an earlier process.
+    If the coordinator is lost, this waits for it until it is cancelled: the workers train on meanwhile. When the
+    coordinator is back, it gets all exits again. `seen` is called with every roster, for display. `count` workers were
+    started in an earlier process of the run; the workers in `ended` exited with that process.
 
     Raises:
-        CoordinatorUnreachable: the coordinator was never there.
+        CoordinatorUnreachable: the coordinator was never reached.
         Refused: another pool of the run has the same name.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
     service = _Service(
-        pool, Keeper(count), seen, [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended]
+        pool, PoolReconciler(count), seen, [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended]
     )
     try:
-        while not service.keeper.done:
+        while not service.reconciler.done:
             try:
                 async with subscribe(ticket, hello) as subscription:
                     await service.follow(subscription)
             except CoordinatorUnreachable:
-                if service.keeper.roster is None:
+                if service.reconciler.roster is None:
                     raise
             await service.pause(AGAIN_S)
-        assert service.keeper.roster is not None
-        return service.keeper.roster
+        assert service.reconciler.roster is not None
+        return service.reconciler.roster
     finally:
         await service.end()
 
 
 class _Service:
-    """A keeper between its pool and one connection after the other."""
+    """Connects the reconciler to its pool and to one coordinator connection after another."""
 
     def __init__(
-        self, pool: Pool, keeper: Keeper, seen: Callable[[Roster], None] | None, ended: Sequence[m.WorkerProcessExited]
+        self,
+        pool: Pool,
+        reconciler: PoolReconciler,
+        seen: Callable[[Roster], None] | None,
+        ended: Sequence[m.WorkerProcessExited],
     ) -> None:
-        self.keeper = keeper
+        self.reconciler = reconciler
         self._pool = pool
         self._seen = seen
-        self._again: deque[m.FromPool] = deque(ended, maxlen=KEPT)  # was told, or is to be
-        self._untold: deque[m.FromPool] = deque(maxlen=KEPT)
+        self._resend: deque[m.FromPool] = deque(ended, maxlen=KEPT)  # a new connection gets all of these
+        self._unsent: deque[m.FromPool] = deque(maxlen=KEPT)
         self._events = asyncio.ensure_future(pool.events())
 
     async def follow(self, subscription: Subscription) -> None:
-        """Until the connection ends or the work is done."""
-        for message in tuple(self._again):
+        """Serve until the connection ends or the work is done."""
+        for message in tuple(self._resend):
             await subscription.send(message)
         received = asyncio.ensure_future(subscription.receive())
         try:
-            while not self.keeper.done:
-                await self._tell(subscription)
+            while not self.reconciler.done:
+                await self._send(subscription)
                 await asyncio.wait({self._events, received}, timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
-                self._hear()
-                await self._tell(subscription)
+                self._take_events()
+                await self._send(subscription)
                 if received.done():
                     message = received.result()
                     if message is None:
@@ -537,46 +563,46 @@ class _Service:
             received.cancel()
 
     async def pause(self, seconds: float) -> None:
-        """Without a coordinator: the pool is heard. Once the run is over, until all have exited."""
-        if not self.keeper.done:
+        """Process the pool's events without a coordinator. Once the run is over, stop workers until all have exited."""
+        if not self.reconciler.done:
             await asyncio.wait({self._events}, timeout=seconds)
-            self._hear()
-            if self.keeper.roster is not None and self.keeper.roster.over >= 0:
+            self._take_events()
+            if self.reconciler.roster is not None and self.reconciler.roster.over >= 0:
                 self._act()
 
     async def end(self) -> None:
-        """Nothing of the pool's is left when this returns; but for starts of which the pool has never said anything."""
+        """Stop all workers and wait until none is left, except for starts of which the pool never reported anything."""
         until = self._now() + GRACE_S
-        for worker in self.keeper.stop_all(self._now()):
+        for worker in self.reconciler.stop_all(self._now()):
             self._pool.stop(worker)
-        while self.keeper.running and (self.keeper.started or self._now() < until):
+        while self.reconciler.running and (self.reconciler.started or self._now() < until):
             await asyncio.wait({self._events}, timeout=WAKE_S)
-            self._hear()
+            self._take_events()
         self._events.cancel()
 
-    def _hear(self) -> None:
+    def _take_events(self) -> None:
         if self._events.done():
             for event in self._events.result():
-                self.keeper.heard(event, self._now())
+                self.reconciler.on_event(event, self._now())
             self._events = asyncio.ensure_future(self._pool.events())
 
-    async def _tell(self, subscription: Subscription) -> None:
-        said = self.keeper.said()
-        self._again.extend(message for message in said if isinstance(message, AGAIN))
-        self._untold.extend(said)
-        while self._untold:
-            await subscription.send(self._untold[0])
-            self._untold.popleft()
+    async def _send(self, subscription: Subscription) -> None:
+        messages = self.reconciler.take_messages()
+        self._resend.extend(message for message in messages if isinstance(message, AGAIN))
+        self._unsent.extend(messages)
+        while self._unsent:
+            await subscription.send(self._unsent[0])
+            self._unsent.popleft()
 
     def _act(self) -> None:
-        due = self.keeper.due(self._pool.list(), self._now())
+        due = self.reconciler.due(self._pool.list(), self._now())
         for worker in due.stop:
             self._pool.stop(worker)
         for worker, host in due.start:
             self._pool.start(worker, host)
 
     def _update(self, roster: Roster) -> None:
-        self.keeper.update(roster, self._now())
+        self.reconciler.update(roster, self._now())
         if self._seen is not None:
             self._seen(roster)
 

@@ -1,7 +1,7 @@
-"""A pool's link to the agents of its hosts, over the run's coordinator: orders go out, reports come back.
+"""A pool's link to the agents of its hosts, through the run's coordinator: orders go out, reports come back.
 
-What is known of the hosts is in section "far hosts"; this is the connection and the workers' logs, which are kept in
-the run's folder as those of local workers are. A connection that breaks is made again: each side says everything anew.
+`RemoteHosts` holds the state of the hosts. `AgentLink` is the connection; it also writes the workers' logs to the run's
+folder, like those of local workers. A broken connection is made again, and each side then sends all its state.
 """
 
 from __future__ import annotations
@@ -34,150 +34,157 @@ from farandole.pool.base import (
 from farandole.protocol import messages
 from farandole.protocol.messages import AgentOrder, Job, Report
 
-# --- far hosts --------------------------------------------------------------------------------------------------------
+# --- remote hosts -----------------------------------------------------------------------------------------------------
 #
-# What a pool knows of hosts whose workers an agent starts: a pure function of the agents' reports.
+# A pool's state of hosts whose workers an agent starts: a pure function of the agents' reports.
 #
-# Who knows what when: the pool orders, an agent reports, and either may begin anew without the other.
+# The pool orders, an agent reports, and either may restart without the other:
 #
-# - No order is made for a host before its agent has reported to this process of the pool. What runs there then was
-#   started for an earlier one; it is taken over (`Found`), and the order names it from the beginning.
-# - A worker's end is told once its agent reports it; or when a report knows nothing of it, for then another instance
-#   of the agent has had it, and an agent's workers end with it. It is never told because a host can't be reached.
-# - A worker that was ordered and is in no report has not begun, where the report answers an order without it. Where
-#   another instance reports, an earlier one may have begun it: that start has failed, and its id is not used again.
-# - At the very end nobody waits for a host out of reach (`forget`): its workers end when they are orphaned.
+# - No order is made for a host before its agent has reported to this process of the pool. The workers that run there
+#   then were started for an earlier process. They are taken over (`RunningWorker`), and each order names them.
+# - A worker's exit is reported when its agent reports it, or when a report does not contain the worker: then it
+#   belonged to another instance of the agent, and an agent's workers end with it. An exit is never reported because a
+#   host is unreachable.
+# - A worker that was ordered and is in no report has not started, if the report answers an order without it. If another
+#   instance reports, an earlier one may have started it: that start has failed, and its id is not used again.
+# - At the very end the pool does not wait for an unreachable host (`forget`): its workers end when they are orphaned.
 
-ANEW = "the agent of its host has begun anew"
+ANEW = "the agent of its host has restarted"
 AWAY = "its host is out of reach"
-CALLED_OFF = "called off before it had started"
+CALLED_OFF = "cancelled before it had started"
 
 
 @dataclass(kw_only=True)
-class Far:
-    """One host, as its agent has reported last: `state` is "" before that.
+class RemoteHost:
+    """One host, as in its agent's last report. `state` is "" before the first.
 
-    `asked` were ordered and have not been heard of, `running` are there; `heard`: whose end is known; `stopping`: when
-    the order is made without them, and its number.
+    `ordered`: workers that were ordered and are in no report yet. `running`: workers that run. `acknowledged`: workers
+    whose end is known. `stopping`: workers to stop, with the number of the order that no longer names them.
     """
 
     connected: bool = False
     instance: str = ""
     state: str = ""
     reason: str = ""
-    asked: list[str] = field(default_factory=list[str])
+    ordered: list[str] = field(default_factory=list[str])
     running: list[str] = field(default_factory=list[str])
     stopping: dict[str, int] = field(default_factory=dict[str, int])
-    heard: tuple[str, ...] = ()
-    told: float = 0.0  # when it goes, as was told last
+    acknowledged: tuple[str, ...] = ()
+    reported_at: float = 0.0  # the host's deadline that was reported last
 
     @property
     def workers(self) -> list[str]:
-        return [*self.running, *self.asked]
+        return [*self.running, *self.ordered]
 
     @property
     def ready(self) -> bool:
-        """A worker that is ordered there would start now."""
+        """Returns True if a worker that is ordered there would start now."""
         return self.connected and self.state == "ready"
 
 
-class FarHosts:
-    """By name. What its methods return has happened, in order."""
+class RemoteHosts:
+    """The hosts by name. The methods return the events that have happened, in order."""
 
     def __init__(self, session: str) -> None:
-        self.hosts: dict[str, Far] = {}
+        self.hosts: dict[str, RemoteHost] = {}
         self._session = session
         self._serial = 0
 
     def remember(self, worker: str, host: str) -> None:
-        """It was there, for an earlier process of this pool: the next report says whether it is."""
-        self.hosts.setdefault(host, Far()).running.append(worker)
+        """Add a worker of an earlier process of this pool. The next report shows if it still runs."""
+        self.hosts.setdefault(host, RemoteHost()).running.append(worker)
 
     def start(self, worker: str, host: str) -> None:
-        """Raises KeyError: nothing was heard of that host."""
-        self.hosts[host].asked.append(worker)
+        """Raises KeyError: that host has never reported."""
+        self.hosts[host].ordered.append(worker)
 
     def stop(self, worker: str) -> str:
-        """The host whose order is another one by that, "" for none."""
-        for name, far in self.hosts.items():
-            if worker in far.workers and worker not in far.stopping:
-                far.stopping[worker] = self._serial + 1
+        """Stop the worker. Returns the host whose order changes by that, "" if none does."""
+        for name, remote in self.hosts.items():
+            if worker in remote.workers and worker not in remote.stopping:
+                remote.stopping[worker] = self._serial + 1
                 return name
         return ""
 
     def lost(self, host: str) -> None:
-        """Its agent is not connected any more."""
-        if far := self.hosts.get(host):
-            far.connected = False
+        """The host's agent is no longer connected."""
+        if remote := self.hosts.get(host):
+            remote.connected = False
 
     def forget(self, host: str) -> list[Event]:
-        """Nothing is heard of it any more."""
-        far = self.hosts.pop(host, Far())
-        gone: list[Event] = [WorkerExited(worker, AWAY) for worker in far.running]
-        return [*gone, *(WorkerStartFailed(worker, AWAY) for worker in far.asked)]
+        """Remove the host. Its workers count as exited, because no report will come."""
+        remote = self.hosts.pop(host, RemoteHost())
+        gone: list[Event] = [WorkerExited(worker, AWAY) for worker in remote.running]
+        return [*gone, *(WorkerStartFailed(worker, AWAY) for worker in remote.ordered)]
 
     def order(self, host: str, job: Job, logs: dict[str, int], *, end: bool = False) -> AgentOrder | None:
-        """What its agent is to be told now; None where none is connected."""
-        far = self.hosts.get(host)
-        if far is None or not far.connected:
+        """A new order for the host's agent; None if no agent is connected. `logs`: the bytes that are here, by
+        worker.
+        """
+        remote = self.hosts.get(host)
+        if remote is None or not remote.connected:
             return None
         self._serial += 1
-        workers = () if end else tuple(worker for worker in far.workers if worker not in far.stopping)
+        workers = () if end else tuple(worker for worker in remote.workers if worker not in remote.stopping)
         return AgentOrder(
             job=job,
             session=self._session,
             serial=self._serial,
-            instance=far.instance,
+            instance=remote.instance,
             workers=workers,
-            heard=far.heard,
-            logs={worker: logs.get(worker, 0) for worker in far.workers},
+            heard=remote.acknowledged,
+            logs={worker: logs.get(worker, 0) for worker in remote.workers},
             end=end,
         )
 
-    def reported(self, host: str, report: Report, now: float) -> list[Event]:
-        """`now` is Unix time."""
-        far = self.hosts.setdefault(host, Far())
-        far.connected, far.state, far.reason = True, report.state, report.reason
-        return [*self._anew(far, report), *self._workers(host, far, report), *_notified(host, far, report, now)]
+    def on_report(self, host: str, report: Report, now: float) -> list[Event]:
+        """Process a report of the host's agent. `now` is Unix time."""
+        remote = self.hosts.setdefault(host, RemoteHost())
+        remote.connected, remote.state, remote.reason = True, report.state, report.reason
+        return [
+            *self._on_instance(remote, report),
+            *self._on_workers(host, remote, report),
+            *_preemption_events(host, remote, report, now),
+        ]
 
-    def _anew(self, far: Far, report: Report) -> Iterator[Event]:
-        before, far.instance = far.instance, report.instance
-        if before in ("", report.instance):
+    def _on_instance(self, remote: RemoteHost, report: Report) -> Iterator[Event]:
+        previous, remote.instance = remote.instance, report.instance
+        if previous in ("", report.instance):
             return
-        for worker in far.asked:
+        for worker in remote.ordered:
             yield WorkerStartFailed(worker, ANEW)
-        far.asked = []
+        remote.ordered = []
 
-    def _workers(self, host: str, far: Far, report: Report) -> Iterator[Event]:
+    def _on_workers(self, host: str, remote: RemoteHost, report: Report) -> Iterator[Event]:
         for worker in (*report.running, *report.ended):
-            if worker in far.asked:
-                far.asked.remove(worker)
-                far.running.append(worker)
+            if worker in remote.ordered:
+                remote.ordered.remove(worker)
+                remote.running.append(worker)
                 yield Started(worker, host)
-            elif worker not in far.running and worker not in far.heard:
-                far.running.append(worker)
+            elif worker not in remote.running and worker not in remote.acknowledged:
+                remote.running.append(worker)
                 yield RunningWorker(worker, host)
-        unknown = {w: ANEW for w in far.running if w not in report.running and w not in report.ended}
+        unknown = {w: ANEW for w in remote.running if w not in report.running and w not in report.ended}
         for worker, reason in {**unknown, **report.ended}.items():
-            if worker in far.running:
-                far.running.remove(worker)
-                far.stopping.pop(worker, None)
+            if worker in remote.running:
+                remote.running.remove(worker)
+                remote.stopping.pop(worker, None)
                 yield WorkerExited(worker, reason)
         answered = report.serial if report.session == self._session else 0
-        called_off = {w: CALLED_OFF for w in far.asked if far.stopping.get(w, answered + 1) <= answered}
+        called_off = {w: CALLED_OFF for w in remote.ordered if remote.stopping.get(w, answered + 1) <= answered}
         for worker, reason in {**called_off, **report.failed}.items():
-            if worker in far.asked:
-                far.asked.remove(worker)
-                far.stopping.pop(worker, None)
+            if worker in remote.ordered:
+                remote.ordered.remove(worker)
+                remote.stopping.pop(worker, None)
                 yield WorkerStartFailed(worker, reason)
-        far.heard = (*report.ended, *report.failed)
+        remote.acknowledged = (*report.ended, *report.failed)
 
 
-def _notified(host: str, far: Far, report: Report, now: float) -> Iterator[Event]:
+def _preemption_events(host: str, remote: RemoteHost, report: Report, now: float) -> Iterator[Event]:
     notified = report.notified
-    if notified is None or notified.at == far.told:
+    if notified is None or notified.at == remote.reported_at:
         return
-    far.told = notified.at
+    remote.reported_at = notified.at
     if notified.advice:
         yield HostRebalance(host, notified.reason)
     else:
@@ -191,17 +198,19 @@ AGAIN_S = 0.2
 
 
 class AgentLink:
-    """`serve` in a task; the rest returns at once. `changed` is called with each host of which something was heard.
+    """Connects a pool to its agents. `serve` runs in a task; the other methods return at once.
+
+    `changed` is called with each host whose state was reported.
 
     Attributes:
-        far: what is known of the hosts.
-        connected: the coordinator is there; without it nothing is known of any agent.
+        far: the state of the hosts.
+        connected: the coordinator is reachable. If not, no agent's state is known.
     """
 
     def __init__(
         self, ticket: Ticket, pool: str, job: messages.Job, logs: Path, events: Events, changed: Callable[[str], None]
     ) -> None:
-        self.far = FarHosts(secrets.token_hex(8))
+        self.far = RemoteHosts(secrets.token_hex(8))
         self.connected = False
         self._ticket, self._pool, self._job, self._logs = ticket, pool, job, logs
         self._events, self._changed = events, changed
@@ -210,12 +219,12 @@ class AgentLink:
         self._over = False
 
     def remember(self, worker: str, host: str) -> None:
-        """It was there, for an earlier process of this pool."""
+        """Add a worker of an earlier process of this pool."""
         self.far.remember(worker, host)
         self._events.put(RunningWorker(worker, host))
 
     def start(self, worker: str, host: str) -> None:
-        """Raises KeyError: nothing was heard of that host."""
+        """Raises KeyError: that host has never reported."""
         self.far.start(worker, host)
         self._order(host)
 
@@ -224,26 +233,26 @@ class AgentLink:
             self._order(host)
 
     def end(self, host: str) -> None:
-        """Its agent is to end, with all of its workers."""
+        """Order the host's agent to end, with all its workers."""
         self._ending.add(host)
         self._order(host)
 
-    def over(self) -> None:
-        """The run is: a coordinator that is not there any more will not come back."""
+    def run_over(self) -> None:
+        """The run is over: a lost coordinator will not come back."""
         self._over = True
 
-    def begins(self, host: str) -> None:
-        """It is to serve again, should it have been told to end."""
+    def allow_restart(self, host: str) -> None:
+        """Let the host serve again if it was ordered to end."""
         self._ending.discard(host)
 
     async def serve(self) -> None:
-        """For ever."""
+        """Serve until cancelled."""
         while True:
             hello = messages.Hello(kind="agents", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self._ticket, hello) as subscription:
                     self.connected = True
-                    await self._converse(subscription)
+                    await self._run_session(subscription)
             self.connected = False
             for host in tuple(self.far.hosts):
                 self.far.lost(host)
@@ -252,12 +261,12 @@ class AgentLink:
                 self._changed(host)
             await asyncio.sleep(AGAIN_S)
 
-    async def _converse(self, subscription: Subscription) -> None:
+    async def _run_session(self, subscription: Subscription) -> None:
         sending = asyncio.ensure_future(self._send(subscription))
         try:
             while (message := await subscription.receive()) is not None:
                 if isinstance(message, messages.FromHost):
-                    self._heard(message)
+                    self._on_message(message)
         finally:
             sending.cancel()
 
@@ -265,15 +274,15 @@ class AgentLink:
         while True:
             await subscription.send(await self._outgoing.get())
 
-    def _heard(self, message: messages.FromHost) -> None:
+    def _on_message(self, message: messages.FromHost) -> None:
         host = message.host
         match message.said:
             case messages.Report() as report:
-                before = self.far.hosts.get(host)
-                known = (before.connected, before.heard) if before else (False, ())
-                for event in self.far.reported(host, report, time.time()):
+                previous = self.far.hosts.get(host)
+                before_report = (previous.connected, previous.acknowledged) if previous else (False, ())
+                for event in self.far.on_report(host, report, time.time()):
                     self._events.put(event)
-                if known != (True, self.far.hosts[host].heard):
+                if before_report != (True, self.far.hosts[host].acknowledged):
                     self._order(host)
                 self._changed(host)
             case messages.Output() as output:
@@ -283,8 +292,8 @@ class AgentLink:
                 self._changed(host)
 
     def _order(self, host: str) -> None:
-        far = self.far.hosts.get(host)
-        sizes = {worker: self._size(worker) for worker in far.workers} if far else {}
+        remote = self.far.hosts.get(host)
+        sizes = {worker: self._size(worker) for worker in remote.workers} if remote else {}
         if order := self.far.order(host, self._job, sizes, end=host in self._ending):
             self._outgoing.put_nowait(messages.ToHost(host=host, order=order))
 
@@ -299,12 +308,14 @@ class AgentLink:
         return 0
 
     def _write(self, output: messages.Output) -> None:
-        """What is there already is left out; what has a gap before it comes again with the next order."""
+        """Append the new part of the output. Bytes already written are skipped. Output after a gap is dropped: the next
+        order requests it again.
+        """
         size = self._size(output.worker)
         new = output.content[size - output.offset :] if output.offset <= size else b""
         try:
             if new and "/" not in output.worker:
                 with append(self._log_of(output.worker)) as log:
                     log.write(new)
-        except OSError as error:  # a full disk: the worker is worth more than what it prints
+        except OSError as error:  # a full disk: the worker is worth more than its output
             _log.warning("%s is not written: %s", self._log_of(output.worker), error)

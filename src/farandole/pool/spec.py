@@ -78,42 +78,42 @@ def kind_of(name: str, where: str = "--pool") -> PoolKind:
         raise UsageError(f"{where}: the package of the pool {name!r} can't be imported: {error}") from error
 
 
-def pools(asked: Sequence[str]) -> tuple[PoolTerms, ...]:
-    """All that `--pool` says, in its order.
+def pools(arguments: Sequence[str]) -> tuple[PoolTerms, ...]:
+    """All pools of the `--pool` arguments, in their order.
 
     Raises:
-        UsageError: something in it can't be meant; names it.
+        UsageError: an argument is invalid; the message names it.
     """
-    found: list[PoolTerms] = []
-    for text in asked:
+    result: list[PoolTerms] = []
+    for text in arguments:
         if text.endswith(".toml"):
-            found += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
+            result += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
         else:
-            found.append(_pool(_keys(text), f"--pool {text}"))
-    for number, pool in enumerate(found):
-        if pool.name in [other.name for other in found[:number]]:
+            result.append(_pool(_keys(text), f"--pool {text}"))
+    for number, pool in enumerate(result):
+        if pool.name in [other.name for other in result[:number]]:
             raise UsageError(
-                f"two pools are called {pool.name!r}: give one another name, as --pool {pool.kind},name=..."
+                f"two pools are called {pool.name!r}: give one of them another name, as --pool {pool.kind},name=..."
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def _keys(text: str) -> dict[str, Any]:
     kind, *words = text.split(",")
-    found: dict[str, Any] = {"kind": kind}
-    for word in words:
-        key, equals, value = word.partition("=")
+    table: dict[str, Any] = {"kind": kind}
+    for item in words:
+        key, equals, value = item.partition("=")
         if not equals or not key or not value:
-            raise UsageError(f"--pool {text}: {word!r} is no KEY=VALUE")
-        if key in found:
-            raise UsageError(f"--pool {text}: {key} is there twice")
-        found[key] = value
-    return found
+            raise UsageError(f"--pool {text}: {item!r} is not KEY=VALUE")
+        if key in table:
+            raise UsageError(f"--pool {text}: {key} is given twice")
+        table[key] = value
+    return table
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
     if sys.version_info < (3, 11):
-        raise UsageError(f"--pool {path}: reading TOML takes Python 3.11; give each pool as --pool KIND,KEY=VALUE")
+        raise UsageError(f"--pool {path}: TOML needs Python 3.11; give each pool as --pool KIND,KEY=VALUE")
     import tomllib
 
     try:
@@ -122,7 +122,7 @@ def _tables(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"--pool {path}: {error.strerror if isinstance(error, OSError) else error}") from None
     tables: Any = content.pop("pool", None)
     if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise UsageError(f"--pool {path}: it holds a table [[pool]] for each pool, and nothing else")
+        raise UsageError(f"--pool {path}: the file must hold one table [[pool]] for each pool, and nothing else")
     return tables
 
 
@@ -132,22 +132,22 @@ def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
     allowed = (*COMMON, *has.options)
     for key in table:
         if key not in allowed:
-            raise UsageError(f"{where}: {kind} has no {key!r}; it has {', '.join(allowed[1:])}")
+            raise UsageError(f"{where}: {kind} has no key {key!r}; its keys are {', '.join(allowed[1:])}")
     for key in has.required:
         if key not in table:
             raise UsageError(f"{where}: {kind} needs {key}=...")
     name = str(table.get("name", kind))
     if not is_name(name) or "/" in name:
         raise UsageError(
-            f"{where}: a pool's name has at most {LONGEST_NAME} characters, all of them to be seen, and no /"
+            f"{where}: a pool's name has at most {LONGEST_NAME} characters, all of them printable, and no /"
         )
     size = table.get("size")
     if size is not None and (not str(size).isdecimal() or len(str(size)) > 9 or not 1 <= int(size) <= MAX_WORKERS):
-        raise UsageError(f"{where}: size={size}: a whole number from 1 to {MAX_WORKERS}")
-    options = {key: _word(value) for key, value in table.items() if key not in COMMON}
+        raise UsageError(f"{where}: size={size}: must be a whole number from 1 to {MAX_WORKERS}")
+    options = {key: _option_text(value) for key, value in table.items() if key not in COMMON}
     return PoolTerms(kind=kind, name=name, size=None if size is None else int(size), options=options)
 
 
-def _word(value: object) -> str:
-    """A list of a TOML file is a+b on the command line."""
+def _option_text(value: object) -> str:
+    """The option as on the command line, where a TOML list is written as a+b."""
     return "+".join(str(each) for each in cast(list[object], value)) if isinstance(value, list) else str(value)

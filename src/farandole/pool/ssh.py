@@ -1,10 +1,11 @@
-"""Hosts of a hosts file, reached by the system's `ssh`: the user's configuration, agent and jump hosts count.
+"""A pool of the hosts in a hosts file, reached by the system's `ssh` with the user's configuration, agent and jump
+hosts.
 
-SSH only starts a host's agent (`agent.py`), which then reaches the run by itself; the ticket goes to it on standard
-input. The file is watched: a new line's host joins, the workers of one whose line is gone leave gracefully, whichever
-it is. The host on which a line says `localhost` needs no SSH.
+SSH only starts a host's agent (`agent.py`), which then connects to the run by itself; it gets the ticket on standard
+input. The file is watched: the host of a new line joins, and the workers of a host whose line was removed leave
+gracefully, for any line. A host with a line `localhost` needs no SSH.
 
-A host is in `list` when its agent is connected and the host is prepared. What is tried when is in `reach.py`.
+A host is in `list` when its agent is connected and the host is prepared. `Reach` decides what is tried when.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from farandole.protocol.settings import PoolTerms
 
 # --- hosts file -------------------------------------------------------------------------------------------------------
 #
-# The hosts file of an SSH pool: a line for each host, read again whenever it changes.
+# The hosts file of an SSH pool: one line for each host, read again whenever it changes.
 #
 #     # comment
 #     node1 slots=8
 #     ann@node2.lab:2222 slots=4 interface=10.0.0.2 python=/opt/ml/bin/python
 #     localhost slots=2
 #
-# The first word is a host's name, all of it: one address with two ports is two hosts. `slots`: room for so many
-# workers, 1 if left out. `interface`: the host's address for the data plane, where that is not the one that leads to
-# the coordinator. `python`: the interpreter there that has farandole. `localhost` is this machine, without SSH.
+# The whole first word is the host's name: one address with two ports is two hosts. `slots`: the number of workers that
+# fit, default 1. `interface`: the host's address for the data plane, if it is not the one that leads to the
+# coordinator. `python`: the interpreter there that has farandole. `localhost` is this machine, without SSH.
 
 LOCAL = "localhost"
 MOST_SLOTS = 1000
@@ -54,7 +55,7 @@ _HOST = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[^@:
 
 @dataclass(frozen=True, kw_only=True)
 class HostLine:
-    """One host. `name` is what stands in the file; `address` has its user; `port` 0: SSH's own choice."""
+    """One line. `name` is the first word; `address` may contain a user; `port` 0: SSH selects it."""
 
     name: str
     address: str
@@ -73,10 +74,11 @@ class HostLine:
 
 
 def read(path: Path) -> dict[str, HostLine]:
-    """Its hosts by name, in its order.
+    """Read the hosts of the file, by name, in the file's order.
 
     Raises:
-        UsageError: it can't be read, is no regular file, or a line is none; names it. Nothing of it counts then.
+        UsageError: the file can't be read or is not a regular file, or a line is invalid; the message names it. Then no
+            line counts.
     """
     try:
         with open_regular(path) as file:
@@ -88,8 +90,8 @@ def read(path: Path) -> dict[str, HostLine]:
 
 
 def parse(text: str, where: str = "hosts file") -> dict[str, HostLine]:
-    """See `read`."""
-    found: dict[str, HostLine] = {}
+    """Parse the text of a hosts file. See `read`."""
+    hosts: dict[str, HostLine] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -98,20 +100,22 @@ def parse(text: str, where: str = "hosts file") -> dict[str, HostLine]:
             host = _line(words)
         except ValueError as error:
             raise UsageError(f"{where}, line {number}: {error}") from None
-        if host.name in found:
-            raise UsageError(f"{where}, line {number}: {host.name} is there twice; give it one line with all its slots")
-        found[host.name] = host
-    return found
+        if host.name in hosts:
+            raise UsageError(
+                f"{where}, line {number}: {host.name} is listed twice; give it one line with all its slots"
+            )
+        hosts[host.name] = host
+    return hosts
 
 
 def _line(words: list[str]) -> HostLine:
     name, options = words[0], _options(words[1:])
     match = _HOST.fullmatch(name)
     if not match or name.startswith("-") or match["address"].startswith("-") or not is_name(name):
-        raise ValueError(f"{name[:LONGEST_NAME]!r} is no host; write HOST, USER@HOST or USER@HOST:PORT")
+        raise ValueError(f"{name[:LONGEST_NAME]!r} is not a host; write HOST, USER@HOST or USER@HOST:PORT")
     port = int(match["port"] or 0)
     if port > 65535:
-        raise ValueError(f"{name}: port {port} is beyond 65535")
+        raise ValueError(f"{name}: port {port} is above 65535")
     user, address = match["user"], match["address"].strip("[]")
     return HostLine(
         name=name,
@@ -130,19 +134,19 @@ def _options(words: list[str]) -> Mapping[str, str]:
         if key not in ("slots", "interface", "python") or not equals or not value:
             raise ValueError(f"{word!r} is none of slots=NUMBER, interface=ADDRESS, python=PATH")
         if key in options:
-            raise ValueError(f"{key} is there twice")
+            raise ValueError(f"{key} is given twice")
         options[key] = value
     return options
 
 
 def _slots(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
-        raise ValueError(f"slots={text}: a whole number from 1 to {MOST_SLOTS}")
+        raise ValueError(f"slots={text}: must be a whole number from 1 to {MOST_SLOTS}")
     return int(text)
 
 
 def changes(before: Mapping[str, HostLine], now: Mapping[str, HostLine]) -> Iterator[tuple[str, str]]:
-    """What has become of the lines of hosts that were there and still are, in words."""
+    """The changes of hosts that are in both, as pairs of name and text."""
     for name, line in now.items():
         old = before.get(name, line)
         if line.slots != old.slots:
@@ -150,29 +154,29 @@ def changes(before: Mapping[str, HostLine], now: Mapping[str, HostLine]) -> Iter
         for option in ("interface", "python"):
             value = getattr(line, option)
             if value != getattr(old, option):
-                yield name, f"{option}={value or 'none'} counts when its agent begins anew: delete the line for a while"
+                yield name, f"{option}={value or 'none'} counts when its agent restarts: delete the line for a while"
 
 
-class Watched:
-    """The file as it was read last. What is a mistake changes nothing, and is told once.
+class HostsFile:
+    """A hosts file as it was read last. An invalid file changes nothing, and each mistake is reported once.
 
     Attributes:
-        lines: its hosts.
+        lines: the hosts of the file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError: see `read`; or there is no host in it."""
+        """Raises UsageError: see `read`; or the file has no host."""
         self._path = path
         self.lines = read(path)
         if not self.lines:
-            raise UsageError(f"hosts file {path}: no host is in it; write a line HOST slots=NUMBER for each")
+            raise UsageError(f"hosts file {path}: it has no host; write a line HOST slots=NUMBER for each")
         self._seen = self._settled = self._stamp()
-        self._told = ""
+        self._reported = ""
 
-    def again(self) -> str | None:
-        """Look at it; what is wrong with it, "" once it has changed, None where nothing is new.
+    def poll(self) -> str | None:
+        """Check the file. Returns what is wrong with it, "" if it has changed, None if nothing is new.
 
-        An edit counts when the file has been the same for two looks: who writes may not be at the end yet.
+        A change counts when the file is the same in two checks, because an editor may still be writing it.
         """
         stamp = self._stamp()
         if stamp != self._seen:
@@ -185,13 +189,13 @@ class Watched:
             lines = read(self._path)
             if not lines:
                 raise UsageError(
-                    f"hosts file {self._path}: no host is in it any more; that is taken for a mistake, and nobody "
+                    f"hosts file {self._path}: it has no host any more; this counts as a mistake, and no worker "
                     f"leaves. `farandole stop` ends the run"
                 )
         except UsageError as error:
-            told, self._told = self._told, str(error)
-            return None if told == self._told else f"{error}; the hosts that were there stay"
-        self._told = ""
+            previous, self._reported = self._reported, str(error)
+            return None if previous == self._reported else f"{error}; the previous hosts stay"
+        self._reported = ""
         changed = lines != self.lines
         self.lines = lines
         return "" if changed else None
@@ -204,55 +208,54 @@ class Watched:
         return stat.st_ino, stat.st_mtime_ns, stat.st_size, stat.st_mode
 
 
-# --- there ------------------------------------------------------------------------------------------------------------
+# --- remote commands --------------------------------------------------------------------------------------------------
 #
-# A command on a host of a hosts file: by the system's `ssh`, or on this machine where the line says `localhost`.
+# A command on a host of a hosts file: by the system's `ssh`, or on this machine if the line is `localhost`.
 #
-# The user's configuration, agent and jump hosts count. Nobody is asked for anything: where a password or a yes would
-# be needed, it has failed. What has gone wrong is told in one line, with the remedy where what was printed tells the
-# cause.
+# The user's configuration, agent and jump hosts count. There is no prompt: a command that would need a password or a
+# confirmation fails. A failure is reported in one line, with the remedy if the output shows the cause.
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-TRY_S = 60.0  # for ssh to come back
-LAST_WORDS = 300  # characters of what it has said
+TRY_S = 60.0  # time until ssh must end
+LAST_WORDS = 300  # characters of a line of its output
 OTHER_PYTHON = "name the right one with python=PATH"
 REMEDIES = {
-    "Host key verification failed": "its key is not the one that is known; see that it is the right host, then "
+    "Host key verification failed": "its key differs from the known one; check that it is the right host, then "
     "`ssh-keygen -R` it and connect to it by hand once",
-    "Permission denied": "it does not take this user's key; copy it there with ssh-copy-id, or name USER@HOST",
+    "Permission denied": "it does not accept this user's key; copy it there with ssh-copy-id, or name USER@HOST",
     "Could not resolve hostname": "no such name; write the host as ssh knows it",
     "No module named farandole": f"its Python has no farandole; install it there, or {OTHER_PYTHON}",
     "No such option": f"its farandole is another version; install the same there, or {OTHER_PYTHON}",
     "No such command": f"its farandole is another version; install the same there, or {OTHER_PYTHON}",
-    "No such file or directory": f"the interpreter is not there; {OTHER_PYTHON}",
-    "not found": f"the interpreter is not there; {OTHER_PYTHON}",
+    "No such file or directory": f"the interpreter does not exist there; {OTHER_PYTHON}",
+    "not found": f"the interpreter does not exist there; {OTHER_PYTHON}",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCommand:
-    """How hosts are reached: `ssh` with its options, and the interpreter of those whose line names none."""
+    """Builds commands for hosts: `ssh` with its options, and the interpreter of hosts whose line names none."""
 
     ssh: tuple[str, ...] = SSH
     python: str = "python3"
 
     def farandole(self, line: HostLine, *words: str) -> list[str]:
-        """The command that runs `farandole WORDS` there."""
+        """The command that runs `farandole WORDS` on the host."""
         python = line.python or (sys.executable if line.local else self.python)
         words = (python, "-m", "farandole", *words)
-        return list(words) if line.local else self._over(line, shlex.join(words))
+        return list(words) if line.local else self._over_ssh(line, shlex.join(words))
 
     def shell(self, line: HostLine, text: str) -> list[str]:
-        """The command that has a shell there do `text`."""
-        return ["sh", "-c", text] if line.local else self._over(line, text)
+        """The command that runs `text` in a shell on the host."""
+        return ["sh", "-c", text] if line.local else self._over_ssh(line, text)
 
-    def _over(self, line: HostLine, text: str) -> list[str]:
+    def _over_ssh(self, line: HostLine, text: str) -> list[str]:
         port = ("-p", str(line.port)) if line.port else ()
         return [*self.ssh, *port, line.address, "--", text]
 
 
-async def ask(command: Sequence[str], given: bytes = b"") -> tuple[str, str]:
-    """Run it with that on its standard input. Returns why it failed, in one line ("": it did not), and its output."""
+async def run_command(command: Sequence[str], stdin: bytes = b"") -> tuple[str, str]:
+    """Run the command with `stdin` as its input. Returns why it failed, in one line ("": success), and its output."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -260,93 +263,93 @@ async def ask(command: Sequence[str], given: bytes = b"") -> tuple[str, str]:
     except OSError as error:
         return f"{command[0]}: {error.strerror}", ""
     try:
-        output, _ = await within(TRY_S, process.communicate(given))
+        output, _ = await within(TRY_S, process.communicate(stdin))
     except asyncio.TimeoutError:
-        return f"nothing came back within {TRY_S:g} s", ""
+        return f"no answer within {TRY_S:g} s", ""
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.communicate()  # so that its pipes are closed before the loop is
-    said = output.decode(errors="replace")
-    return ("" if process.returncode == 0 else why(said, process.returncode or 0)), said
+    text = output.decode(errors="replace")
+    return ("" if process.returncode == 0 else failure_reason(text, process.returncode or 0)), text
 
 
-def why(said: str, code: int) -> str:
-    """What has gone wrong, and what to do, from what ssh and the host have printed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for sign, remedy in REMEDIES.items():
-        if any(sign in line for line in lines):
-            told = next(line for line in lines if sign in line)
-            return f"{told[:LAST_WORDS]}: {remedy}"
+def failure_reason(output: str, code: int) -> str:
+    """The cause of a failure and its remedy, from the output of ssh and the host."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for pattern, remedy in REMEDIES.items():
+        if any(pattern in line for line in lines):
+            message = next(line for line in lines if pattern in line)
+            return f"{message[:LAST_WORDS]}: {remedy}"
     return lines[-1][-LAST_WORDS:] if lines else f"ssh ended with code {code}"
 
 
 # --- reach ------------------------------------------------------------------------------------------------------------
 #
-# When a host of a hosts file is to be reached, to start its agent there: pure; times are the caller's, in seconds.
+# Decides when a host of a hosts file is contacted to start its agent. Pure; times are the caller's, in seconds.
 #
-#     absent     its agent is not connected: it is tried, at once and then later and later
-#     trying     somebody is on the way to it
+#     absent     its agent is not connected: it is tried, at once and then at longer and longer intervals
+#     trying     an attempt is in progress
 #     there      its agent is connected; `joined` once the host is prepared
-#     leaving    its line is gone: its workers leave, then its agent ends
+#     leaving    its line was removed: its workers leave, then its agent ends
 #
-# A host whose agent is lost is tried at once, for the agent may have ended; one that is still there is left alone.
-# Where all are lost, with the coordinator, they come back by themselves: so they have `ITSELF_S` before they are
-# tried. A host that can't be reached, or can't be prepared, is idle until it can: that ends nothing, and each reason
-# is told once.
+# A host whose agent is lost is tried at once, because the agent may have ended; the attempt does nothing if the agent
+# still runs. If all are lost, with the coordinator, they come back by themselves: so they have `ITSELF_S` before they
+# are tried. A host that can't be reached, or can't be prepared, is idle until it can: this ends nothing, and each
+# reason is reported once.
 
 ITSELF_S = 3.0
 FIRST_S, LONGEST_S = 1.0, 60.0
 
 
 @dataclass(kw_only=True)
-class Reached:
-    """`at`: not tried earlier. `connected`: its agent is. `told`: what was wrong, as was told last."""
+class HostReach:
+    """One host. `at`: not tried before. `connected`: its agent is. `reported`: the problem that was reported last."""
 
     state: str = "absent"
     at: float = 0.0
     connected: bool = False
     joined: bool = False
     failures: int = 0
-    told: str = ""
+    reported: str = ""
 
 
 class Reach:
-    """Of all hosts, by name."""
+    """The reach of all hosts, by name."""
 
     def __init__(self) -> None:
-        self.hosts: dict[str, Reached] = {}
+        self.hosts: dict[str, HostReach] = {}
 
     def update(self, names: Collection[str], now: float) -> tuple[list[str], list[str]]:
-        """The file's hosts as they are. Returns those that are new, and those whose line is gone."""
+        """Set the hosts of the file. Returns the new ones, and those whose line was removed."""
         new = [name for name in names if name not in self.hosts or self.hosts[name].state == "leaving"]
         for name in new:
             connected = name in self.hosts and self.hosts[name].connected
             state = "there" if connected else "absent"
-            self.hosts[name] = Reached(state=state, at=now, connected=connected)
-        gone = [name for name, host in self.hosts.items() if name not in names and host.state != "leaving"]
-        for name in gone:
+            self.hosts[name] = HostReach(state=state, at=now, connected=connected)
+        removed = [name for name, host in self.hosts.items() if name not in names and host.state != "leaving"]
+        for name in removed:
             self.hosts[name].state = "leaving"
-        return new, gone
+        return new, removed
 
     def due(self, now: float) -> list[str]:
-        """Who is to be tried; they are taken to be."""
-        found = [name for name, host in self.hosts.items() if host.state == "absent" and now >= host.at]
-        for name in found:
+        """The hosts to try now, recorded as being tried."""
+        names = [name for name, host in self.hosts.items() if host.state == "absent" and now >= host.at]
+        for name in names:
             self.hosts[name].state = "trying"
-        return found
+        return names
 
     def tried(self, name: str, now: float, reason: str) -> bool:
-        """Somebody has come back from it, without success where there is a `reason`. Whether that is news."""
+        """An attempt has ended; `reason` is "" if it succeeded. Returns True if the failure must be reported."""
         host = self.hosts.get(name)
         if host is None or host.state != "trying":
             return False
-        host.state, host.at = "absent", now + ITSELF_S  # for its agent to be heard of
+        host.state, host.at = "absent", now + ITSELF_S  # time for its agent to connect
         return bool(reason) and self._failed(host, now, reason)
 
     def connected(self, name: str, *, ready: bool) -> bool:
-        """Its agent is connected, and the host `ready`. Whether that it is, is news."""
+        """The host's agent is connected. Returns True if the host is newly `ready`, which must be reported."""
         host = self.hosts.get(name)
         if host is None:
             return False
@@ -356,11 +359,11 @@ class Reach:
         host.state = "there"
         news = ready and not host.joined
         if ready:
-            host.joined, host.failures, host.told = True, 0, ""
+            host.joined, host.failures, host.reported = True, 0, ""
         return news
 
     def unfit(self, name: str, now: float, reason: str) -> bool:
-        """Its agent is connected, and could not prepare the host: it is to end. Whether that is news."""
+        """The agent could not prepare the host and must end. Returns True if that must be reported."""
         host = self.hosts.get(name)
         if host is None or host.state not in ("there", "trying"):
             return False
@@ -368,8 +371,8 @@ class Reach:
         return self._failed(host, now, reason)
 
     def lost(self, name: str, now: float, *, with_all: bool = False) -> bool:
-        """Its agent is not connected any more. Whether that is news: not where the pool itself has no connection, and
-        nothing is known of any.
+        """The host's agent is no longer connected. Returns True if that must be reported. It must not if the pool
+        itself has no connection (`with_all`), since then no agent's state is known.
         """
         host = self.hosts.get(name)
         if host is None:
@@ -385,54 +388,56 @@ class Reach:
     def forget(self, name: str) -> None:
         self.hosts.pop(name, None)
 
-    def _failed(self, host: Reached, now: float, reason: str) -> bool:
+    def _failed(self, host: HostReach, now: float, reason: str) -> bool:
         host.at = now + min(FIRST_S * 2.0**host.failures, LONGEST_S)
         host.failures += 1
         host.joined = False
-        before, host.told = host.told, reason
-        return reason != before
+        previous, host.reported = host.reported, reason
+        return reason != previous
 
 
 # --- pool -------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-WATCH_S = 0.05  # how often the file is looked at
-FILE_S = 10.0  # for it to be read, before that is told
-END_S = 10.0  # for agents to end, when the run is over
-LEAVE_S = 3600.0  # for the workers of a host whose line is gone
-UNLISTED = "its line is gone from the hosts file"
+WATCH_S = 0.05  # how often the file is checked
+FILE_S = 10.0  # a read that takes longer is reported
+END_S = 10.0  # time for agents to end, when the run is over
+LEAVE_S = 3600.0  # time for the workers of a host whose line was removed
+UNLISTED = "its line was removed from the hosts file"
 
 
 class SshPool:
-    """Needs a running event loop. `logs`: where workers' output goes. `close` it in any case.
+    """A pool of the hosts in a hosts file. Needs a running event loop. Call `close` in any case.
+
+    `logs`: the folder for the workers' output.
 
     Attributes:
-        file_s: a hosts file that takes longer to be read is told of.
+        file_s: if reading the hosts file takes longer, this is reported.
     """
 
     file_s = FILE_S
 
     def __init__(
-        self, watched: Watched, *, ticket: Ticket, job: Job, logs: Path, name: str = "ssh", ssh: Sequence[str] = SSH,
+        self, watched: HostsFile, *, ticket: Ticket, job: Job, logs: Path, name: str = "ssh", ssh: Sequence[str] = SSH,
         python: str = "python3",
     ) -> None:  # fmt: skip
         self.name = name
-        self._watched, self._there = watched, RemoteCommand(ssh=tuple(ssh), python=python)
-        self._ahead = 0 if job.setup or job.prepare else job.threads  # else what it would load may be installed yet
+        self._watched, self._remote = watched, RemoteCommand(ssh=tuple(ssh), python=python)
+        self._ahead = 0 if job.setup or job.prepare else job.threads  # else the modules may not be installed yet
         self._ticket = msgspec.json.encode(ticket)
         self._events = Events()
-        self._link = AgentLink(ticket, name, job, logs, self._events, self._heard)
+        self._link = AgentLink(ticket, name, job, logs, self._events, self._on_change)
         self._reach = Reach()
         self._loop = asyncio.get_running_loop()
         self._tries: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._link.serve()), asyncio.create_task(self._watch())]
         self._reach.update(watched.lines, self._loop.time())
 
-    # --- the seam ------------------------------------------------------------------------------------------
+    # --- the interface of a pool ---------------------------------------------------------------------------
 
     def list(self) -> Sequence[Host]:
-        far = self._link.far.hosts
-        return tuple(line.host for name, line in self._watched.lines.items() if name in far and far[name].ready)
+        remote = self._link.far.hosts
+        return tuple(line.host for name, line in self._watched.lines.items() if name in remote and remote[name].ready)
 
     def start(self, worker: str, host: str) -> None:
         self._link.start(worker, host)
@@ -444,22 +449,22 @@ class SshPool:
         return await self._events.take()
 
     def remember(self, worker: str, host: str) -> None:
-        """It was there, for an earlier process of this pool."""
+        """Add a worker of an earlier process of this pool."""
         self._link.remember(worker, host)
 
     def dollars(self) -> float:
         return 0.0
 
     def over(self) -> None:
-        """The run is."""
-        self._link.over()
+        """The run is over."""
+        self._link.run_over()
 
     async def close(self) -> None:
-        """The run is over, or is given up: agents end, with all that they have started."""
+        """End the agents, with all that they have started: the run is over or was given up."""
         for task in (self._tasks[1], *self._tries):
             task.cancel()
-        far = self._link.far.hosts
-        for host in tuple(far):
+        remote = self._link.far.hosts
+        for host in tuple(remote):
             self._link.end(host)
         with contextlib.suppress(asyncio.TimeoutError):
             await within(END_S, self._disconnected())
@@ -468,94 +473,94 @@ class SshPool:
         await asyncio.gather(*self._tasks, *self._tries, return_exceptions=True)
 
     async def _disconnected(self) -> None:
-        while any(far.connected for far in self._link.far.hosts.values()):
+        while any(remote.connected for remote in self._link.far.hosts.values()):
             await asyncio.sleep(WATCH_S / 2)
 
-    # --- hosts come and go ---------------------------------------------------------------------------------
+    # --- changes of hosts ----------------------------------------------------------------------------------
 
-    def _see(self, host: str, state: str, reason: str = "") -> None:
+    def _report_state(self, host: str, state: str, reason: str = "") -> None:
         self._events.put(HostState(host, state, reason))
 
     async def _watch(self) -> None:
-        """The file is looked at aside: its disk may not answer. Until it does, the hosts are those that were there."""
-        looking, since, told, before = aside(self._watched.again), self._loop.time(), False, self._watched.lines
+        """Check the file in a thread, because its disk may not answer. Until it does, the hosts stay as they were."""
+        reading, since, reported, previous = aside(self._watched.poll), self._loop.time(), False, self._watched.lines
         while True:
             now = self._loop.time()
-            if looking.done():
-                if wrong := looking.result():
-                    self._see("", "hosts file", wrong)
-                elif told:
-                    self._see("", "hosts file", "it can be read again")
-                looking, since, told = aside(self._watched.again), now, False
-            elif now - since > self.file_s and not told:
-                told = True
-                self._see(
-                    "", "hosts file", f"it has not been read within {self.file_s:g} s; the hosts that were there stay"
+            if reading.done():
+                if wrong := reading.result():
+                    self._report_state("", "hosts file", wrong)
+                elif reported:
+                    self._report_state("", "hosts file", "it can be read again")
+                reading, since, reported = aside(self._watched.poll), now, False
+            elif now - since > self.file_s and not reported:
+                reported = True
+                self._report_state(
+                    "", "hosts file", f"it has not been read within {self.file_s:g} s; the previous hosts stay"
                 )
             lines = self._watched.lines
-            for name, change in changes(before, lines):
-                self._see(name, "changed", change)  # also so that whoever looks at `list` does so now
-            before = lines
-            new, gone = self._reach.update(lines, now)
+            for name, change in changes(previous, lines):
+                self._report_state(name, "changed", change)  # the event also makes the caller read `list` now
+            previous = lines
+            new, removed = self._reach.update(lines, now)
             for name in new:
-                self._link.begins(name)
-            for name in gone:
-                self._goes(name)
+                self._link.allow_restart(name)
+            for name in removed:
+                self._on_removed(name)
             for name in self._reach.due(now) if self._link.connected else ():
                 self._try(name)
             await asyncio.sleep(WATCH_S)
 
-    def _goes(self, name: str) -> None:
-        """Its workers leave, then its agent ends. A host of which nobody is there is gone."""
-        far = self._link.far.hosts.get(name)
-        if far and (far.connected or far.workers):
-            self._see(name, "leaving", UNLISTED)
-        if far and far.workers:
+    def _on_removed(self, name: str) -> None:
+        """Its workers leave, then its agent ends. A host without an agent and workers is gone at once."""
+        remote = self._link.far.hosts.get(name)
+        if remote and (remote.connected or remote.workers):
+            self._report_state(name, "leaving", UNLISTED)
+        if remote and remote.workers:
             self._events.put(HostPreempted(name, LEAVE_S, UNLISTED))
-        self._heard(name)
+        self._on_change(name)
 
-    def _heard(self, name: str) -> None:
-        """Something has changed at its agent, or with its line."""
-        far = self._link.far.hosts.get(name)
+    def _on_change(self, name: str) -> None:
+        """The state of its agent, or its line, has changed."""
+        remote = self._link.far.hosts.get(name)
         reached = self._reach.hosts.get(name)
         now = self._loop.time()
-        if far and far.connected:
+        if remote and remote.connected:
             if reached is None or reached.state == "leaving":
-                self._reach.connected(name, ready=far.ready)
-                if not far.workers:
+                self._reach.connected(name, ready=remote.ready)
+                if not remote.workers:
                     self._link.end(name)
-            elif far.state == "failed":
-                if self._reach.unfit(name, now, far.reason):
-                    self._see(name, "not prepared", f"{far.reason}; it is tried again")
+            elif remote.state == "failed":
+                if self._reach.unfit(name, now, remote.reason):
+                    self._report_state(name, "not prepared", f"{remote.reason}; trying again")
                 self._link.end(name)  # another agent tries again
-            elif self._reach.connected(name, ready=far.ready):
-                self._see(name, "joined")
+            elif self._reach.connected(name, ready=remote.ready):
+                self._report_state(name, "joined")
             return
         if self._reach.lost(name, now, with_all=not self._link.connected):
-            self._see(name, "out of reach", "its agent's connection is gone")
-        if (reached is None or reached.state == "leaving") and not (far and far.workers):
+            self._report_state(name, "out of reach", "the connection to its agent is lost")
+        if (reached is None or reached.state == "leaving") and not (remote and remote.workers):
             self._link.far.forget(name)
             self._reach.forget(name)
             if reached:
-                self._see(name, "gone", UNLISTED)
+                self._report_state(name, "gone", UNLISTED)
 
     def _try(self, name: str) -> None:
-        self._link.begins(name)
+        self._link.allow_restart(name)
         task = asyncio.create_task(self._launch(self._watched.lines[name]))
         self._tries.add(task)
         task.add_done_callback(self._tries.discard)
 
     async def _launch(self, line: HostLine) -> None:
-        """Have its agent started, if none is there."""
-        words = ["agent", "-", "--pool", self.name, "--host", line.name]
-        words += ["--interface", line.interface] if line.interface else []
-        words += ["--threads", str(self._ahead)] if self._ahead else []
-        reason, said = await ask(self._there.farandole(line, *words), self._ticket)
+        """Start the host's agent, if none runs there."""
+        arguments = ["agent", "-", "--pool", self.name, "--host", line.name]
+        arguments += ["--interface", line.interface] if line.interface else []
+        arguments += ["--threads", str(self._ahead)] if self._ahead else []
+        reason, output = await run_command(self._remote.farandole(line, *arguments), self._ticket)
         if self._reach.tried(line.name, self._loop.time(), reason):
-            self._see(line.name, "idle", f"{reason}; it is tried again")
-        for told in said.splitlines():
-            if told.startswith(NOTE):
-                self._see(line.name, "shared", told.removeprefix(NOTE))
+            self._report_state(line.name, "idle", f"{reason}; trying again")
+        for output_line in output.splitlines():
+            if output_line.startswith(NOTE):
+                self._report_state(line.name, "shared", output_line.removeprefix(NOTE))
 
 
 # --- kind -------------------------------------------------------------------------------------------------------------
@@ -582,7 +587,7 @@ class SshKind:
             )
 
     async def open(self, terms: PoolTerms, context: PoolContext) -> SshPool:
-        watched = await aside(lambda: Watched(Path(terms.options["hosts"])))  # its disk may not answer
+        watched = await aside(lambda: HostsFile(Path(terms.options["hosts"])))  # its disk may not answer
         return SshPool(
             watched,
             ticket=context.ticket,

@@ -1,11 +1,11 @@
-"""Whether the hosts of a file are ready for a run: each is asked what it is, and whether it reaches the others.
+"""Checks that the hosts of a file are ready for a run: asks each for its facts, and if it reaches the others.
 
-    1. *reach*    each host over SSH, all at once; it begins section "examined" there
-    2. *ask*      for its facts, and for its clock, whose offset is known to half of the time that the answer took
-    3. *connect*  each host opens a port as a worker's would be, and tries those of all others, and one here
+    1. *reach*    connect to each host over SSH, all at once, and start `serve_checks` there
+    2. *ask*      for its facts, and for its clock; the offset is known to half of the time that the answer took
+    3. *connect*  each host opens a port as a worker would, and tries the ports of all others, and one on this machine
 
-Everything is tried on real connections; what can't be is a finding, and nothing here raises. What findings mean is
-`problems`, which is pure.
+Everything is tried on real connections. What fails is a finding, and nothing here raises. `problems`, which is pure,
+interprets the findings.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ from farandole.errors import FarandoleError
 from farandole.platform import cpu
 from farandole.platform.output import tell
 from farandole.platform.process import within
-from farandole.pool.ssh import HostLine, RemoteCommand, why
+from farandole.pool.ssh import HostLine, RemoteCommand, failure_reason
 from farandole.protocol import numeric_facts
 
-# --- examined ---------------------------------------------------------------------------------------------------------
+# --- on the host ------------------------------------------------------------------------------------------------------
 #
-# What a host tells of itself, and tries, for `farandole hosts check`: the far end of section "survey".
+# The remote side of `farandole hosts check`: a host reports its facts and runs tests. `Visit` is the local side.
 #
 #     python -m farandole host
 #
-# It says its facts, and then answers one line after the other of its standard input, until that ends:
+# It prints its facts, and then answers each line of its standard input, until that ends:
 #
 #     clock                      its Unix time
-#     listen ADDRESS             opens a port there, as a worker would; its number
-#     reach ADDRESS PORT         whether something sent there comes back
+#     listen ADDRESS             opens a port there, as a worker would; answers its number
+#     reach ADDRESS PORT         tests if data sent there comes back
 #
-# Each answer is one line of JSON behind `MARK`, so that whatever a login shell prints besides does no harm.
+# Each answer is one line of JSON after `MARK`, so that other output of a login shell does no harm.
 
 MARK = "farandole-host "
-WORD = b"farandole\n"
+PROBE = b"farandole\n"
 REACH_S = 5.0
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`without`: why no worker could be there, "" where one could. `address`: at which this host was reached over SSH,
-    "" on the same machine. `numerics`: see `control/status.py`. `free_bytes`: where agents have their folders.
+    """The facts of one host.
+
+    `without`: why no worker can run there, "" if one can. `address`: the address at which this host was reached over
+    SSH, "" on the same machine. `numerics`: see `control/status.py`. `free_bytes`: on the disk of the agents' folders.
     """
 
     python: str
@@ -68,17 +70,17 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PortAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """To one line: a number, or why not."""
+    """The answer to one line: a number, or an error."""
 
     number: float = 0.0
     error: str = ""
 
 
-def examine() -> None:
-    """Until standard input ends."""
-    _say(host_facts())
+def serve_checks() -> None:
+    """Answer checks until standard input ends."""
+    _print_answer(host_facts())
     for line in sys.stdin:
-        _say(_answer(line.split()))
+        _print_answer(_answer(line.split()))
 
 
 def host_facts() -> HostFacts:
@@ -97,20 +99,20 @@ def host_facts() -> HostFacts:
         farandole=__version__,
         cores=os.cpu_count() or 1,
         free_bytes=shutil.disk_usage(home).free if home.exists() else 0,
-        address=_reached_at(os.environ.get("SSH_CONNECTION", "")),
+        address=_server_address(os.environ.get("SSH_CONNECTION", "")),
         gpus=gpus,
         without=without,
         numerics=numerics,
     )
 
 
-def _reached_at(connection: str) -> str:
-    """Of what sshd says: the client's address and port, then its own."""
-    words = connection.split()
-    return words[2] if len(words) == 4 else ""
+def _server_address(connection: str) -> str:
+    """The address of this host in SSH_CONNECTION: the client's address and port, then the host's."""
+    fields = connection.split()
+    return fields[2] if len(fields) == 4 else ""
 
 
-def _say(answer: HostFacts | PortAnswer) -> None:
+def _print_answer(answer: HostFacts | PortAnswer) -> None:
     tell(MARK + msgspec.json.encode(answer).decode())
     sys.stdout.flush()
 
@@ -132,7 +134,7 @@ def _answer(words: list[str]) -> PortAnswer:
 
 
 def listen(address: str) -> int:
-    """A port there that answers what it is sent; it is open as long as this process. Raises OSError."""
+    """Open a port at the address that echoes what it receives, until this process ends. Raises OSError."""
     server = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     threading.Thread(target=_serve, args=(server,), daemon=True).start()
     return server.getsockname()[1]
@@ -144,33 +146,35 @@ def _serve(server: socket.socket) -> None:
         with peer:
             peer.settimeout(REACH_S)
             try:
-                peer.sendall(peer.recv(len(WORD)))
+                peer.sendall(peer.recv(len(PROBE)))
             except OSError:
                 continue
 
 
 def reach(address: str, port: int) -> None:
-    """Raises OSError: nothing comes back from there."""
+    """Send data to the port and wait for its echo. Raises OSError: none comes back."""
     with socket.create_connection((address, port), REACH_S) as peer:
-        peer.sendall(WORD)
-        if not peer.recv(len(WORD)):
-            raise OSError("somebody else answers there")
+        peer.sendall(PROBE)
+        if not peer.recv(len(PROBE)):
+            raise OSError("another program answers there")
 
 
-# --- survey -----------------------------------------------------------------------------------------------------------
+# --- on this machine --------------------------------------------------------------------------------------------------
 
 FACTS_S = 90.0  # for ssh, and to load torch on a slow disk
 ANSWER_S = REACH_S + 5.0
 LONGEST = 1 << 20  # characters of a line
-CLOCK_S = 5.0  # off by more
-DISK_BYTES = 1 << 30  # less is too little
-SAID = 20  # lines of noise that are kept
+CLOCK_S = 5.0  # a larger clock offset is a problem
+DISK_BYTES = 1 << 30  # less free space is a problem
+KEPT_LINES = 20  # lines of other output that are kept
 
 
 @dataclass(kw_only=True)
 class HostReport:
-    """One host. `error`: why nothing is known of it. `ports`: why it does not reach that host, "" where it does; the
-    run's own port has no name. `clock_s` is by how much it is ahead of here, `within_s` how well that is known.
+    """The findings on one host.
+
+    `error`: why nothing is known of it. `ports`: why it does not reach each host, "" if it does; the run's own port has
+    the name "". `clock_s`: how far its clock is ahead of this machine's, `within_s`: the uncertainty of that.
     """
 
     line: HostLine
@@ -181,64 +185,68 @@ class HostReport:
     ports: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def problems(found: HostReport, ours: HostFacts) -> list[str]:
-    """Why no worker of this host could join a run of this machine, each with what to do; none: it can."""
-    facts = found.facts
+def problems(report: HostReport, ours: HostFacts) -> list[str]:
+    """The reasons why no worker of this host could join a run of this machine, each with a remedy; empty: it can."""
+    facts = report.facts
     if facts is None:
-        return [found.error]
-    told: list[str] = []
+        return [report.error]
+    texts: list[str] = []
     if facts.without:
-        told.append(f"no worker can be there ({facts.without}); install torch there, or name another Python")
+        texts.append(f"no worker can run there ({facts.without}); install torch there, or name another Python")
     if facts.farandole != ours.farandole:
-        told.append(f"farandole {facts.farandole} there, {ours.farandole} here: install the same version")
+        texts.append(f"farandole {facts.farandole} there, {ours.farandole} here: install the same version")
     if facts.numerics and ours.numerics:
         unlike = numeric_facts.numeric_differences(ours.numerics.items(), facts.numerics.items())
         if unlike.bits:
-            what = "; ".join(unlike.words(numeric_facts.ELSEWHERE))
-            told.append(f"other bits than here: a run with both takes --bits portable or any ({what})")
-    if abs(found.clock_s) > CLOCK_S + found.within_s:
-        told.append(f"its clock is {found.clock_s:+.0f} s off: tickets and notices go by it; set it by NTP")
+            details = "; ".join(unlike.words(numeric_facts.ELSEWHERE))
+            texts.append(f"its results differ from here: a run with both needs --bits portable or any ({details})")
+    if abs(report.clock_s) > CLOCK_S + report.within_s:
+        texts.append(f"its clock is {report.clock_s:+.0f} s off: tickets and notices depend on it; set it by NTP")
     if facts.free_bytes < DISK_BYTES:
-        told.append(f"{facts.free_bytes / 1e9:.1f} GB are free in its home folder: make room for code and logs")
-    for other, error in found.ports.items():
+        texts.append(f"{facts.free_bytes / 1e9:.1f} GB are free in its home folder: make room for code and logs")
+    for other, error in report.ports.items():
         if error and not other:
-            told.append(
+            texts.append(
                 f"it does not reach this machine ({error}): open the run's port, and name an address with --listen"
             )
         elif error:
-            told.append(f"it does not reach {other} ({error}): open all ports between hosts, or name interface=ADDRESS")
-    return told
+            texts.append(
+                f"it does not reach {other} ({error}): open all ports between hosts, or name interface=ADDRESS"
+            )
+    return texts
 
 
-async def with_ours(lines: Sequence[HostLine], there: RemoteCommand) -> tuple[HostFacts, list[HostReport]]:
-    """What this machine is, and all hosts. Where it has no torch, the first host's bits are what others are to have."""
-    here, found = await asyncio.gather(asyncio.to_thread(host_facts), survey(lines, there))
-    if here.without:
-        numerics = next((each.facts.numerics for each in found if each.facts and each.facts.numerics), {})
-        here = msgspec.structs.replace(here, numerics=numerics)
-    return here, found
+async def survey_with_local(
+    lines: Sequence[HostLine], remote_command: RemoteCommand
+) -> tuple[HostFacts, list[HostReport]]:
+    """The facts of this machine, and all reports. If it has no torch, the first host's numerics are the reference."""
+    local, reports = await asyncio.gather(asyncio.to_thread(host_facts), survey(lines, remote_command))
+    if local.without:
+        numerics = next((each.facts.numerics for each in reports if each.facts and each.facts.numerics), {})
+        local = msgspec.structs.replace(local, numerics=numerics)
+    return local, reports
 
 
-async def survey(lines: Sequence[HostLine], there: RemoteCommand) -> list[HostReport]:
-    """All of them, in their order."""
-    visits = [Visit(line, there) for line in lines]
+async def survey(lines: Sequence[HostLine], remote_command: RemoteCommand) -> list[HostReport]:
+    """The reports on all hosts, in their order."""
+    visits = [Visit(line, remote_command) for line in lines]
     try:
         await asyncio.gather(*(visit.reach() for visit in visits))
-        alive = [visit for visit in visits if visit.found.facts is not None]
-        remote = next((v.found.facts.address for v in alive if v.found.facts and v.found.facts.address), "")
-        await asyncio.gather(*(visit.listen(_own_address(remote)) for visit in alive))
+        alive = [visit for visit in visits if visit.report.facts is not None]
+        ssh_address = next((v.report.facts.address for v in alive if v.report.facts and v.report.facts.address), "")
+        await asyncio.gather(*(visit.listen(_own_address(ssh_address)) for visit in alive))
         await asyncio.gather(*(visit.connect(alive) for visit in alive))
-        return [visit.found for visit in visits]
+        return [visit.report for visit in visits]
     finally:
         await asyncio.gather(*(visit.end() for visit in visits))
 
 
 class Visit:
-    """The conversation with one host."""
+    """The session with one host."""
 
-    def __init__(self, line: HostLine, there: RemoteCommand) -> None:
-        self.found = HostReport(line=line)
-        self._command = there.farandole(line, "host")
+    def __init__(self, line: HostLine, remote_command: RemoteCommand) -> None:
+        self.report = HostReport(line=line)
+        self._command = remote_command.farandole(line, "host")
         self._process: asyncio.subprocess.Process | None = None
         self._address, self._port, self._closed = "", 0, ""
 
@@ -250,49 +258,52 @@ class Visit:
                 *self._command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, limit=LONGEST
             )
         except OSError as error:
-            self.found.error = f"{self._command[0]}: {error.strerror}"
+            self.report.error = f"{self._command[0]}: {error.strerror}"
             return
-        said: list[str] = []
+        output: list[str] = []
         try:
-            content = await within(FACTS_S, self._line(said))
-            self.found.facts = msgspec.json.decode(content, type=HostFacts) if content else None
+            content = await within(FACTS_S, self._line(output))
+            self.report.facts = msgspec.json.decode(content, type=HostFacts) if content else None
         except asyncio.TimeoutError:
-            self.found.error = f"nothing came back within {FACTS_S:g} s"
+            self.report.error = f"no answer within {FACTS_S:g} s"
         except msgspec.MsgspecError as error:
-            self.found.error = f"its farandole is another version ({error}); install the same there"
+            self.report.error = f"its farandole is another version ({error}); install the same there"
         else:
             if not content:
-                self.found.error = why("\n".join(said), await self._process.wait())
+                self.report.error = failure_reason("\n".join(output), await self._process.wait())
                 return
-            asked = time.time()
+            sent_at = time.time()
             answer = await self._ask("clock")
-            back = time.time()
-            self.found.clock_s, self.found.within_s = answer.number - (asked + back) / 2, (back - asked) / 2
+            received_at = time.time()
+            self.report.clock_s, self.report.within_s = (
+                answer.number - (sent_at + received_at) / 2,
+                (received_at - sent_at) / 2,
+            )
 
-    async def listen(self, here: str) -> None:
-        """Phase 3, first half. `here`: this machine's address, as other hosts see it."""
-        assert self.found.facts is not None
-        self._address = self.found.line.interface or self.found.facts.address or here
+    async def listen(self, own_address: str) -> None:
+        """Phase 3, first half. `own_address`: this machine's address, as other hosts see it."""
+        assert self.report.facts is not None
+        self._address = self.report.line.interface or self.report.facts.address or own_address
         answer = await self._ask(f"listen {self._address}")
         self._port, self._closed = int(answer.number), answer.error
 
     async def connect(self, others: Sequence[Visit]) -> None:
         """Phase 3, second half."""
-        assert self.found.facts is not None
+        assert self.report.facts is not None
         for other in others:
             if other is not self:
-                self.found.ports[other.found.line.name] = (
+                self.report.ports[other.report.line.name] = (
                     f"{other._address} can't be listened at there: {other._closed}"
                     if other._closed
                     else (await self._ask(f"reach {other._address} {other._port}")).error
                 )
-        own = _own_address(self.found.facts.address)
+        own = _own_address(self.report.facts.address)
         try:
             port = listen(own)
         except OSError as error:
-            self.found.ports[""] = f"{own}: {error.strerror}"
+            self.report.ports[""] = f"{own}: {error.strerror}"
             return
-        self.found.ports[""] = (await self._ask(f"reach {own} {port}")).error
+        self.report.ports[""] = (await self._ask(f"reach {own} {port}")).error
 
     async def end(self) -> None:
         if self._process is None:
@@ -314,20 +325,20 @@ class Visit:
         except (OSError, asyncio.TimeoutError, msgspec.MsgspecError) as error:
             return PortAnswer(error=str(error) or "no answer in time")
 
-    async def _line(self, said: list[str]) -> str:
-        """Its next answer, "" at the end; what else comes is `said`."""
+    async def _line(self, output: list[str]) -> str:
+        """The next answer, "" at the end. Other lines go to `output`."""
         assert self._process is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line beyond all limits
+        with contextlib.suppress(ValueError):  # a line longer than the limit
             while line := (await self._process.stdout.readline()).decode(errors="replace"):
                 if line.startswith(MARK):
                     return line.removeprefix(MARK)
-                said[:] = [*said[-SAID:], line]
+                output[:] = [*output[-KEPT_LINES:], line]
         return ""
 
 
 def _own_address(towards: str) -> str:
-    """This machine's address on the way to that one."""
+    """This machine's address on the route to that address."""
     if not towards:
         return "127.0.0.1"
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET

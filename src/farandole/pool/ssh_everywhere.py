@@ -1,4 +1,4 @@
-"""A command on all hosts at once, its output told line by line."""
+"""Runs a command on all hosts at once and passes on its output line by line; copies files to hosts."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from farandole.errors import UsageError
-from farandole.pool.ssh import HostLine, RemoteCommand, why
+from farandole.pool.ssh import HostLine, RemoteCommand, failure_reason
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# --- everywhere -------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
-LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
+LONGEST = 1 << 16  # bytes of a line; a longer line is passed on in pieces
 
 
 async def run(
-    lines: Sequence[HostLine], text: str, there: RemoteCommand, told: Callable[[str, str], None]
+    lines: Sequence[HostLine], text: str, remote: RemoteCommand, on_line: Callable[[str, str], None]
 ) -> dict[str, int]:
-    """Have each host's shell do `text`, in which {index}, {count} and {host} stand for its own. `told` hears each line
-    of output with its host. Returns the exit codes, by host: 255 where ssh itself has failed.
+    """Run `text` in each host's shell, with {index}, {count} and {host} replaced by the host's values.
+
+    `on_line` is called with the host and each line of its output. Returns the exit codes by host; 255: ssh has failed.
     """
     codes = await asyncio.gather(
         *(
-            _one(there.shell(line, filled(text, n, len(lines), line)), line.name, told)
+            _one(remote.shell(line, substituted(text, n, len(lines), line)), line.name, on_line)
             for n, line in enumerate(lines, 1)
         )
     )
     return dict(zip([line.name for line in lines], codes, strict=True))
 
 
-def filled(text: str, index: int, count: int, line: HostLine) -> str:
-    """`index` from 1 on. Other braces stay as they are."""
+def substituted(text: str, index: int, count: int, line: HostLine) -> str:
+    """The text with the host's values; `index` starts at 1. Other braces stay unchanged."""
     values: Mapping[str, object] = {"{index}": index, "{count}": count, "{host}": line.name}
     for name, value in values.items():
         text = text.replace(name, str(value))
     return text
 
 
-async def _one(command: Sequence[str], host: str, told: Callable[[str, str], None]) -> int:
+async def _one(command: Sequence[str], host: str, on_line: Callable[[str, str], None]) -> int:
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
     except OSError as error:
-        told(host, f"{command[0]}: {error.strerror}")
+        on_line(host, f"{command[0]}: {error.strerror}")
         return 255
     assert process.stdout is not None
     rest = b""
     try:
-        while more := await process.stdout.read(LONGEST):
-            *whole, rest = (rest + more).split(b"\n")
-            for line in whole:
-                told(host, line.decode(errors="replace"))
+        while chunk := await process.stdout.read(LONGEST):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                on_line(host, line.decode(errors="replace"))
             if len(rest) > LONGEST:
-                told(host, rest.decode(errors="replace"))
+                on_line(host, rest.decode(errors="replace"))
                 rest = b""
         if rest:
-            told(host, rest.decode(errors="replace"))
+            on_line(host, rest.decode(errors="replace"))
         return await process.wait()
     finally:
         if process.returncode is None:
@@ -77,18 +78,18 @@ async def _one(command: Sequence[str], host: str, told: Callable[[str, str], Non
 
 # --- sending ----------------------------------------------------------------------------------------------------------
 #
-# A file or a folder to a host, as a tar stream through ssh: nothing is needed there but `tar`.
+# Copies a file or a folder to a host, as a tar stream through ssh: the host needs only `tar`.
 #
-# SOURCE becomes TARGET there, whatever TARGET's name: files are replaced, what is in a folder besides stays. Tried
-# and not taken: rsync, which has to be installed on both ends, and scp, which tells no progress to a program. Left
-# out: going on where a copy was broken off; it begins anew.
+# SOURCE becomes TARGET there, whatever TARGET's name. Files are replaced; other files in a folder stay. Rejected after
+# a trial: rsync, which must be installed on both ends, and scp, which reports no progress to a program. Not covered:
+# resuming an interrupted copy; it starts again from the beginning.
 
 
 def size(source: Path) -> int:
-    """Of its files, in bytes.
+    """The size of all files of `source`, in bytes.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: it does not exist.
     """
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder")
@@ -96,44 +97,44 @@ def size(source: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def send(source: Path, target: str, line: HostLine, there: RemoteCommand, sent: Callable[[int], None]) -> str:
-    """To one host; `sent` hears of each further number of bytes. Returns "", or why not."""
+def send(source: Path, target: str, line: HostLine, remote: RemoteCommand, sent: Callable[[int], None]) -> str:
+    """Copy to one host. `sent` is called with each further number of bytes. Returns "", or the reason of a failure."""
     if line.local and Path(target).expanduser().resolve() == source.resolve():
         return ""
     path = PurePosixPath(target)
     folder, name = (path, ".") if source.is_dir() else (path.parent, path.name)
     where = _quoted(folder)
-    command = there.shell(line, f"mkdir -p {where} && tar -xf - -C {where}")
+    command = remote.shell(line, f"mkdir -p {where} && tar -xf - -C {where}")
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
         return f"{command[0]}: {error.strerror}"
     assert process.stdin is not None
     assert process.stdout is not None
-    lost = ""
+    failure = ""
     try:
-        with process.stdin as pipe, tarfile.open(fileobj=_Counted(pipe, sent), mode="w|") as archive:
+        with process.stdin as pipe, tarfile.open(fileobj=_CountedPipe(pipe, sent), mode="w|") as archive:
             archive.add(source, name)
     except BrokenPipeError:
-        pass  # what it says tells why
+        pass  # its output says why
     except OSError as error:
-        lost = f"{error.filename or source}: {error.strerror}"
+        failure = f"{error.filename or source}: {error.strerror}"
         process.kill()
-    said = process.stdout.read().decode(errors="replace")
+    output = process.stdout.read().decode(errors="replace")
     process.stdout.close()
-    return lost or (why(said, process.returncode) if process.wait() else "")
+    return failure or (failure_reason(output, process.returncode) if process.wait() else "")
 
 
 def _quoted(folder: PurePosixPath) -> str:
-    """For a shell; ~ is the user's home there."""
+    """The folder quoted for a shell. ~ is the user's home on the host."""
     home, *rest = folder.parts or (".",)
     if home == "~":
         return '"$HOME"' + (f"/{shlex.quote('/'.join(rest))}" if rest else "")
     return shlex.quote(str(folder))
 
 
-class _Counted(io.RawIOBase):
-    """A pipe that tells what was written to it."""
+class _CountedPipe(io.RawIOBase):
+    """A pipe that reports the number of bytes written to it."""
 
     def __init__(self, pipe: IO[bytes], sent: Callable[[int], None]) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class _Counted(io.RawIOBase):
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        whole = bytes(data)
-        self._pipe.write(whole)
-        self._sent(len(whole))
-        return len(whole)
+        content = bytes(data)
+        self._pipe.write(content)
+        self._sent(len(content))
+        return len(content)

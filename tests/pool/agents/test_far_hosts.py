@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from farandole.pool.agent import Reconciler
+from farandole.pool.agent import AgentReconciler
 from farandole.pool.base import (
     Event,
     HostPreempted,
@@ -17,90 +17,90 @@ from farandole.pool.base import (
     WorkerExited,
     WorkerStartFailed,
 )
-from farandole.pool.remote import ANEW, CALLED_OFF, FarHosts
+from farandole.pool.remote import ANEW, CALLED_OFF, RemoteHosts
 from farandole.protocol.messages import AgentOrder, HostPreemption, Job, Report
 
 JOB = Job(script="train.py")
 
 
-def ordered(far: FarHosts) -> AgentOrder:
+def ordered(far: RemoteHosts) -> AgentOrder:
     order = far.order("h", JOB, {})
     assert order is not None
     return order
 
 
-def ready(instance: str = "a") -> Reconciler:
-    duty = Reconciler(instance)
+def ready(instance: str = "a") -> AgentReconciler:
+    duty = AgentReconciler(instance)
     duty.state = "ready"
     return duty
 
 
 def test_a_worker_starts_ends_and_is_forgotten() -> None:
-    far, duty = FarHosts("s"), ready()
+    far, duty = RemoteHosts("s"), ready()
     assert far.order("h", JOB, {}) is None, "nothing was heard of it"
-    assert far.reported("h", duty.report(), 0.0) == []
+    assert far.on_report("h", duty.report(), 0.0) == []
     far.start("w1", "h")
-    assert duty.ordered(ordered(far))
+    assert duty.accept(ordered(far))
     assert duty.due().start == ("w1",)
-    duty.heard(Started("w1", "h"))
-    assert far.reported("h", duty.report(), 0.0) == [Started("w1", "h")]
-    duty.heard(WorkerExited("w1", "exited with code 0"))
-    assert far.reported("h", duty.report(), 0.0) == [WorkerExited("w1", "exited with code 0")]
-    assert far.reported("h", duty.report(), 0.0) == [], "said again, it is no news"
-    assert duty.ordered(ordered(far))
+    duty.on_event(Started("w1", "h"))
+    assert far.on_report("h", duty.report(), 0.0) == [Started("w1", "h")]
+    duty.on_event(WorkerExited("w1", "exited with code 0"))
+    assert far.on_report("h", duty.report(), 0.0) == [WorkerExited("w1", "exited with code 0")]
+    assert far.on_report("h", duty.report(), 0.0) == [], "said again, it is no news"
+    assert duty.accept(ordered(far))
     assert duty.report().ended == {}, "it was heard"
 
 
 def test_one_that_is_called_off_before_it_is_there() -> None:
-    far, duty = FarHosts("s"), ready()
-    far.reported("h", duty.report(), 0.0)
+    far, duty = RemoteHosts("s"), ready()
+    far.on_report("h", duty.report(), 0.0)
     far.start("w1", "h")
     assert far.stop("w1") == "h"
-    duty.ordered(ordered(far))
+    duty.accept(ordered(far))
     assert duty.due().start == ()
-    assert far.reported("h", duty.report(), 0.0) == [WorkerStartFailed("w1", CALLED_OFF)]
+    assert far.on_report("h", duty.report(), 0.0) == [WorkerStartFailed("w1", CALLED_OFF)]
 
 
 def test_an_agent_that_begins_anew_has_lost_its_workers_and_obeys_no_order_for_the_one_before() -> None:
-    far, duty = FarHosts("s"), ready("a")
-    far.reported("h", duty.report(), 0.0)
+    far, duty = RemoteHosts("s"), ready("a")
+    far.on_report("h", duty.report(), 0.0)
     far.start("w1", "h")
     old = ordered(far)
-    duty.ordered(old)
+    duty.accept(old)
     duty.due()
-    duty.heard(Started("w1", "h"))
-    far.reported("h", duty.report(), 0.0)
+    duty.on_event(Started("w1", "h"))
+    far.on_report("h", duty.report(), 0.0)
     far.start("w2", "h")
     anew = ready("b")
-    assert not anew.ordered(old)
+    assert not anew.accept(old)
     assert anew.due().start == ()
-    assert set(far.reported("h", anew.report(), 0.0)) == {WorkerExited("w1", ANEW), WorkerStartFailed("w2", ANEW)}
+    assert set(far.on_report("h", anew.report(), 0.0)) == {WorkerExited("w1", ANEW), WorkerStartFailed("w2", ANEW)}
 
 
 def test_a_pool_that_begins_anew_finds_what_runs() -> None:
     duty = ready()
-    far = FarHosts("s")
-    far.reported("h", duty.report(), 0.0)
+    far = RemoteHosts("s")
+    far.on_report("h", duty.report(), 0.0)
     far.start("w1", "h")
-    duty.ordered(ordered(far))
+    duty.accept(ordered(far))
     duty.due()
-    duty.heard(Started("w1", "h"))
-    again = FarHosts("t")
+    duty.on_event(Started("w1", "h"))
+    again = RemoteHosts("t")
     again.remember("w1", "h")
     again.remember("w9", "h")
-    assert again.reported("h", duty.report(), 0.0) == [WorkerExited("w9", ANEW)]
+    assert again.on_report("h", duty.report(), 0.0) == [WorkerExited("w9", ANEW)]
     assert ordered(again).workers == ("w1",)
-    third = FarHosts("u")
-    assert third.reported("h", duty.report(), 0.0) == [RunningWorker("w1", "h")]
+    third = RemoteHosts("u")
+    assert third.on_report("h", duty.report(), 0.0) == [RunningWorker("w1", "h")]
 
 
 def test_what_a_host_knows_of_its_own_end_is_told_once() -> None:
-    far, duty = FarHosts("s"), ready()
+    far, duty = RemoteHosts("s"), ready()
     duty.notified = HostPreemption(at=130.0, reason="rebalance", advice=True)
-    assert far.reported("h", duty.report(), 10.0) == [HostRebalance("h", "rebalance")]
+    assert far.on_report("h", duty.report(), 10.0) == [HostRebalance("h", "rebalance")]
     duty.notified = HostPreemption(at=140.0, reason="reclaimed")
-    assert far.reported("h", duty.report(), 20.0) == [HostPreempted("h", 120.0, "reclaimed")]
-    assert far.reported("h", duty.report(), 21.0) == []
+    assert far.on_report("h", duty.report(), 20.0) == [HostPreempted("h", 120.0, "reclaimed")]
+    assert far.on_report("h", duty.report(), 21.0) == []
 
 
 class Play:
@@ -110,7 +110,7 @@ class Play:
         self.rng, self.number, self.agents = random.Random(seed), 0, 0
         self.alive = dict[str, str]()  # workers, and the agent that has them
         self.started, self.told = Counter[str](), list[Event]()
-        self.far, self.duty = FarHosts("s"), ready("a0")
+        self.far, self.duty = RemoteHosts("s"), ready("a0")
         self.orders, self.reports = list[AgentOrder](), list[Report]()
 
     def step(self) -> None:
@@ -135,22 +135,22 @@ class Play:
     def deliver(self) -> None:
         """The newest, or one that was there before: who connects anew is told the newest again."""
         if self.orders:
-            self.duty.ordered(self.orders[-1])
+            self.duty.accept(self.orders[-1])
 
     def act(self) -> None:
         due = self.duty.due()
         for worker in due.stop:
             if self.alive.pop(worker, None):
-                self.duty.heard(WorkerExited(worker, "killed"))
+                self.duty.on_event(WorkerExited(worker, "killed"))
         for worker in due.start:
             self.started[worker] += 1
             self.alive[worker] = f"a{self.agents}"
-            self.duty.heard(Started(worker, "h"))
+            self.duty.on_event(Started(worker, "h"))
 
     def end(self) -> None:
         for worker in self.rng.sample(sorted(self.alive), min(1, len(self.alive))):
             del self.alive[worker]
-            self.duty.heard(WorkerExited(worker, "exited"))
+            self.duty.on_event(WorkerExited(worker, "exited"))
 
     def report(self) -> None:
         self.reports.append(self.duty.report())
@@ -160,7 +160,7 @@ class Play:
             self.take(self.reports[-1])
 
     def take(self, report: Report) -> None:
-        for event in self.far.reported("h", report, 0.0):
+        for event in self.far.on_report("h", report, 0.0):
             self.told.append(event)
             if isinstance(event, WorkerExited | WorkerStartFailed):
                 assert event.worker not in self.alive, f"{event} is told, and it runs"

@@ -40,12 +40,12 @@ def test_what_has_the_mark_is_ended_and_nothing_else() -> None:
         started(),
     ]
     try:
-        ended = agent.end(["one", "two"])
+        ended = agent.kill_agents(["one", "two"])
         assert set(ended) == {process.pid for process in ours}
         assert all("sys.stdin.read" in command for command in ended.values())
         assert [process.wait(10) for process in ours] == [-9, -9]
         assert [process.poll() for process in others] == [None] * len(others)
-        assert agent.end(["one", "two"]) == {}
+        assert agent.kill_agents(["one", "two"]) == {}
     finally:
         for process in (*ours, *others):
             process.kill()
@@ -65,7 +65,7 @@ def test_what_has_the_mark_is_ended_and_nothing_else() -> None:
     ],
 )
 def test_whose_a_process_is(environ: bytes, agents: list[str], expected: bool) -> None:
-    assert agent.is_of(environ, agents) is expected
+    assert agent.belongs_to(environ, agents) is expected
 
 
 def test_other_runs_are_counted_once_each_and_not_the_agents_own() -> None:

@@ -22,11 +22,11 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable
-from farandole.pool.agent import Reconciler
+from farandole.pool.agent import AgentReconciler
 from farandole.pool.base import Host
 from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
-from farandole.pool.reconciler import Keeper
+from farandole.pool.reconciler import PoolReconciler
 from farandole.protocol import messages
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.messages import Roster
@@ -64,7 +64,7 @@ class Agents:
             await asyncio.gather(*self.there.values(), return_exceptions=True)  # their connections are closed then
 
     async def serve(self, me: str) -> None:
-        duty, pool = Reconciler(me), FakePool(hosts=[Host(name=me)])
+        duty, pool = AgentReconciler(me), FakePool(hosts=[Host(name=me)])
         duty.state = "ready"
         while True:
             hello = messages.Hello(kind="agent", host=me, pid=os.getpid(), pool="ec2")
@@ -73,14 +73,14 @@ class Agents:
                     await subscription.send(duty.report())
                     while (message := await subscription.receive()) is not None:
                         if isinstance(message, messages.AgentOrder):
-                            duty.ordered(message)
+                            duty.accept(message)
                             due = duty.due()
                             for worker in due.stop:
                                 pool.stop(worker)
                             for worker in due.start:
                                 pool.start(worker, me)
                             for event in pool.waiting():
-                                duty.heard(event)
+                                duty.on_event(event)
                             await subscription.send(duty.report())
                             if message.end:
                                 return
@@ -91,7 +91,7 @@ class Played:
     """The keeper and its pool, told what is wanted."""
 
     def __init__(self, pool: Ec2Pool) -> None:
-        self.pool, self.keeper = pool, Keeper()
+        self.pool, self.keeper = pool, PoolReconciler()
         self.wanted = 0
         self.loop = asyncio.get_running_loop()
 
@@ -104,7 +104,7 @@ class Played:
                 self.keeper.update(Roster(wanted=self.wanted, mark="", leaving=self._beyond()), now)
                 if asking.done():
                     for event in asking.result():
-                        self.keeper.heard(event, now)
+                        self.keeper.on_event(event, now)
                     asking = asyncio.ensure_future(self.pool.events())
                 self._assert_nobody_is_counted_twice()
                 due = self.keeper.due(self.pool.list(), now)

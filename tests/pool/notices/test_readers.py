@@ -102,7 +102,7 @@ def test_no_proxy_of_the_environment_hears_of_it(monkeypatch: pytest.MonkeyPatch
 def test_ec2_says_nothing_by_404_then_that_it_may_interrupt_then_that_it_does_then_nothing() -> None:
     async def ask(metadata: Metadata) -> list[HostPreemption | None]:
         reader = Ec2(metadata)
-        assert await reader.here()
+        assert await reader.is_here()
         heard = [await reader.read()]
         service.set(rebalance=REBALANCE)
         heard.append(await reader.read())
@@ -155,7 +155,7 @@ def test_a_token_that_does_not_come_through_is_told_with_what_to_do() -> None:
     """The PUT's answer gets lost on its second hop; other requests are answered."""
     with Ec2Service() as service:
         service.hangs.add(PUT)
-        assert asking(service, lambda metadata: Ec2(metadata).here()), "it is EC2, all the same"
+        assert asking(service, lambda metadata: Ec2(metadata).is_here()), "it is EC2, all the same"
         with pytest.raises(Unanswered, match=r"--http-put-response-hop-limit 2.*--notices none"):
             asking(service, lambda metadata: Ec2(metadata).read())
 
@@ -164,7 +164,7 @@ def test_where_nothing_is_answered_no_hop_limit_is_suspected() -> None:
     with Ec2Service() as service:
         service.hangs |= {PUT, f"GET {preemption.EC2_ROOT}"}
         with pytest.raises(Silent):
-            asking(service, lambda metadata: Ec2(metadata).here())
+            asking(service, lambda metadata: Ec2(metadata).is_here())
 
 
 def test_an_interruption_is_heard_whatever_becomes_of_the_recommendation() -> None:
@@ -183,7 +183,7 @@ def test_google_says_that_it_preempts_as_soon_as_it_does_and_the_time_counts_fro
     async def ask(metadata: Metadata) -> None:
         now = [NOW]
         reader = Google(metadata, clock=lambda: now[0])
-        assert await reader.here()
+        assert await reader.is_here()
         assert await reader.read() is None
         waiting = asyncio.ensure_future(reader.read())
         while service.asked["GET /computeMetadata/v1/instance/preempted"] < 2:
@@ -216,7 +216,7 @@ def test_what_has_changed_between_two_requests_is_not_missed() -> None:
 def test_who_does_not_call_itself_google_is_not_believed() -> None:
     with GoogleService() as service:
         service.set(flavor="Other", preempted="TRUE")
-        for ask in (Google.here, Google.read):
+        for ask in (Google.is_here, Google.read):
             with pytest.raises(Unanswered, match="Google"):
                 asking(service, lambda metadata, ask=ask: ask(Google(metadata)))
 
@@ -312,4 +312,4 @@ def test_no_cloud_takes_itself_for_another(service_of: Any, reader_of: Any) -> N
     with service_of() as service:
         for other_of in {reader for _, reader in READERS} - {reader_of}:
             with pytest.raises(Unanswered):
-                asking(service, lambda metadata, other_of=other_of: other_of(metadata).here())
+                asking(service, lambda metadata, other_of=other_of: other_of(metadata).is_here())

@@ -12,7 +12,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool import clouds, preemption
-from farandole.pool.preemption import LONGEST_S, TOLD_AFTER
+from farandole.pool.preemption import LONGEST_S, WARN_AFTER
 from farandole.protocol.messages import HostPreemption
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
@@ -110,7 +110,7 @@ def test_a_failure_now_and_then_is_not_said_and_takes_nothing_back(caplog: pytes
         it = watching(
             service,
             "ec2",
-            lambda it: bool(it.told) and (service.set(broken=TOLD_AFTER - 1) or True),
+            lambda it: bool(it.told) and (service.set(broken=WARN_AFTER - 1) or True),
             lambda it: it.pauses[-1] == 5.0 and service.broken == 0,
         )
     assert len(it.told) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool.base import Host
-from farandole.pool.ssh import HostLine, Watched, changes, parse
+from farandole.pool.ssh import HostLine, HostsFile, changes, parse
 
 
 def test_what_it_says() -> None:
@@ -60,18 +60,18 @@ def test_a_host_that_is_there_twice() -> None:
         parse("node1\nnode2\nnode1 slots=3\n")
 
 
-def looked(watched: Watched, times: int = 3) -> list[str]:
-    return [said for _ in range(times) if (said := watched.again()) is not None]
+def looked(watched: HostsFile, times: int = 3) -> list[str]:
+    return [said for _ in range(times) if (said := watched.poll()) is not None]
 
 
 def test_an_edit_counts_when_it_has_settled(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1\n")
-    watched = Watched(file)
+    watched = HostsFile(file)
     assert looked(watched) == []
     file.write_text("node1\nnode2\n")
-    assert watched.again() is None, "whoever writes may not be at the end"
-    assert watched.again() == ""
+    assert watched.poll() is None, "whoever writes may not be at the end"
+    assert watched.poll() == ""
     assert list(watched.lines) == ["node1", "node2"]
     os.utime(file, (1, 1))
     assert looked(watched) == [], "it says the same"
@@ -81,7 +81,7 @@ def test_an_edit_counts_when_it_has_settled(tmp_path: Path) -> None:
 def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1\n")
-    watched = Watched(file)
+    watched = HostsFile(file)
     if mistake in ("folder", "pipe", "gone"):
         file.unlink()
     match mistake:
@@ -112,15 +112,15 @@ def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hosts")
     with pytest.raises(UsageError, match=re.escape(str(tmp_path / "hosts"))):
-        Watched(tmp_path / "hosts")
+        HostsFile(tmp_path / "hosts")
 
 
 def test_a_file_without_a_host_begins_nothing(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("\n# none\n")
     with pytest.raises(UsageError, match=re.escape(str(tmp_path / "hosts"))):
-        Watched(tmp_path / "hosts")
+        HostsFile(tmp_path / "hosts")
     with pytest.raises(UsageError, match=re.escape(str(tmp_path / "missing"))):
-        Watched(tmp_path / "missing")
+        HostsFile(tmp_path / "missing")
 
 
 def test_what_has_become_of_a_line_is_told_in_words() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farandole.pool.base import Event, HostPreempted, HostState, Started, WorkerExited
-from farandole.pool.ssh import SshPool, Watched
+from farandole.pool.ssh import HostsFile, SshPool
 from farandole.protocol.messages import Job
 from tests.support.gone import ended
 from tests.support.stage import stage
@@ -46,24 +46,24 @@ async def rack(folder: Path, *lines: str) -> AsyncIterator[Rack]:
     (folder / "run").mkdir()
     async with stage(folder / "run") as scene:
         job = Job(script="sleeps.py", folder=str(folder / "work"))
-        pool = SshPool(Watched(folder / "hosts"), ticket=scene.ticket, job=job, logs=folder / "run")
+        pool = SshPool(HostsFile(folder / "hosts"), ticket=scene.ticket, job=job, logs=folder / "run")
         try:
             yield Rack(pool, folder / "hosts")
         finally:
             await pool.close()
 
 
-class Slow(Watched):
+class Slow(HostsFile):
     """On a disk that does not answer until it is `there`; `asked`: somebody waits for it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.asked, self.there = threading.Event(), threading.Event()
 
-    def again(self) -> str | None:
+    def poll(self) -> str | None:
         self.asked.set()
         self.there.wait()
-        return super().again()
+        return super().poll()
 
 
 class Impatient(SshPool):
