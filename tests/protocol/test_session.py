@@ -52,7 +52,7 @@ BUGS: tuple[tuple[ModuleType, str, str], ...] = (
     (lease, '(PATIENCE if self._phase == "open" else 1.0)', "1.0"),
     (lease, "return not self.met and now > self._first_until", "return now > self._first_until"),
     (lease, "if attempt == self.attempt:\n            self._phase", "if True:\n            self._phase"),
-    (lease, "not isinstance(said, m.NotFinite)]", "said != message]"),
+    (lease, "not isinstance(each, m.NotFinite)]", "each != message]"),
     (lease, "if not self.member.apart:", "if False:"),
     (lease, "if not self.member.apart:", "if True:"),
     (lease, "self.told.saves and not isinstance(message, m.Demoted)", "self.told.saves"),

@@ -24,7 +24,7 @@ def beats(
             fields = {moving: number} if moving else {}
             beat = m.Heartbeat(
                 **{"view": view.number if view else 0, "round": step, "step": step, **fields},
-                waits=worker in waits.split(), whole=whole,
+                idle=worker in waits.split(), state_complete=whole,
             )  # fmt: skip
             scene.say(worker, beat)
         scene.coordinator.tick(scene.now)

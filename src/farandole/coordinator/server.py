@@ -168,7 +168,7 @@ class Agents:
                     raise ValueError(f"unexpected message {type(said).__name__} from an agent")
                 if pool.agents.get(host) is not connection:
                     continue
-                passed = messages.encode(messages.FromHost(host=host, said=said))
+                passed = messages.encode(messages.FromHost(host=host, message=said))
                 if isinstance(said, messages.Report):
                     connection.send(HEARD)
                     if pool.reports.get(host) == passed:

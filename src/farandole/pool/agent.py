@@ -158,7 +158,7 @@ class Reconciler:
         if order.instance != self._instance:
             return False
         self.order = order
-        for worker in order.heard:
+        for worker in order.acknowledged:
             self._ended.pop(worker, None)
             self._failed.pop(worker, None)
         return True

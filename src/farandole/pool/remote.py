@@ -129,7 +129,7 @@ class FarHosts:
             serial=self._serial,
             instance=far.instance,
             workers=workers,
-            heard=far.heard,
+            acknowledged=far.heard,
             logs={worker: logs.get(worker, 0) for worker in far.workers},
             end=end,
         )
@@ -267,7 +267,7 @@ class AgentLink:
 
     def _heard(self, message: messages.FromHost) -> None:
         host = message.host
-        match message.said:
+        match message.message:
             case messages.Report() as report:
                 before = self.far.hosts.get(host)
                 known = (before.connected, before.heard) if before else (False, ())

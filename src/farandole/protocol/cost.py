@@ -97,11 +97,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostCost, ...]
 
 
-def cost(stays: Iterable[HostUse], prices: Prices, told: Iterable[HostPrice] = ()) -> Cost:
+def cost(uses: Iterable[HostUse], prices: Prices, reported: Iterable[HostPrice] = ()) -> Cost:
     """Of all hosts, by their names. What their pools have said of them comes first."""
-    pools = {each.host: each for each in told}
+    pools = {each.host: each for each in reported}
     by_host: dict[str, list[HostUse]] = {}
-    for stay in stays:
+    for stay in uses:
         by_host.setdefault(stay.host, []).append(stay)
     names = sorted({*by_host, *pools})
     hosts = tuple(_of(name, by_host.get(name, []), prices, pools.get(name)) for name in names)

@@ -122,16 +122,16 @@ def ended_early(early: Finish, other: str, doing: str) -> Difference:
 # --- replicas --------------------------------------------------------------------------------------------------
 
 
-def outliers(found: Mapping[str, Hashable]) -> tuple[str, ...]:
+def outliers(values: Mapping[str, Hashable]) -> tuple[str, ...]:
     """Those whose value is not that of most; of two sides of one size the first worker's counts.
 
     `found`: in the order of their standing, so that the longest-standing worker is right where nothing else decides.
     """
     sides: dict[Hashable, list[str]] = {}
-    for worker, value in found.items():
+    for worker, value in values.items():
         sides.setdefault(value, []).append(worker)
     reference = max(sides.values(), key=len, default=[])
-    return tuple(worker for worker in found if worker not in reference)
+    return tuple(worker for worker in values if worker not in reference)
 
 
 def first_unequal(expected: Sequence[tuple[str, int]], got: Sequence[tuple[str, int]]) -> str:

@@ -59,7 +59,7 @@ class Silence:
     since: float = 0.0
     late_s: float = 0.0
     at: float = 0.0
-    heard: bool = False
+    received: bool = False
 
 
 class FailureDetector:
@@ -92,7 +92,7 @@ class FailureDetector:
     def begin(self, silence: Silence, now: float, grace_s: float = 0.0) -> None:
         """Its connection has opened or closed, or it is given time: what is usual then is not known."""
         self.passes(now)
-        silence.since, silence.heard = self.time + grace_s, False
+        silence.since, silence.received = self.time + grace_s, False
 
     def hear(self, silence: Silence, now: float, *, learns: bool) -> None:
         """Something has come from it. `learns`: what went before was nothing special."""
@@ -100,7 +100,7 @@ class FailureDetector:
         if learns:
             late = self.lasts_s(silence) - self._heartbeat_s
             silence.late_s, silence.at = max(late, self._usual_s(silence)), self.time
-        silence.since, silence.heard = self.time, True
+        silence.since, silence.received = self.time, True
 
     # --- what follows ----------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class FailureDetector:
         lasts = self.lasts_s(silence)
         if lasts > self.ceiling_s:
             return self.ceiling_s
-        if not steady or not silence.heard or self._judges_by_ceiling or lasts <= self._heartbeat_s + FLOOR_S:
+        if not steady or not silence.received or self._judges_by_ceiling or lasts <= self._heartbeat_s + FLOOR_S:
             return 0.0
         limit = self.limit_s(silence)
         return limit if lasts > limit and not self._shared() and self._draw() else 0.0
@@ -162,11 +162,11 @@ class Progress:
         self._said = 0.0  # for how long it had stood, the last time that was said
         self.saver = ""  # of the last checkpoint
 
-    def heard(self, worker: str, beat: m.Heartbeat, now: float) -> None:
+    def on_heartbeat(self, worker: str, beat: m.Heartbeat, now: float) -> None:
         round_, came, _ = self._rounds.get(worker, (-1, -math.inf, -math.inf))
         if beat.round > round_:
             self._rounds[worker] = (beat.round, now, came)
-        place = (beat.view, beat.round, beat.step, beat.done)
+        place = (beat.view, beat.round, beat.step, beat.shards_computed)
         if self._newest.get(worker) != place:
             self._newest[worker] = place
             self.moved(now)

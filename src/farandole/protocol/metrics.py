@@ -71,13 +71,13 @@ _step = msgspec.json.Decoder(StepLine).decode
 _log = msgspec.json.Decoder(dict[str, Value]).decode
 
 
-def metrics_line(said: Said) -> StepLine | LogLine:
+def metrics_line(line: Said) -> StepLine | LogLine:
     """A worker's line of metrics as a line of metrics.jsonl: a step, or what `run.log` was given after it."""
-    if isinstance(said.fields, Metrics):
-        fields = msgspec.structs.asdict(said.fields)
-        return StepLine(step=said.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
-    assert isinstance(said.fields, Mapping)  # what is missing is an event
-    return LogLine(step=said.step, fields=said.fields)
+    if isinstance(line.fields, Metrics):
+        fields = msgspec.structs.asdict(line.fields)
+        return StepLine(step=line.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
+    assert isinstance(line.fields, Mapping)  # what is missing is an event
+    return LogLine(step=line.step, fields=line.fields)
 
 
 def time_of(line: Line) -> float:

@@ -55,13 +55,19 @@ class NumericDifferences:
         """Whether the bits are others, or may be."""
         return bool(self.settings or self.operations)
 
-    def words(self, told: Phrasing = AMONG_WORKERS) -> tuple[str, ...]:
+    def words(self, phrasing: Phrasing = AMONG_WORKERS) -> tuple[str, ...]:
         """Each setting and version, and all operations in one; what is the likely cause first."""
-        settings = [told.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.settings]
-        versions = [told.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.versions]
+        settings = [
+            phrasing.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.settings
+        ]
+        versions = [
+            phrasing.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.versions
+        ]
         for first, _, _ in self.operations[:1]:
             more = len(self.operations) - 1
-            settings.append(told.operation.format(first) + (f", as in {more} more of {self.compared}" if more else ""))
+            settings.append(
+                phrasing.operation.format(first) + (f", as in {more} more of {self.compared}" if more else "")
+            )
         return *settings, *versions
 
 
@@ -104,22 +110,22 @@ def unlike_then(then: Facts, now: Facts) -> NumericDifferences:
     )
 
 
-def numerics_refusal(found: NumericDifferences, bits: str) -> str:
+def numerics_refusal(differences: NumericDifferences, bits: str) -> str:
     """Why a worker that is so unlike the run may not take part in it; "" if it may."""
-    if not found.bits or bits == "any":
+    if not differences.bits or bits == "any":
         return ""
-    causes = found.words()
-    also = f" ({'; '.join(causes[1:])})" if found.operations and causes[1:] else ""
-    if not found.operations:
+    causes = differences.words()
+    also = f" ({'; '.join(causes[1:])})" if differences.operations and causes[1:] else ""
+    if not differences.operations:
         remedy = "; install what the run has, or give it --bits any" if causes[0].startswith(DECODING) else ""
         return f"{causes[0]}{remedy}"
     return f"{causes[0]}{also}; see `farandole numerics --against TICKET`, or give the run --bits any"
 
 
-def verdict(found: NumericDifferences, whose: str, bits: str) -> str:
+def verdict(differences: NumericDifferences, whose: str, bits: str) -> str:
     """In a sentence, under which `--bits` a worker of this machine may join `whose`, whose bits are compared."""
-    what = "; ".join(found.words(ELSEWHERE))
-    if not found.bits:
+    what = "; ".join(differences.words(ELSEWHERE))
+    if not differences.bits:
         also = f", with an event: {what}" if what else ""
         return f"The same bits as {whose}, under --bits {bits}: a worker of this machine may join{also}"
     portable = "" if bits == "portable" else "; with `--bits portable` on both sides this command tells about that one"

@@ -138,7 +138,7 @@ def agreed_switch(words: Iterable[CommitMessage]) -> int:
     return prepared.pop() if len(prepared) == 1 else 0
 
 
-def of_workers(view: View, worker: str, words: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
+def by_worker(view: View, worker: str, words: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
     """Whose they are, in the order of ranks; `words`: that of `worker`, then its peers'."""
     said = dict(zip((worker, *(member for member in view.members if member != worker)), words, strict=False))
     return {member: said[member] for member in view.members if member in said}

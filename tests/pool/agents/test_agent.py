@@ -48,7 +48,7 @@ def test_a_silent_agent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         async with subscribe(scene.ticket, pool) as link, subscribe(scene.ticket, node) as subscription:
             report = messages.Report(instance="a", state="ready")
             await subscription.send(report)
-            assert await link.receive() == messages.FromHost(host="node", said=report)
+            assert await link.receive() == messages.FromHost(host="node", message=report)
             assert await link.receive() == messages.FromHost(host="node")
 
     play(tmp_path, scenario)

@@ -428,7 +428,7 @@ def _stalled(state: CoordinatorState, workers: tuple[str, ...], reason: str, now
 def hung_workers(state: CoordinatorState) -> tuple[str, ...]:
     """The members that do not say of themselves that they wait for others."""
     known = [state.workers[w] for w in (state.view.members if state.view else ()) if w in state.workers]
-    return tuple(w.id for w in known if not w.heartbeat.waits and w.state != "finished")
+    return tuple(w.id for w in known if not w.heartbeat.idle and w.state != "finished")
 
 
 def stalled_s(state: CoordinatorState, now: float) -> float | None:
@@ -449,7 +449,7 @@ def _cut_short(state: CoordinatorState, asked: Ending, now: float) -> None:
     limit = still.limit(state.settings.stop_s, SHORT)
     if state.view is not None:
         stands = min(stands, still.stands(now))
-        whole = any(state.workers[w].heartbeat.whole for w in state.view.members if w in state.workers)
+        whole = any(state.workers[w].heartbeat.state_complete for w in state.view.members if w in state.workers)
         limit *= 1 if whole else PATIENCE
     if stands <= limit:
         return
