@@ -363,7 +363,7 @@ class Driver:
             yield Change()
 
     def pass_idle_rounds(self) -> Script[None]:
-        """Run rounds without work while workers are too few. As in other rounds, a joiner's view can be agreed on (R2)."""
+        """Run rounds without work while workers are too few. A joiner's view can be agreed on in them as usual (R2)."""
         while self._idle:
             while not (yield from self.finish()):
                 pass

@@ -384,7 +384,7 @@ class Member:
         return [*self.drift.report()] if self.drift else []
 
     def finished(self, fingerprint: str, after: m.StepTime) -> m.Finished:
-        """Return the report that the script has ended. `fingerprint`: of the state; `after`: time since its last step."""
+        """Return the report that the script has ended. `fingerprint`: of the state; `after`: since its last step."""
         view = self.view.number if self.view else 0
         return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step, after=after)
 
