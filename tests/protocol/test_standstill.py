@@ -31,7 +31,7 @@ def beats(
         scene.look()
 
 
-@pytest.mark.parametrize("moving", ["round", "step", "done"])
+@pytest.mark.parametrize("moving", ["round", "step", "shards_computed"])
 def test_what_moves_does_not_stand(moving: str) -> None:
     scene = trained("a", "b")
     beats(scene, 3 * LIMIT, moving=moving)
@@ -138,7 +138,7 @@ def test_the_only_one_is_asked_although_it_hangs() -> None:
 def test_a_step_that_moves_is_waited_for_however_long_it_takes() -> None:
     scene = trained("a")
     stop(scene)
-    beats(scene, 10 * STOP, moving="done")
+    beats(scene, 10 * STOP, moving="shards_computed")
     assert "cut short" not in scene.events
 
 

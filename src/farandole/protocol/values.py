@@ -69,8 +69,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         size = sum(len(name.encode()) + len(value.encode()) + 8 for name, value in short)
         if len(short) > MAX_FACTS or size > MAX_MESSAGE_BYTES - MAX_TEXT * 4:
             raise UsageError(
-                f"the model and the data come to {len(short)} facts of {size} bytes (one for each parameter "
-                f"and buffer); a run compares at most {MAX_FACTS} of {MAX_MESSAGE_BYTES - MAX_TEXT * 4} bytes: use fewer "
+                f"the model and the data have {len(short)} facts of {size} bytes (one for each parameter and buffer); "
+                f"a run compares at most {MAX_FACTS} of {MAX_MESSAGE_BYTES - MAX_TEXT * 4} bytes: use fewer "
                 f"parameters and buffers, or shorter names"
             )
         return Signature(facts=short)

@@ -249,7 +249,7 @@ class Session:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         if self.met and welcome.worker != self.member.worker:
-            raise Refused(f"the coordinator gave this worker another id: {welcome.worker}, before {self.member.worker}")
+            raise Refused(f"this worker has the id {self.member.worker}, but the coordinator calls it {welcome.worker}")
         if self.met and welcome.run != self._run:
             raise Refused(f"this worker belongs to run {self._run}, but the coordinator belongs to run {welcome.run}")
         self._run, self.terms = welcome.run, welcome.terms
