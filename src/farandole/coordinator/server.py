@@ -81,7 +81,7 @@ def keyed(message: messages.Message, secret: str, run: str) -> messages.Message:
 
 def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: messages.Hello) -> str:
     """Why who has shown `ticket` is not heard, "" if it is."""
-    if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
+    if hello.kind in ("pool", "host_agent", "agent_pool") and not tickets.owners(ticket):
         return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
     return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
 
@@ -489,12 +489,12 @@ class Server:
                 await self._pools.serve(connection, hello)
             elif hello.kind == "observer":
                 await self._observers.serve(connection)
-            elif hello.kind == "agent":
+            elif hello.kind == "host_agent":
                 await self._agents.serve_agent(connection, hello)
-            elif hello.kind == "agents":
+            elif hello.kind == "agent_pool":
                 await self._agents.serve_pool(connection, hello)
             else:
-                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool, observer, agent or agents")
+                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool, observer, host_agent or agent_pool")
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
             self._strangers.malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()

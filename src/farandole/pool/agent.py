@@ -270,7 +270,7 @@ class Agent:
         path = str(self._folder / TICKET)
         ticket = self._ticket = newest(self._ticket, path) if self._ticket else load(path, opener)
         hello = messages.Hello(
-            kind="agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
+            kind="host_agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
         )
         loop = asyncio.get_running_loop()
         async with subscribe(ticket, hello) as subscription:

@@ -239,7 +239,7 @@ class AgentLink:
     async def serve(self) -> None:
         """For ever."""
         while True:
-            hello = messages.Hello(kind="agents", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
+            hello = messages.Hello(kind="agent_pool", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self._ticket, hello) as subscription:
                     self.connected = True

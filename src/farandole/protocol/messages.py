@@ -786,7 +786,7 @@ class Hello(Message):
     `attempt` that only grows, so that a replayed old Hello can't take its place. `synced`: it holds the run's state.
     """
 
-    kind: Name  # "worker", "pool", "observer"; "agent": one host's agent; "agents": the pool of such hosts
+    kind: Name  # "worker", "pool", "observer"; "host_agent": the agent of a host; "agent_pool": the pool of such hosts
     worker: Name = ""
     host: Name = ""
     pid: Count = 0
