@@ -43,7 +43,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # what the coordinator asks for
     (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
     (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
-    (driver, "            port.leave(told.exit)", "            pass", {}),
+    (driver, "            port.leave(instructions.exit)", "            pass", {}),
     # entering
     (driver, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
     (driver, LOAD + DIGEST + ASK + GIVE, ASK + GIVE + LOAD + DIGEST, {}),
@@ -53,5 +53,5 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
     (driver, "if view not in (self.member.view, self.member.pending):", "if False:", {"focus": ("resets", "break")}),
     (driver, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
-    (driver, 'if self.member.phase != "stopped" and there():', "if True:", {}),
+    (driver, 'if self.member.phase != "stopped" and condition():', "if True:", {}),
 )

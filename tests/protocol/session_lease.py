@@ -32,7 +32,7 @@ def a_heartbeat_says_where_the_worker_is() -> None:
     assert isinstance(first, m.Heartbeat)
     assert isinstance(second, m.Heartbeat)
     assert (first.number, second.number) == (1, 2)
-    assert (first.view, first.round, first.epoch, first.done, first.whole) == (1, 0, 3, 7, True)
+    assert (first.view, first.round, first.epoch, first.shards_computed, first.state_complete) == (1, 0, 3, 7, True)
     assert it.asked == 2
 
 
@@ -267,7 +267,7 @@ def who_stalls_is_reported_and_who_holds_up_is_named() -> None:
     it.session.beat(60.1 + STALL_S)
     (beat,) = it.said()
     assert isinstance(beat, m.Heartbeat)
-    assert beat.waits_for == "b"
+    assert beat.blocked_on == "b"
     for step in range(3):
         it.session.add_line(stepped(step, seconds=4.0))
     assert it.session.watch(60.1 + 4.0 * 10 - 1.0) == [], "its steps take long"

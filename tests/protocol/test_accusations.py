@@ -53,7 +53,7 @@ def test_who_has_been_right_by_its_standing_too_often_goes_itself() -> None:
 
 def test_a_third_ones_heartbeat_tells_who_of_a_pair_goes() -> None:
     scene = trained("a", "b", "c")
-    scene.say("c", m.Heartbeat(view=1, round=8, waits=True, waits_for="a"))
+    scene.say("c", m.Heartbeat(view=1, round=8, idle=True, blocked_on="a"))
     accuses(scene, "b", "a")
     answered(scene)
     assert scene.members("b", "c") == ("b", "c")
@@ -62,8 +62,8 @@ def test_a_third_ones_heartbeat_tells_who_of_a_pair_goes() -> None:
 def test_who_hangs_says_so_itself_by_not_saying_that_it_waits() -> None:
     """Of two, the one that came later is believed: the other is what it waits for."""
     scene = trained("a", "b")
-    scene.say("a", m.Heartbeat(view=1, round=8, shards=1, of=2))
-    scene.say("b", m.Heartbeat(view=1, round=8, shards=1, of=2, waits=True, waits_for="a"))
+    scene.say("a", m.Heartbeat(view=1, round=8, shards=1, shards_total=2))
+    scene.say("b", m.Heartbeat(view=1, round=8, shards=1, shards_total=2, idle=True, blocked_on="a"))
     accuses(scene, "b", "a", waited_s=31)
     answered(scene)
     assert scene.members("b") == ("b",)
@@ -73,7 +73,7 @@ def test_of_who_waits_itself_only_what_it_waits_for_is_the_cause() -> None:
     """Between hosts: d hangs, c of its host waits for it, and a and b of the other one for what c is to pass on."""
     scene = trained("a", "b", "c", "d")
     for worker, peer in (("a", "c"), ("b", "c"), ("c", "d"), ("d", "")):
-        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, of=2, waits=bool(peer), waits_for=peer))
+        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, shards_total=2, idle=bool(peer), blocked_on=peer))
     accuses(scene, "a", "c", waited_s=31)
     assert scene.coordinator.stopping is None
     accuses(scene, "c", "d", waited_s=31)
@@ -84,7 +84,7 @@ def test_of_who_waits_itself_only_what_it_waits_for_is_the_cause() -> None:
 def test_where_all_wait_for_each_other_in_a_circle_each_is_heard() -> None:
     scene = trained("a", "b", "c")
     for worker, peer in (("a", "b"), ("b", "c"), ("c", "a")):
-        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, of=2, waits=True, waits_for=peer))
+        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, shards_total=2, idle=True, blocked_on=peer))
     accuses(scene, "a", "b", waited_s=31)
     assert scene.coordinator.stopping is not None
 
@@ -92,7 +92,7 @@ def test_where_all_wait_for_each_other_in_a_circle_each_is_heard() -> None:
 def test_nobody_has_waited_for_one_whose_rounds_went_on() -> None:
     scene = trained("a", "b", "c")
     for round_ in (7, 8, 9):
-        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
+        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, shards_total=2))
         scene.wait(1.0)
     accuses(scene, "b", "a", waited_s=31)
     assert scene.coordinator.stopping is None
@@ -104,7 +104,7 @@ def test_one_may_have_been_waited_for_that_has_just_gone_on() -> None:
     scene = trained("a", "b", "c")
     scene.wait(60.0, "a", "b", "c")
     for round_ in (7, 8):
-        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
+        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, shards_total=2))
         scene.wait(40.0, "a", "b", "c")
     accuses(scene, "b", "a", waited_s=61)
     assert scene.coordinator.stopping is not None
@@ -135,7 +135,7 @@ def test_a_guest_in_no_view_accuses_nobody() -> None:
     scene = trained("a", "b", maximum=2)
     scene.ready("guest", pool="")
     accuses(scene, "guest", "a", "b")
-    scene.say("guest", m.Heartbeat(view=1, waits_for="a"))
+    scene.say("guest", m.Heartbeat(view=1, blocked_on="a"))
     assert scene.coordinator.stopping is None
 
 

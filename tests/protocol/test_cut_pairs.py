@@ -31,7 +31,7 @@ def test_too_long_is_measured_by_the_steps(step_s: float | None, limit: float) -
 
 
 def waits(worker: str, *, view: int = 1) -> m.Heartbeat:
-    return m.Heartbeat(view=view, round=8, step=8, waits_for=worker)
+    return m.Heartbeat(view=view, round=8, step=8, blocked_on=worker)
 
 
 def test_two_that_wait_for_each_other_are_a_broken_pair() -> None:

@@ -26,5 +26,5 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("message", "told"), TOLD, ids=lambda each: type(each).__name__)
-def test_nothing_is_left_out_or_mixed_up(message: reported_events.Told, told: list[events.Event]) -> None:
+def test_nothing_is_left_out_or_mixed_up(message: reported_events.WorkerReport, told: list[events.Event]) -> None:
     assert reported_events.events_of("w", message) == told

@@ -7,7 +7,7 @@ Which field can do what, and what comes of it:
     Stopped.prepared           false: the same, where a view is on its way
     Stopped.synced              false: it loses the state that it holds; true without state: the replicas differ
     Stopped.call, Finished     the scripts go different ways: ends the run by design, and names both sides
-    Heartbeat.waits_for        one voice, as in Suspect
+    Heartbeat.blocked_on        one voice, as in Suspect
     Suspect                    one voice: who has most against it goes; nobody for one that is in no view
     Prepared                   of another view than the proposed one: nothing
     Switched                   of another view than the proposed one: nothing

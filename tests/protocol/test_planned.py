@@ -189,7 +189,7 @@ def beat(scene: Scene, times: dict[str, int], beats: int = WINDOW) -> None:
     assert view
     for _ in range(beats):
         for worker, shard_us in times.items():
-            scene.say(worker, m.Heartbeat(view=view.number, shard_us=shard_us, shards=1, of=16))
+            scene.say(worker, m.Heartbeat(view=view.number, shard_us=shard_us, shards=1, shards_total=16))
         scene.coordinator.tick(scene.now)
         scene.look()
 

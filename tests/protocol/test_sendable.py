@@ -78,7 +78,7 @@ def test_the_coordinator_takes_whatever_a_worker_sends(message: m.Message) -> No
 
 
 @FAST
-@given(st.fixed_dictionaries(dict.fromkeys(("epoch", "done", "shard_us", "shards", "of"), whole)))
+@given(st.fixed_dictionaries(dict.fromkeys(("epoch", "shards_computed", "shard_us", "shards", "shards_total"), whole)))
 def test_the_coordinator_takes_whatever_a_heartbeat_would_hold(activity: dict[str, int]) -> None:
     session = session_of(**activity)
     session.beat(0.0)

@@ -21,7 +21,7 @@ class Training:
             self.scene.now += 0.5
             for worker in alive:
                 call = Call.of(doing or f"step {self.round}")
-                at = {"view": 1, "round": self.round, "step": self.round, "shards": 1, "of": 2, "call": call}
+                at = {"view": 1, "round": self.round, "step": self.round, "shards": 1, "shards_total": 2, "call": call}
                 self.scene.say(worker, m.Heartbeat(**at))
             self.scene.coordinator.tick(self.scene.now)
             self.scene.look()

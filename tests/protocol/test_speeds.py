@@ -48,7 +48,7 @@ class Fleet:
     def beat(self, **fields: int) -> None:
         for rank, (worker, count) in enumerate(zip(self.view.members, self.counts, strict=True)):
             us = self.measure(rank, count) if count else 0
-            values = {"view": self.view.number, "shard_us": us, "shards": count, "of": self.shards, **fields}
+            values = {"view": self.view.number, "shard_us": us, "shards": count, "shards_total": self.shards, **fields}
             self.speeds.heard(worker, Heartbeat(**values), self.view)
 
     def put(self, members: tuple[str, ...], shares: tuple[int, ...]) -> None:

@@ -24,14 +24,14 @@ def beats(
             fields = {moving: number} if moving else {}
             beat = m.Heartbeat(
                 **{"view": view.number if view else 0, "round": step, "step": step, **fields},
-                waits=worker in waits.split(), whole=whole,
+                idle=worker in waits.split(), state_complete=whole,
             )  # fmt: skip
             scene.say(worker, beat)
         scene.coordinator.tick(scene.now)
         scene.look()
 
 
-@pytest.mark.parametrize("moving", ["round", "step", "done"])
+@pytest.mark.parametrize("moving", ["round", "step", "shards_computed"])
 def test_what_moves_does_not_stand(moving: str) -> None:
     scene = trained("a", "b")
     beats(scene, 3 * LIMIT, moving=moving)
@@ -138,7 +138,7 @@ def test_the_only_one_is_asked_although_it_hangs() -> None:
 def test_a_step_that_moves_is_waited_for_however_long_it_takes() -> None:
     scene = trained("a")
     stop(scene)
-    beats(scene, 10 * STOP, moving="done")
+    beats(scene, 10 * STOP, moving="shards_computed")
     assert "cut short" not in scene.events
 
 

@@ -151,13 +151,13 @@ def test_suspicions_of_views_that_are_no_more_do_not_count() -> None:
 def computed(scene: Scene, *workers: str) -> None:
     """They have ended a step in which they had shards."""
     for worker in workers:
-        scene.say(worker, m.Heartbeat(view=1, shards=2, of=4))
+        scene.say(worker, m.Heartbeat(view=1, shards=2, shards_total=4))
 
 
 def test_one_that_keeps_its_peers_waiting_is_evicted() -> None:
     scene = trained("a", "b", "c")
     computed(scene, "a", "b", "c")
-    scene.say("b", m.Heartbeat(view=1, shards=0, of=1))  # since then too few for everyone
+    scene.say("b", m.Heartbeat(view=1, shards=0, shards_total=1))  # since then too few for everyone
     scene.say("a", m.Suspect(view=1, peer="b", reason="stalled", waited_s=31))
     for worker in ("a", "b", "c"):
         scene.report(worker, 2)

@@ -40,7 +40,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, kind=texts, worker=names, pid=numbers),
     st.builds(m.Ready, signature=signatures),
     st.builds(m.Heartbeat, view=numbers, round=numbers, step=numbers, lines=st.lists(lines, max_size=2).map(tuple),
-              shard_us=numbers, shards=numbers, of=numbers),
+              shard_us=numbers, shards=numbers, shards_total=numbers),
     st.builds(m.LeaveRequest, reason=texts),
     st.builds(m.Publish, group=numbers, key=texts, value=st.binary(max_size=3)),
     st.builds(m.Prepared, view=numbers),

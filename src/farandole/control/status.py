@@ -146,7 +146,7 @@ def describe(
                 state="leaving" if w.leaving else w.state,
                 speed=speeds.get(w.id),
                 shards=coordinator.speeds.newest(w.id).shards,
-                of=coordinator.speeds.newest(w.id).of,
+                of=coordinator.speeds.newest(w.id).shards_total,
             )
             for w in coordinator.workers.values()
         ),

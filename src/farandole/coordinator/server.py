@@ -81,7 +81,7 @@ def with_group_key(message: messages.Message, secret: str, run: str) -> messages
 
 def hello_refusal(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: messages.Hello) -> str:
     """The reason for rejecting the Hello of a connection that has shown `ticket`, "" to accept it."""
-    if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
+    if hello.kind in ("pool", "host_agent", "agent_pool") and not tickets.owners(ticket):
         return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
     return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
 
@@ -168,7 +168,7 @@ class Agents:
                     raise ValueError(f"unexpected message {type(message).__name__} from an agent")
                 if pool.agents.get(host) is not connection:
                     continue
-                forwarded = messages.encode(messages.FromHost(host=host, said=message))
+                forwarded = messages.encode(messages.FromHost(host=host, message=message))
                 if isinstance(message, messages.Report):
                     connection.send(HEARD)
                     if pool.reports.get(host) == forwarded:
@@ -495,12 +495,14 @@ class Server:
                 await self._pools.serve(connection, hello)
             elif hello.kind == "observer":
                 await self._observers.serve(connection)
-            elif hello.kind == "agent":
+            elif hello.kind == "host_agent":
                 await self._agents.serve_agent(connection, hello)
-            elif hello.kind == "agents":
+            elif hello.kind == "agent_pool":
                 await self._agents.serve_pool(connection, hello)
             else:
-                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool, observer, agent or agents")
+                raise ValueError(
+                    f"unknown kind {hello.kind!r}; it must be worker, pool, observer, host_agent or agent_pool"
+                )
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
             self._peers.malformed(peer, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()

@@ -162,7 +162,7 @@ class AgentReconciler:
         if order.instance != self._instance:
             return False
         self.order = order
-        for worker in order.heard:
+        for worker in order.acknowledged:
             self._ended.pop(worker, None)
             self._failed.pop(worker, None)
         return True
@@ -278,7 +278,7 @@ class Agent:
         path = str(self._folder / TICKET)
         ticket = self._ticket = newest(self._ticket, path) if self._ticket else load(path, opener)
         hello = messages.Hello(
-            kind="agent", host=self._host, pid=os.getpid(), pool=self._identity.pool, session=secrets.token_hex(8)
+            kind="host_agent", host=self._host, pid=os.getpid(), pool=self._identity.pool, session=secrets.token_hex(8)
         )
         loop = asyncio.get_running_loop()
         async with subscribe(ticket, hello) as subscription:

@@ -132,7 +132,7 @@ class RemoteHosts:
             serial=self._serial,
             instance=remote.instance,
             workers=workers,
-            heard=remote.acknowledged,
+            acknowledged=remote.acknowledged,
             logs={worker: logs.get(worker, 0) for worker in remote.workers},
             end=end,
         )
@@ -248,7 +248,7 @@ class AgentLink:
     async def serve(self) -> None:
         """Serve until cancelled."""
         while True:
-            hello = messages.Hello(kind="agents", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
+            hello = messages.Hello(kind="agent_pool", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self._ticket, hello) as subscription:
                     self.connected = True
@@ -276,7 +276,7 @@ class AgentLink:
 
     def _on_message(self, message: messages.FromHost) -> None:
         host = message.host
-        match message.said:
+        match message.message:
             case messages.Report() as report:
                 previous = self.far.hosts.get(host)
                 before_report = (previous.connected, previous.acknowledged) if previous else (False, ())

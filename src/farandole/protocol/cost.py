@@ -24,11 +24,13 @@ from farandole.errors import UsageError
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In dollars an hour of one host, however many workers are on it: of each host of a pool, or of one by name, which
-    comes first. `date` is the day that they are of, as 2026-11-01; "": there are none.
+    """Prices in dollars an hour of one host, however many workers it has.
+
+    `pools`: for each host of a pool. `hosts`: for one host by name, which comes first. `date`: the day of the prices,
+    as 2026-11-01; "" if there are no prices.
 
     Raises:
-        UsageError: a price that is none; names it.
+        UsageError: a price is not above 0 and finite; names it.
     """
 
     date: str = ""
@@ -40,10 +42,11 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             for name, dollars in prices.items():
                 if not 0 < dollars < math.inf:
                     raise UsageError(
-                        f"{kind}.{name} = {dollars:g}: dollars an hour, above 0; leave out what is unknown"
+                        f"{kind}.{name} = {dollars:g}: dollars an hour, above 0; leave out an unknown price"
                     )
 
     def of(self, host: str, pool: str) -> float | None:
+        """Return the price of an hour of `host` in dollars, None if it is unknown."""
         return self.hosts.get(host, self.pools.get(pool))
 
 
@@ -55,8 +58,9 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostPrice:
-    """What a pool has said of a host of its own: `dollars` an hour, as of `day`, None: it does not know; it is paid for
-    from Unix time `began` to `ends`.
+    """The price of a host, as its pool reports it: `dollars` an hour, as of `day`; None: unknown.
+
+    The host is paid for from Unix time `began` to `ends`.
     """
 
     host: str
@@ -69,7 +73,7 @@ class HostPrice:
 
 @dataclass(frozen=True, kw_only=True)
 class HostUse:
-    """A worker on a host: from Unix time `began`, for so many seconds."""
+    """The time of a worker on a host: from Unix time `began`, for `seconds`."""
 
     host: str
     pool: str
@@ -78,7 +82,7 @@ class HostUse:
 
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True):
-    """`an_hour` and `dollars` are None where the price is unknown."""
+    """The cost of one host: `hours` at `an_hour` dollars. `an_hour` and `dollars` are None if the price is unknown."""
 
     host: str
     pool: str
@@ -88,7 +92,10 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """`dollars` is None where some host's price is unknown; `at_least`: those of the others. `date`: of the prices."""
+    """The cost of a run. `dollars` is None if the price of some host is unknown.
+
+    `at_least`: the dollars of the other hosts. `unknown`: the hosts without a price. `date`: of the prices.
+    """
 
     dollars: float | None
     at_least: float
@@ -97,11 +104,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostCost, ...]
 
 
-def cost(stays: Iterable[HostUse], prices: Prices, told: Iterable[HostPrice] = ()) -> Cost:
-    """Of all hosts, by their names. What their pools have said of them comes first."""
-    pools = {each.host: each for each in told}
+def cost(uses: Iterable[HostUse], prices: Prices, reported: Iterable[HostPrice] = ()) -> Cost:
+    """Return the cost of all hosts, sorted by name. A price that a pool has reported comes before that of `prices`."""
+    pools = {each.host: each for each in reported}
     by_host: dict[str, list[HostUse]] = {}
-    for stay in stays:
+    for stay in uses:
         by_host.setdefault(stay.host, []).append(stay)
     names = sorted({*by_host, *pools})
     hosts = tuple(_of(name, by_host.get(name, []), prices, pools.get(name)) for name in names)
@@ -114,7 +121,7 @@ def cost(stays: Iterable[HostUse], prices: Prices, told: Iterable[HostPrice] = (
 
 
 def _of(host: str, stays: list[HostUse], prices: Prices, told: HostPrice | None) -> HostCost:
-    """A guest on it is of no pool."""
+    """Return the cost of one host. An external worker on it belongs to no pool."""
     pool = told.pool if told else next((stay.pool for stay in stays if stay.pool), "")
     seconds = max(0.0, told.ends - told.began) if told else paid_s(stays)
     hours, an_hour = seconds / HOUR_S, prices.of(host, pool)
@@ -124,7 +131,7 @@ def _of(host: str, stays: list[HostUse], prices: Prices, told: HostPrice | None)
 
 
 def paid_s(stays: Iterable[HostUse]) -> float:
-    """Seconds for which a host is paid for."""
+    """Return the seconds for which a host is paid."""
     paid, until = 0.0, 0.0
     for stay in sorted(stays, key=lambda stay: stay.began):
         begins, ends = stay.began, stay.began + stay.seconds

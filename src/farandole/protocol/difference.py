@@ -1,4 +1,5 @@
-"""Differences in words for the user: joiner and run, two workers' scripts, replicas that should be equal.
+"""Describes differences for the user: of a joiner from the run, of the scripts of two workers, and of replicas that
+should be equal.
 
 Facts of code are the script, the modules of its folder, and farandole itself (`code/snapshot.py`). Scripts are compared
 whatever their names are. A module is compared only where both sides have imported it, since not all workers import the
@@ -21,7 +22,7 @@ NAMED = 5
 
 
 def first_difference(expected: Signature, got: Signature) -> str:
-    """The first fact in which a joiner differs from the run, code left out, in words; empty when there is none."""
+    """Return as text the first fact, other than code, in which a joiner differs from the run; "" if there is none."""
     ours, theirs = dict(without_code(expected).facts), dict(without_code(got).facts)
     for name, value in ours.items():
         if name not in theirs:
@@ -33,23 +34,23 @@ def first_difference(expected: Signature, got: Signature) -> str:
 
 
 def of_code(name: str) -> bool:
-    """Whether the fact of this name is one of code."""
+    """Return True if the fact of this name is one of code."""
     return name.startswith(_CODE)
 
 
 def other_code(expected: Facts, got: Facts) -> list[str]:
-    """The facts of code in which two sides differ, by the names that `expected` has for them."""
+    """Return the names of the facts of code in which two sides differ, as `expected` has them."""
     theirs = dict(_comparable(got))
     return [name for key, name, value in _keyed(expected) if theirs.get(key, value) != value]
 
 
 def without_code(signature: Signature) -> Signature:
-    """The signature without those facts."""
+    """Return the signature without the facts of code."""
     return Signature(facts=tuple((name, value) for name, value in signature.facts if not of_code(name)))
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
+    """Return the first `NAMED` names as text, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
@@ -70,14 +71,14 @@ def _keyed(facts: Facts) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Two workers, and how their scripts differ, in words."""
+    """Two workers, and how their scripts differ, as text."""
 
     workers: tuple[str, str]
     reason: str
 
 
 def differing(reports: Mapping[str, Stopped]) -> Difference | None:
-    """Of those that answered a stop, two that have called different things in one round, if there are such."""
+    """Return two workers that called different things in one round, from their answers to a stop; None without any."""
     first: dict[int, str] = {}
     for worker, report in reports.items():
         if report.synced and report.call.number:
@@ -88,7 +89,7 @@ def differing(reports: Mapping[str, Stopped]) -> Difference | None:
 
 
 def calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
-    """They have called different things in one round."""
+    """Return the difference of two workers that called different things in one round."""
     return Difference(
         workers=(one, other),
         reason=(
@@ -101,7 +102,7 @@ def calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """A worker's script has ended with `round` not begun, after `step`."""
+    """The end of a worker's script, after `step` and before `round` began."""
 
     worker: str
     round: int
@@ -109,7 +110,7 @@ class Finish:
 
 
 def ended_early(early: Finish, other: str, doing: str) -> Difference:
-    """One has ended, the other goes on."""
+    """Return the difference of a worker whose script has ended and an `other` that continues with `doing`."""
     return Difference(
         workers=(early.worker, other),
         reason=(
@@ -122,20 +123,20 @@ def ended_early(early: Finish, other: str, doing: str) -> Difference:
 # --- replicas --------------------------------------------------------------------------------------------------
 
 
-def outliers(found: Mapping[str, Hashable]) -> tuple[str, ...]:
-    """Those whose value is not that of most; of two sides of one size the first worker's counts.
+def outliers(values: Mapping[str, Hashable]) -> tuple[str, ...]:
+    """Return the workers whose value is not that of the largest group; of equal groups, the first worker's counts.
 
-    `found`: in the order of their standing, so that the longest-standing worker is right where nothing else decides.
+    `values` is ordered by seniority, so the longest-standing worker is right if nothing else decides.
     """
     sides: dict[Hashable, list[str]] = {}
-    for worker, value in found.items():
+    for worker, value in values.items():
         sides.setdefault(value, []).append(worker)
     reference = max(sides.values(), key=len, default=[])
-    return tuple(worker for worker in found if worker not in reference)
+    return tuple(worker for worker in values if worker not in reference)
 
 
 def first_unequal(expected: Sequence[tuple[str, int]], got: Sequence[tuple[str, int]]) -> str:
-    """The name of the first of `expected`, pairs of a name and a digest, that is another in `got`; "" for none."""
+    """Return the name of the first (name, digest) of `expected` that differs in `got`; "" if there is none."""
     for theirs, ours in zip_longest(expected, got):
         if theirs != ours:
             return (theirs or ours)[0]

@@ -1,13 +1,13 @@
-"""What can happen to a run: one struct an event, which is also its line of metrics.jsonl and its row of the journal.
+"""The events of a run: one struct for each event, which is also its line of metrics.jsonl and its row of the journal.
 
-Who decides writes a struct down, who looks reads one. Invariant: `encode` and `decode` are each other's inverse, so
-nothing is lost or changed on its way through a file. A line is JSON: the event's name, which is that of the struct in
-plain words, then its time and its fields. What is rare is left out where it is not so.
+The coordinator writes structs, and readers get structs. Invariant: `encode` and `decode` are each other's inverse, so
+nothing is lost or changed in a file. A line is JSON: the event's name, which is that of the struct in plain words, then
+its time and its fields. A field that has its default value may be left out.
 
     {"event": "state lost", "time": 1764000000.5, "reason": "no worker that held the state is left"}
 
-A reader takes what fits one of these structs: all its fields, of their types, and no others. What does not is damaged
-(`metrics.py` counts it). A new event is a struct in one of these files, a member of `Event`, and a case in
+A reader accepts a line that fits one of these structs: all its fields, of their types, and no others. Other lines are
+damaged (`metrics.py` counts them). A new event is a struct in this file, a member of `Event`, and a case in
 `observe/text.py`.
 """
 
@@ -42,7 +42,7 @@ class Recorded(
     tag_field="event",
     tag=_in_words,
 ):
-    """`time`: Unix time in seconds, set by whoever writes the event down; who decides has no clock."""
+    """Base of all events. `time`: Unix time in seconds, set when the event is written; its author has no clock."""
 
     time: Seconds = 0.0
 
@@ -58,7 +58,7 @@ class StrangerEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StrangersEvent(Recorded, frozen=True, kw_only=True):
-    """`more` of what `reason` says were not written down one by one."""
+    """`more` unauthenticated connections with this `reason` were not recorded one by one."""
 
     reason: str
     more: Count
@@ -86,23 +86,23 @@ class TicketsDamagedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class RunStartedEvent(Recorded, frozen=True, kw_only=True):
-    """A coordinator has started that knows of none before it: views are numbered from 1 again, and no worker, view or
-    stop of an earlier start of the run is in force. `version`: farandole's.
+    """A coordinator has started without the state of an earlier one: views are numbered from 1 again, and no worker,
+    view or stop of an earlier start of the run is in force. `version`: of farandole.
     """
 
     version: str
 
 
 class CodeEditedEvent(Recorded, frozen=True, kw_only=True):
-    """What is not what it was when the run was on before."""
+    """Files of the run's code that have changed since the run was last active."""
 
     files: Names
 
 
 class LinesLostEvent(Recorded, frozen=True, kw_only=True):
-    """So many `lines` of metrics are missing, at least. `step`, `index`: of the last of them, where they stood here.
+    """At least `lines` lines of metrics are missing. `step`, `index`: those of the last one, if they belong here.
 
-    `worker`: who was to send them, "" where that is not known.
+    `worker`: the one that had to send them, "" if that is not known.
     """
 
     worker: str
@@ -125,7 +125,7 @@ class NotRecordedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NotShippedEvent(Recorded, frozen=True, kw_only=True):
-    """The state are not beside the checkpoints: another machine could not take the run over as it is now."""
+    """The coordinator state is not beside the checkpoints: another machine could not take the run over as it is now."""
 
     reason: str
 
@@ -148,14 +148,14 @@ class StartingEvent(Recorded, frozen=True, kw_only=True):
 
 
 class WaitsEvent(Recorded, frozen=True, kw_only=True):
-    """A guest is there before the first of the run's own workers, with which it is to be compared."""
+    """An external worker waits for the first of the run's own workers, with which it must be compared."""
 
     worker: str
     host: str
 
 
 class ReadyEvent(Recorded, frozen=True, kw_only=True):
-    """It asks in. `unreached`: why it can't write checkpoints."""
+    """A worker asks for admission. `unreached`: why it can't write checkpoints, "" if it can."""
 
     worker: str
     host: str
@@ -170,14 +170,14 @@ class RefusedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class OtherCodeEvent(Recorded, frozen=True, kw_only=True):
-    """It is let in although its code differs: in `what`."""
+    """A worker was admitted although its code differs in `what`."""
 
     worker: str
     what: Names
 
 
 class ExitedEvent(Recorded, frozen=True, kw_only=True):
-    """Its process has ended before it had asked in."""
+    """The process of a worker ended before it asked for admission."""
 
     worker: str
     host: str
@@ -185,7 +185,7 @@ class ExitedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StartFailedEvent(Recorded, frozen=True, kw_only=True):
-    """No process came of what was to be `worker`: nobody was lost."""
+    """The process of `worker` could not be started. It does not count as a lost worker."""
 
     worker: str
     host: str
@@ -193,14 +193,14 @@ class StartFailedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NoCapacityEvent(Recorded, frozen=True, kw_only=True):
-    """The pool would start more than it can. Once, until it could."""
+    """The pool can't start all the workers that it should. Reported once, until it could."""
 
     pool: str
     reason: str
 
 
 class HostEvent(Recorded, frozen=True, kw_only=True):
-    """What has become of a host of the pool; `host` "" for none, or all. `state`: joined, idle, leaving, gone, ..."""
+    """The state of a host of the pool: joined, idle, leaving, gone, ...; `host` "" stands for none, or all."""
 
     pool: str
     host: str
@@ -209,7 +209,7 @@ class HostEvent(Recorded, frozen=True, kw_only=True):
 
 
 class PricedEvent(Recorded, frozen=True, kw_only=True):
-    """A host of the pool is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
+    """A host of the pool costs `dollars` an hour since Unix time `since`, as of `day`; None: the price is unknown."""
 
     pool: str
     host: str
@@ -219,7 +219,7 @@ class PricedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class AdviceEvent(Recorded, frozen=True, kw_only=True):
-    """A host of the pool may go. Its workers stay."""
+    """Rebalance advice: a host of the pool may be preempted. Its workers stay."""
 
     pool: str
     host: str
@@ -244,7 +244,7 @@ class LostEvent(Recorded, frozen=True, kw_only=True):
 
 
 class UnfedEvent(Recorded, frozen=True, kw_only=True):
-    """Its host can't get it the data: it goes, or where nobody else is left the run ends."""
+    """The data is unavailable on the worker's host: the worker leaves, or the run ends if no other worker is left."""
 
     worker: str
     host: str
@@ -252,7 +252,7 @@ class UnfedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class DiedEvent(Recorded, frozen=True, kw_only=True):
-    """What has become of the process of one that was lost before."""
+    """How the process of a worker ended that was lost before."""
 
     worker: str
     reason: str
@@ -274,7 +274,7 @@ class NoReplacementsEvent(Recorded, frozen=True, kw_only=True):
 
 
 class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker's time has gone to since its process began. `step`: that it was in, -1 for none."""
+    """Seconds that a worker spent in each time class since its process began. `step`: its current one, -1 for none."""
 
     host: str
     pool: str
@@ -283,7 +283,7 @@ class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TimeSpentEvent(Recorded, frozen=True, kw_only=True):
-    """By worker. Those in `ended` are gone, and it is the last that is written down of them: see `accounting`."""
+    """The time spent, by worker. For workers in `ended`, which have left, this is the last record."""
 
     workers: dict[str, WorkerTime]
     ended: Names
@@ -295,21 +295,21 @@ class TimeSpentEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NumericsEvent(Recorded, frozen=True, kw_only=True):
-    """Those of the run's first worker, which hold for the run: versions, settings, and what each operation gives."""
+    """The facts of the run's first worker, which hold for the run: versions, settings, each operation's fingerprint."""
 
     worker: str
     facts: dict[str, str]
 
 
 class OtherVersionsEvent(Recorded, frozen=True, kw_only=True):
-    """It is let in although it has other libraries: all operations of the fingerprint agree."""
+    """A worker was admitted although its libraries differ in `what`: all operations of the fingerprint agree."""
 
     worker: str
     what: Names
 
 
 class SettingChangedEvent(Recorded, frozen=True, kw_only=True):
-    """The script has altered a setting of torch's; `worker` was the first to say so. Once for all who say the same."""
+    """The script has changed a setting of torch; `worker` was the first to report it. Equal reports are dropped."""
 
     worker: str
     step: Step
@@ -319,14 +319,14 @@ class SettingChangedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class UnknownOperatorEvent(Recorded, frozen=True, kw_only=True):
-    """It is not known to have the same bits on all CPUs; `worker` was the first to say that it runs."""
+    """An operator runs that is not known to give the same bits on all CPUs; `worker` was the first to report it."""
 
     worker: str
     operator: str
 
 
 class BitsNotPromisedEvent(Recorded, frozen=True, kw_only=True):
-    """Of the steps after `step`, since `worker` differs in `what`."""
+    """Results after `step` are not reproducible, since the admitted `worker` differs in `what`."""
 
     worker: str
     step: Step
@@ -337,7 +337,7 @@ class BitsNotPromisedEvent(Recorded, frozen=True, kw_only=True):
 #
 # Views, what goes wrong in the training, and its end.
 
-Code = Annotated[int, msgspec.Meta(ge=-255, le=255)]  # that a process exits with
+Code = Annotated[int, msgspec.Meta(ge=-255, le=255)]  # exit code of a process
 
 
 # --- views -----------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class ProposedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class ViewEvent(Recorded, frozen=True, kw_only=True):
-    """It is in force from `step` on. `outcome` is that of the step's exchange, where the view before was stopped."""
+    """A view is in force from `step` on. `outcome`: that of the step's exchange, if the previous view was stopped."""
 
     view: Count
     members: Names
@@ -361,7 +361,7 @@ class ViewEvent(Recorded, frozen=True, kw_only=True):
 
 
 class SharesEvent(Recorded, frozen=True, kw_only=True):
-    """How shards are dealt in `view`: per mille of the fastest worker's."""
+    """The shares of shards in `view`, in per mille of the fastest worker's."""
 
     view: Count
     step: Step
@@ -375,7 +375,7 @@ class OutOfReachEvent(Recorded, frozen=True, kw_only=True):
 
 
 class CoordinatorBackEvent(Recorded, frozen=True, kw_only=True):
-    """Another process has taken over, and waits for `workers`."""
+    """Another coordinator process has taken over, and waits for `workers` to reconnect."""
 
     workers: Names
 
@@ -385,7 +385,9 @@ class StateLostEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StrangerInGroupEvent(Recorded, frozen=True, kw_only=True):
-    """Who has come between `worker` and `peer`; where they are one, before all others."""
+    """An unauthenticated party at `address` is in the connection of `worker` to `peer`; if they are equal, it keeps
+    `worker` from listening. `again_s`: seconds until the next attempt.
+    """
 
     worker: str
     peer: str
@@ -409,8 +411,8 @@ class CallsDifferEvent(Recorded, frozen=True, kw_only=True):
 
 
 class ReplicasDifferEvent(Recorded, frozen=True, kw_only=True):
-    """`first`: the first tensor or value that does, "" while that is not known. `suspects`: each worker that could have
-    caused it alone, where that is known.
+    """The replicas of `workers` differ from the others'. `first`: the first tensor or value that differs, "" if that is
+    not known. `suspects`: each worker that could have caused it alone, if that is known.
     """
 
     workers: Names
@@ -420,7 +422,9 @@ class ReplicasDifferEvent(Recorded, frozen=True, kw_only=True):
 
 
 class ComputesWrongEvent(Recorded, frozen=True, kw_only=True):
-    """Two others have found the same of one shard, and it another. It leaves, and its host is not asked for again."""
+    """Two other workers computed the same result of one shard, and `worker` another. It leaves, and its host is not
+    used again.
+    """
 
     worker: str
     host: str
@@ -428,7 +432,7 @@ class ComputesWrongEvent(Recorded, frozen=True, kw_only=True):
 
 
 class DriftingEvent(Recorded, frozen=True, kw_only=True):
-    """Under `--bits any`: the replicas of `workers` are unlike the others', in `step` for the `times`-th time."""
+    """Under `--bits any`: the replicas of `workers` differ from the others' in `step`, for the `times`-th time."""
 
     workers: Names
     step: Step
@@ -436,7 +440,7 @@ class DriftingEvent(Recorded, frozen=True, kw_only=True):
 
 
 class UndecidedEvent(Recorded, frozen=True, kw_only=True):
-    """`workers` have found different things of one shard, and nobody can tell who is right."""
+    """`workers` computed different results of one shard, and no third worker can decide who is right."""
 
     workers: Names
     reason: str
@@ -449,7 +453,7 @@ class NotFiniteEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StalledEvent(Recorded, frozen=True, kw_only=True):
-    """The training has not moved for `seconds`; `workers` do not say that they wait for others."""
+    """The training has made no progress for `seconds`; `workers` do not report that they wait for others."""
 
     step: Step
     seconds: Seconds
@@ -475,7 +479,7 @@ class StoppingEvent(Recorded, frozen=True, kw_only=True):
 
 
 class CutShortEvent(Recorded, frozen=True, kw_only=True):
-    """The stop does not wait for `workers` any more."""
+    """The requested stop does not wait for `workers` any more."""
 
     step: Step
     workers: Names
@@ -489,7 +493,7 @@ class HungEvent(Recorded, frozen=True, kw_only=True):
 
 
 class FinishedEvent(Recorded, frozen=True, kw_only=True):
-    """The script has run to its end everywhere; where the states are not `equal`, `fingerprint` has all of theirs.
+    """The script ran to its end on all workers. If their states are not `equal`, `fingerprint` holds all fingerprints.
 
     `seconds` and its parts: from the end of the last step to the script's, see `StepTime`.
     """
@@ -513,7 +517,7 @@ class OverEvent(Recorded, frozen=True, kw_only=True):
 
 
 class CheckpointEvent(Recorded, frozen=True, kw_only=True):
-    """`seconds` were taken to write `bytes`, behind the training, which stood still for `copy_ms`."""
+    """A checkpoint of `bytes` was written in `seconds`, in the background; training was blocked for `copy_ms` ms."""
 
     worker: str
     step: Step
@@ -531,14 +535,16 @@ class CheckpointFailedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class CheckpointDamagedEvent(Recorded, frozen=True, kw_only=True):
-    """One that was passed over."""
+    """A damaged checkpoint was skipped."""
 
     worker: str
     reason: str
 
 
 class ResumedEvent(Recorded, frozen=True, kw_only=True):
-    """`path`: "" for the script's own beginning. `last_finite`: the newest checkpoint of a finite state, else."""
+    """The run continues from `path`; "": from the script's initial state. `last_finite`: the newest checkpoint with a
+    finite state, if this one is not `finite`.
+    """
 
     worker: str
     step: Step
@@ -555,7 +561,7 @@ class NothingLeftEvent(Recorded, frozen=True, kw_only=True):
 
 
 class SavedEvent(Recorded, frozen=True, kw_only=True):
-    """The last checkpoint, written in `seconds`; `whole`: of a whole step, so that the run can go on from it."""
+    """The last checkpoint, written in `seconds`. `whole`: it is of a complete step, so the run can continue from it."""
 
     worker: str
     path: str
@@ -565,7 +571,7 @@ class SavedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class SavedElsewhereEvent(Recorded, frozen=True, kw_only=True):
-    """... but not in the run's store."""
+    """The last checkpoint was written to `path` on `host`, but not to the run's store."""
 
     worker: str
     host: str
@@ -576,7 +582,7 @@ class SavedElsewhereEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NotSavedEvent(Recorded, frozen=True, kw_only=True):
-    """`worker`: "" where nobody is left to do it."""
+    """The last checkpoint was not written. `worker`: "" if no worker is left to write it."""
 
     reason: str
     worker: str = ""
@@ -597,7 +603,7 @@ class NoLeaderEvent(Recorded, frozen=True, kw_only=True):
 
 
 class ShortEvent(Recorded, frozen=True, kw_only=True):
-    """It was to begin the first view, and finds less than the run has saved."""
+    """A worker can't begin the first view: it finds an older checkpoint than the run has saved."""
 
     worker: str
     host: str
@@ -625,19 +631,19 @@ decode = msgspec.json.Decoder(Event).decode
 
 
 def name_of(event: Event | type[Recorded]) -> str:
-    """In plain words, as in a line."""
+    """Return the name of an event, as it is in a line."""
     return str(event.__struct_config__.tag)
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """What its line says besides its name and time."""
+    """Return the fields of an event's line, without its name and time."""
     return {k: v for k, v in msgspec.to_builtins(event).items() if k not in ("event", "time")}
 
 
 def restored(fields: Mapping[str, Any]) -> Event:
-    """The event that a line's name, time and fields are.
+    """Return the event with the name, time and fields of a line.
 
     Raises:
-        msgspec.ValidationError: they are none's.
+        msgspec.ValidationError: no event has these fields.
     """
     return msgspec.convert(fields, Event)

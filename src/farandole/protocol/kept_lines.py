@@ -16,14 +16,14 @@ from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol.values import MAX_LINES, Line, Metrics
 
 KEPT = 100_000
-RECENT_STEPS = 50  # of which the median is taken
+RECENT_STEPS = 50  # steps of which the median is taken
 
 
 class KeptLines:
-    """Those of one worker."""
+    """The lines of one worker that the coordinator may still need, oldest first."""
 
     def __init__(self) -> None:
-        self._sent: deque[Line] = deque()  # on this connection, and the coordinator may not have them
+        self._sent: deque[Line] = deque()  # sent on this connection; the coordinator may not have them
         self._unsent: deque[Line] = deque()
         self._heard = (-1, 0)
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -34,30 +34,30 @@ class KeptLines:
         append(self._unsent, line, KEPT - len(self._sent))
 
     def send_after(self, newest: tuple[int, int]) -> None:
-        """A new connection: the coordinator has all up to this one."""
+        """Restart on a new connection: the coordinator has all lines up to `newest`, (step, index)."""
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
         _drop(self._unsent, newest)
 
     def forget(self, newest: tuple[int, int]) -> None:
-        """The coordinator has all up to this one, and has written those of which it has said so before."""
+        """Record that the coordinator has all lines up to `newest`; drop those of its previous report, now written."""
         for lines in (self._sent, self._unsent):
             _drop(lines, self._heard)
         self._heard = newest
 
     def take(self) -> tuple[Line, ...]:
-        """The next ones to send."""
+        """Return the next lines to send, `MAX_LINES` at most."""
         lines = tuple(self._unsent.popleft() for _ in range(min(MAX_LINES, len(self._unsent))))
         self._sent.extend(lines)
         return lines
 
     def median_step_s(self) -> float | None:
-        """Of the newest steps, without evaluations and pauses; None without any."""
+        """Return the median time of the newest steps in seconds, without evaluations and pauses; None without steps."""
         return median(self._steps_s) if self._steps_s else None
 
 
 def append(lines: deque[Line], line: Line, room: int) -> None:
-    """Add a line; where there are `room` of them already, to the count of those that are missing."""
+    """Append `line`. If `lines` has `room` lines already, add it to the count of missing lines instead."""
     last = lines[-1] if lines else None
     if len(lines) < room:
         lines.append(line)

@@ -50,10 +50,10 @@ from farandole.protocol.view import Lineage, View
 
 
 class Saved(Message):
-    """Answer to End(save=True): the checkpoint's path, or why there is none.
+    """Answer to End(save=True): the checkpoint's `path`, or the `error` why there is none.
 
-    `between`: the script failed between two steps here, so this worker's state is of neither. `finite`: see `Manifest`;
-    `seconds` is how long the writing took.
+    `between`: the script failed between two steps here, so this worker's state belongs to neither. `finite`: see
+    `Manifest`. `seconds`: the time that writing took.
     """
 
     path: Text = ""
@@ -64,10 +64,10 @@ class Saved(Message):
 
 
 class Checkpointed(Message):
-    """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
+    """A checkpoint of the beginning of `step` was written to `path`, or failed because of `error`.
 
-    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked; `finite`: see Manifest.
-    `late`: it was left out, since the one before is still being written.
+    `bytes`: its size. `seconds`: the time that writing took. `copy_ms`: how long the training thread was blocked, in
+    milliseconds. `finite`: see `Manifest`. `late`: it was skipped, since the one before is still being written.
     """
 
     step: Count
@@ -81,17 +81,18 @@ class Checkpointed(Message):
 
 
 class CannotStart(Message):
-    """The first view can't begin with what this worker finds: it is not the checkpoint that `Propose` spoke of."""
+    """This worker can't begin the first view: it does not find the checkpoint that `Propose` named."""
 
     view: Count
     reason: Text
 
 
 class Restored(Message):
-    """The first view begins at `step` with the state of `path`; "" for the script's own beginning.
+    """The first view begins at `step` with the state of checkpoint `path`; "": with the script's initial state.
 
-    `damaged` are newer ones that were passed over, `differences` what may change the bits, in words; `last_finite`,
-    where the state is not `finite`, the newest that is. `done`: the script asks for nothing more, so no view begins.
+    `damaged`: newer checkpoints that were skipped, each with its reason. `differences`: what may change the bits, as
+    text. `last_finite`: the newest checkpoint with a finite state, if this one is not `finite`. `done`: the script
+    has no steps left, so no view begins.
     """
 
     step: Count
@@ -104,9 +105,9 @@ class Restored(Message):
 
 
 class End(Message):
-    """The run ends: save the state of the last whole step if `save`, answer Saved, await Goodbye.
+    """The run ends: save the state of the last complete step if `save`, answer `Saved`, wait for `Goodbye`.
 
-    `between`: nobody has that; save what the script has left between two steps.
+    `between`: no worker has that state; save the state that the script left between two steps.
     """
 
     save: bool
@@ -115,7 +116,7 @@ class End(Message):
 
 
 class Saver(Message):
-    """`worker` writes the checkpoints from now on; `at_once`, since another could not. See `saving`."""
+    """`worker` writes the checkpoints from now on. `at_once`: one immediately, since another worker could not."""
 
     worker: str
     at_once: bool = False
@@ -126,20 +127,20 @@ class Saver(Message):
 # Messages about replicas that differ, and about shards for which two workers have different results. What follows from
 # them: docs/protocol.md, Replicas that differ and Recomputation.
 
-MAX_PARTS = 8  # views of which a worker says who made which sums
-# what is found to differ, in words that the reason of a refusal has
+MAX_PARTS = 8  # views for which a worker reports the digests by who made the sums
+# the two kinds of difference, as the reason of a refusal names them
 MICRO_BATCH, UPDATES = "the micro-batch", "its updates differ"
 
 
 class Differs(Message):
-    """The control words of a round of `step` say that `workers` hold another replica than the others: it can't end."""
+    """By the commit messages of a round of `step`, the replicas of `workers` differ from the others': it can't end."""
 
     step: Count
     workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
 
 
 class Drifts(Message):
-    """Under `--bits any`: at `step` the replicas of `workers` are unlike the others', for the `times`-th time."""
+    """Under `--bits any`: the replicas of `workers` differ from the others' at `step`, for the `times`-th time."""
 
     step: Count
     workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
@@ -147,16 +148,16 @@ class Drifts(Message):
 
 
 class ShardsDiffer(Message):
-    """The control words of a round of `step` say that two workers found different things of one shard: it can't end."""
+    """The commit messages of a round of `step` show different results of two workers for one shard: it can't end."""
 
     step: Count
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker has computed of some of a round's shards: their holder's, or another one's who checks them.
+    """The results of a worker for some shards of a round: as their `holder`, or as the worker that checks them.
 
-    `digests` are those of what the shards read, found and left, by name, in order. Where there are too many for a
-    message, the last one is of all that are left.
+    `digests`: one for each of `names`, over what the shards read, computed and left behind, in order. If there are too
+    many for a message, the last one covers all the rest.
     """
 
     holder: Name = ""
@@ -166,7 +167,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def number(self) -> int:
-        """For the control word: 63 bits, 0 where there is nothing."""
+        """The digest of all of it for the commit message: 63 bits, 0 if there are no shards."""
         if not self.shards:
             return 0
         digest = hashlib.sha256(repr((self.holder, self.shards, self.digests)).encode()).digest()
@@ -177,7 +178,7 @@ NO_DIGESTS = Computed()
 
 
 def fitting(names: Sequence[str]) -> int:
-    """How many of these names, from the first on, fit into a message; at least 1 of some."""
+    """Return how many of `names`, from the first on, fit into a message; at least 1 unless `names` is empty."""
     size = 0
     for number, name in enumerate(names[:MAX_NAMED]):
         size += len(name.encode()) + 16  # and a digest
@@ -187,9 +188,10 @@ def fitting(names: Sequence[str]) -> int:
 
 
 class PartDigests(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica's digests by who made the sums: for each of `members` one digest of the elements of parameters, and of
-    the optimizer's tensors of their shapes, whose gradients that member sums up in `view`. `cut`: how they are cut into
-    buckets.
+    """The digests of a replica by the member that made the sums in `view`.
+
+    Each of `members` has one of `digests`. It covers the elements of parameters, and of the optimizer's tensors of the
+    same shapes, whose gradients that member sums up. `cut`: a digest of the partition into buckets.
     """
 
     view: Count
@@ -201,8 +203,8 @@ class PartDigests(msgspec.Struct, frozen=True, kw_only=True):
 class Digests(Message):
     """Answer to Compare: a digest of each value and tensor of this worker's replica, by name, in order.
 
-    `step` is the one whose beginning it was last seen whole at. `parts`: for each view that has made an update which a
-    difference may come from; `rest`: a digest of what is in no part, 0 where the parts are unknown.
+    `step`: the last step at whose beginning the replica was complete. `parts`: one for each view whose update may have
+    caused a difference. `rest`: a digest of everything in no part, 0 if the parts are unknown.
     """
 
     step: Count
@@ -213,7 +215,7 @@ class Digests(Message):
 
 
 class Compare(Message):
-    """The replicas differ and nobody trains any more: answer Digests, await End or Goodbye."""
+    """The replicas differ and training has stopped: answer `Digests`, wait for `End` or `Goodbye`."""
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -222,20 +224,25 @@ class Compare(Message):
 
 
 class Stop(Message):
-    """Abandon the view and any proposed one; answer Stopped."""
+    """Abandon the view and any proposed one; answer `Stopped`. `stop` numbers the stops."""
 
     stop: int
 
 
 class Stopped(Message):
-    """Answer to Stop: this worker has abandoned its view and will neither end a round nor switch until told.
+    """Answer to Stop: this worker has abandoned its view, and neither ends a round nor switches until `Resume`.
 
-    `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
-    the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
-    shards were dealt, `synced` whether it holds the state, `step` the training step
-    (for the record only), `call` what it has called in the round, if it has begun. `prepared` is the newest view that
-    it is ready to switch to, as in its control word. `held` and `checked` are what it has computed of shards that two
-    compute; `unproven`: it has not proved itself yet.
+    Attributes:
+        round: the round that it is in, or begins next.
+        holds: it holds every reduced bucket of `round`.
+        view: the view of that round, complete: the coordinator may be another process than the one that proposed it.
+        lineage: how the round's shards were assigned.
+        synced: it holds the run's state.
+        step: the training step, for the record only.
+        call: the script's call in the round, if that has begun.
+        prepared: the newest view that it is ready to switch to, as in its commit message.
+        held, checked: its results for its own checked shards, and for those that it checks.
+        unproven: it has not passed its admission check yet.
     """
 
     stop: Count
@@ -253,10 +260,10 @@ class Stopped(Message):
 
 
 class Resume(Message):
-    """Go on from `round` in `view`. A receiver behind it commits the round before, which it holds.
+    """Continue from `round` in `view`. A receiver that is one round behind commits that round, which it holds.
 
-    `commit`: the receiver at `round` holds it, as everyone does: it ends the round without a further exchange.
-    Otherwise the round's exchange is done (again) under this view, its shards dealt by `lineage`.
+    `commit`: all members hold `round`, so a receiver at `round` ends it without another exchange. Otherwise the
+    exchange of the round is done (again) under this view, with its shards assigned by `lineage`.
     """
 
     view: View
@@ -266,7 +273,7 @@ class Resume(Message):
 
 
 class Demoted(Message):
-    """Answer to Stopped for a joiner without state: its view is no more, it stays a candidate."""
+    """Answer to Stopped for a joiner without state: its view is withdrawn, and it stays a candidate."""
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------
@@ -277,7 +284,7 @@ class Demoted(Message):
 # its Welcome. Invariant: an existing value has been checked, also one that was read from a file or came over the
 # network.
 
-WHOLE = {  # and the most of each
+WHOLE = {  # fields that hold whole numbers, and the largest value of each
     "wanted": MAX_WORKERS, "minimum": MAX_WORKERS, "maximum": MAX_WORKERS, "seed": MAX_SEED, "threads": MAX_THREADS,
     "startup_failures": MAX_COUNT, "views_per_group": MAX_COUNT,
 }  # fmt: skip
@@ -285,19 +292,29 @@ _OPTIONS = {
     "wanted": "--workers", "minimum": "--min", "maximum": "--max", "orphan_s": "--orphan-limit", "stall_s": "--stall",
     "standstill_s": "--standstill", "stop_s": "--stop-limit",
 }  # fmt: skip
-BITS = ("same", "portable", "any")  # what is promised of them; see `numeric_facts.py`
+BITS = ("same", "portable", "any")  # what is guaranteed about results; see `numeric_facts.py`
 
 
 class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds. `wanted`, `minimum`, `maximum`: of workers; None wants all that the run's pools can have.
-    `ledger`: every delivered sample is counted.
+    """The settings of a run that all its processes share. All times are in seconds.
 
-    `heartbeat_timeout_s`: the most that a worker may be silent; often it is given up earlier (see `silence`). `pin`:
-    each worker has cores of its own. `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may
-    compute for the run. `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that
-    another worker computes too; `stop_undecided`: the run ends where two find different things of one and nobody can
-    tell who is right. `standstill_s`, `stop_s`: how long the training may stand still before that is told, and before a
-    stop that was asked for no longer waits for its step.
+    Attributes:
+        wanted: target number of workers; None for as many as the run's pools can have.
+        minimum, maximum: fewest workers that train, and most that the run takes.
+        seed: for initialisation, data order and dropout.
+        threads: intra-op threads of a worker.
+        pin: each worker gets CPU cores of its own.
+        ledger: every delivered sample is counted.
+        by_speed: micro-batches are assigned by measured speed, else equally.
+        bits: which machines may compute for the run, one of `BITS`.
+        stop_on_nan: a loss that is not finite ends the run.
+        audit: the fraction of all micro-batches that a second worker computes too, 0 to 1.
+        stop_undecided: end the run if two workers disagree about one of them and no third can decide.
+        heartbeat_timeout_s: longest silence of a worker; the failure detector often gives it up earlier.
+        stall_s: how long a worker waits for a peer before it reports it as stalled.
+        orphan_s: how long a worker continues without a coordinator.
+        standstill_s: how long the training may make no progress before an event reports it.
+        stop_s: how long a requested stop waits for its step.
 
     Raises:
         UsageError: a value is beyond its limit, or contradicts another; names both and the remedy.
@@ -322,10 +339,10 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     orphan_s: float = 600.0
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
-    end_s: float = 10.0  # after a stop, for those whose script has not ended where others' have
+    end_s: float = 10.0  # how long a stop waits for workers whose script has not ended while others' have
     standstill_s: float = 60.0
     stop_s: float = 30.0
-    views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
+    views_per_group: int = 256  # messages of views 512 apart could not be distinguished in one group
 
     def __post_init__(self) -> None:
         for name, most in WHOLE.items():
@@ -334,11 +351,11 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
         for name in (name for name in self.__struct_fields__ if name.endswith("_s")):
             real(f"{_option(name)} {{}}", getattr(self, name), why="seconds")
         if self.bits not in BITS:
-            raise UsageError(f"--bits {self.bits}: say {' or '.join(BITS)}")
+            raise UsageError(f"--bits {self.bits}: use {' or '.join(BITS)}")
         if self.minimum < 1:
             raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
         if self.threads < 1:
-            raise UsageError(f"--threads {self.threads}: a worker needs at least one")
+            raise UsageError(f"--threads {self.threads}: a worker needs at least one thread; use --threads 1 or more")
         if self.wanted is not None and self.wanted < self.minimum:
             raise UsageError(
                 f"--workers {self.wanted} is below --min {self.minimum}: the run could never start; "
@@ -382,17 +399,17 @@ def _option(field: str) -> str:
 # All that a worker reports is bounded: `most` of each kind, which the coordinator makes smaller the more workers there
 # are.
 
-MOST_STEPS = 1000  # that may be asked for
-MOST_SPANS = 20_000  # of a worker, and so many waits
+MOST_STEPS = 1000  # of one trace
+MOST_SPANS = 20_000  # of a worker, and as many waits
 MOST_PEERS = 1000
-MOST_TAKEN = 2000  # steps in an answer: those that were asked for, and some more (`worker/timing.py`)
-Kind = Annotated[int, msgspec.Meta(ge=0, le=len(SAID) - 1)]  # a class, as its place in `SAID`
+MOST_TAKEN = 2000  # steps in an answer: the requested ones and some more (`worker/timing.py`)
+Kind = Annotated[int, msgspec.Meta(ge=0, le=len(SAID) - 1)]  # a time class, as its index in `SAID`
 
 
 class Trace(Message):
-    """To a worker: tell what you do in the next `steps` steps; with 0, at once, as far as it goes.
+    """To a worker: report its spans in the next `steps` steps; 0: answer at once with what is recorded so far.
 
-    `number` is this trace's own; a worker has one at a time, the newest. At most `most` spans, and waits.
+    `number` identifies the trace; a worker records one at a time, the newest. `most`: the limit of spans, and of waits.
     """
 
     number: Count
@@ -403,8 +420,9 @@ class Trace(Message):
 class Spans(Message):
     """A worker's answer to the trace of that `number`.
 
-    `steps`: each one's number, when it began, and when its round ended, 0 if it has not. `spans`: class, beginning,
-    duration; `waits`: the place of the peer in `peers`, beginning, duration. `full`: more than that would not fit.
+    All times are microseconds on the worker's own clock; `wall_us` is the Unix time at its zero. `steps`: (number,
+    begin, end of its round or 0 if it has not ended). `spans`: (class, begin, duration). `waits`: (index of the peer in
+    `peers`, begin, duration). `full`: more than that did not fit.
     """
 
     number: Count
@@ -417,8 +435,10 @@ class Spans(Message):
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a trace is: of the workers that were `asked`, in rank order, those that have `answered`, those that are
-    `gone` without, and those that still owe theirs. `number` 0: none has been asked for.
+    """The state of a trace. `number` 0: no trace was requested.
+
+    `asked`: the workers that record it, in rank order. Of these, some have `answered`, some are `gone` without an
+    answer, and some still owe theirs (`owed`).
     """
 
     number: int = 0
@@ -433,18 +453,23 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 #
 # Messages between pools and the coordinator: how many workers are wanted, and what became of them.
 
-MAX_HOST_WORKERS = 1000  # of a host
+MAX_HOST_WORKERS = 1000  # on one host
 
 
 class Roster(Message):
-    """To a pool: how many of its workers the run wants, those it counts as lost for good, whether it is over.
+    """To a pool: the desired state of its workers.
 
-    Their ids begin with `mark` (see `names`).
-    `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
-    on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
-    `unfed` are those of the released whose host could not get them the data: it is to be left alone for a while.
-    `present` are those that have been told so: all others have no part in the run and never will. `wrong_hosts` are
-    not to be used any more: a worker there computed wrong.
+    Attributes:
+        wanted: how many of its workers the run wants.
+        mark: the prefix of the ids of its workers.
+        losses: deaths in a row without progress of the run (crash loop).
+        leaving: workers with a preemption notice.
+        released: workers that the run has dismissed; they exit by themselves.
+        evicted: workers to kill; the run continues without them.
+        unfed: released workers whose host could not get the data: start none on that host for a while.
+        wrong_hosts: hosts never to use again, because a worker there computed wrong results.
+        over: the exit code of the run, -1 while it continues; `reason` says why it ended.
+        present: workers that belong to the run; all others have no part in it and never will.
     """
 
     wanted: int
@@ -461,14 +486,14 @@ class Roster(Message):
 
 
 class WorkerProcessExited(Message):
-    """From a pool: this process of its own has ended, for certain. Said again after a break."""
+    """From a pool: the process of this worker has ended, for certain. Sent again on a new connection."""
 
     worker: Name
     reason: Text
 
 
 class StartFailed(Message):
-    """From a pool: no process came of what was to be `worker`. Nobody was lost."""
+    """From a pool: the process of `worker` could not be started. It does not count as a lost worker."""
 
     worker: Name
     host: Name
@@ -476,13 +501,13 @@ class StartFailed(Message):
 
 
 class NoCapacity(Message):
-    """From a pool: it would start more workers than it can now. Said once, until it could start one."""
+    """From a pool: it can't start all the workers that it should. Sent once, until it could start one."""
 
     reason: Text
 
 
 class PreemptionNotice(Message):
-    """From a pool: the host of these workers will go within `within_s` seconds. Said again after a break."""
+    """From a pool: `host`, with these workers, goes within `within_s` seconds. Sent again on a new connection."""
 
     workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_HOST_WORKERS)]
     host: Name
@@ -491,15 +516,16 @@ class PreemptionNotice(Message):
 
 
 class RebalanceAdvice(Message):
-    """From a pool: this host may go. Its workers stay, and the pool starts others elsewhere if it can."""
+    """From a pool: `host` may be preempted. Its workers stay, and the pool starts others elsewhere if it can."""
 
     host: Name
     reason: Text
 
 
 class Capacity(Message):
-    """From a pool: it can have so many workers now, those that it has among them; None: no limit is known. `gathers`:
-    its hosts are still on their way, so there may be more in a moment. Said again after a break.
+    """From a pool: it can have `workers` workers now, including those that run; None: no limit is known.
+
+    `gathers`: its hosts are still starting, so there may be more in a moment. Sent again on a new connection.
     """
 
     workers: Count | None = None
@@ -507,7 +533,7 @@ class Capacity(Message):
 
 
 class HostSeen(Message):
-    """From a pool, for people: what has become of a host. "" stands for none, or all."""
+    """From a pool, for display: the `state` of `host`; host "" stands for none, or all."""
 
     host: Text
     state: Name
@@ -515,8 +541,9 @@ class HostSeen(Message):
 
 
 class HostPriced(Message):
-    """From a pool: this host is paid for by the hour since Unix time `since`, at the price of a `day`; None: it is not
-    known. Said again after a break.
+    """From a pool: `host` costs `dollars` an hour since Unix time `since`; None: the price is unknown.
+
+    `day`: the date of the price. Sent again on a new connection.
     """
 
     host: Name
@@ -545,15 +572,15 @@ FromPool = (
 # result.
 # Argument: docs/protocol.md, Preemption deadline 1-5.
 
-PART, LONGEST_S = 0.25, 30.0  # how much of a notice is kept for saving, at most
+PART, LONGEST_S = 0.25, 30.0  # how much of a notice is reserved for saving: a fraction, and seconds at most
 SHORTEST_S = 4.0
-EXIT_PREEMPTED = 0  # the exit code of who has gone by its notice
+EXIT_PREEMPTED = 0  # exit code of a worker that left because of a preemption notice
 
 
 class LeaveRequest(Message):
-    """The worker has had notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully.
+    """The worker has a preemption notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully.
 
-    `within_s`: its machine goes then; None: it has time.
+    `within_s`: seconds until its machine goes; None: no deadline.
     """
 
     reason: Text
@@ -561,29 +588,30 @@ class LeaveRequest(Message):
 
 
 class PreemptionDeadline(Message):
-    """To a worker: its machine goes within so many seconds."""
+    """To a worker: its machine is preempted within `within_s` seconds."""
 
     within_s: float
 
 
 class Lapsed(Message):
-    """This worker's time is over before it could leave: it gives no word any more, and has saved what it could."""
+    """The lease of this worker ended before it could leave: it commits nothing more, and has saved what it could."""
 
 
 class Ends:
-    """When a worker's notice ends its lease. Times are the caller's, in seconds."""
+    """The end of a worker's lease because of a preemption deadline. Times are the caller's, in seconds."""
 
     def __init__(self) -> None:
         self.at = math.inf
-        self.left_s = 0.0  # from then to the deadline
+        self.left_s = 0.0  # from then to the deadline, in seconds
 
     def within(self, seconds: float, now: float) -> None:
-        """Its machine goes then."""
+        """Record a notice: the machine goes in `seconds`. The earliest deadline counts."""
         left_s = min(PART * seconds, LONGEST_S)
         if seconds >= SHORTEST_S and now + seconds - left_s < self.at:
             self.at, self.left_s = now + seconds - left_s, left_s
 
     def over(self, now: float) -> bool:
+        """Return True if the lease has ended."""
         return now > self.at
 
 
@@ -595,7 +623,7 @@ class Ends:
 # the changes: an `AgentOrder` names all workers that are to run, a `Report` all that run and all that have ended. So a
 # message that is lost with a connection, or comes twice, does no harm; a side that reconnects sends everything again.
 
-MOST = 10_000  # workers that one host may have had
+MOST = 10_000  # workers that one host may have had over its life
 CHUNK_BYTES = 64 * 1024  # of a log, in one message
 Ids = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST)]
 Endings = Annotated[dict[Name, Text], msgspec.Meta(max_length=MOST)]
@@ -603,11 +631,11 @@ Words = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST)]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workers of a host do, the same for all hosts of a run.
+    """The job of the workers of a host, the same for all hosts of a run.
 
-    `pack`: the hash of the run's code (see `code/pack.py`), of which `script` is a file; "" where the host has it, in
-    `folder`. `setup` and `prepare`: commands that must succeed first. `orphan_s`: without a coordinator
-    and without workers an agent ends after so long.
+    `pack`: the hash of the run's code (see `code/pack.py`), which contains `script`; "" if the host has the code in
+    `folder`. `setup` and `prepare`: commands that must succeed first. `orphan_s`: an agent without a coordinator and
+    without workers ends after that many seconds.
     """
 
     script: Text
@@ -621,7 +649,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostPreemption(msgspec.Struct, frozen=True, kw_only=True):
-    """A host will go `at` that Unix time; or may, where `advice`."""
+    """A host is preempted at Unix time `at`; with `advice` it only may be."""
 
     at: Seconds
     reason: Text
@@ -629,11 +657,12 @@ class HostPreemption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentOrder(Message):
-    """To an agent: these `workers` are to run, and nobody else. What has ended stays ended: ids are never used twice.
+    """To an agent, its desired state: exactly these `workers` run. A worker that has ended is not started again, since
+    ids are never used twice.
 
-    `instance`: the agent's process that it is for; another one's workers are others. `heard`: whose end is known, and
-    need not be reported any more. `logs`: how many bytes of each worker's log are
-    there. `end`: stop all, and end. `session` is the pool's process's own, `serial` grows with its orders.
+    `instance`: the agent process that the order is for; the workers of another one are others. `acknowledged`: workers
+    whose end the pool knows, so it need not be reported any more. `logs`: how many bytes of each worker's log the pool
+    has. `end`: stop all workers, and exit. `session` identifies the pool's process, `serial` grows with its orders.
     """
 
     job: Job
@@ -641,17 +670,17 @@ class AgentOrder(Message):
     serial: Count
     instance: Name
     workers: Ids = ()
-    heard: Ids = ()
+    acknowledged: Ids = ()
     logs: Annotated[dict[Name, Count], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     end: bool = False
 
 
 class Report(Message):
-    """From an agent. `instance` is its process's own; what another instance had started has ended with it.
+    """From an agent, its actual state. `instance` identifies its process; workers of another instance ended with that.
 
-    `state`: preparing, ready, or failed with the `reason`. `ended` and `failed`: why, of workers whose end the pool has
-    not heard, and of those that never began. `notified`: what is known of the host's own end. `session` and `serial`
-    are those of the newest order that it has.
+    `state`: preparing, ready, or failed with the `reason`. `ended`: reasons by worker, for ends that the pool has not
+    acknowledged. `failed`: the same for workers that never started. `notified`: the preemption of the host, if it is
+    known. `session` and `serial` are those of the newest order that it has.
     """
 
     instance: Name
@@ -666,7 +695,7 @@ class Report(Message):
 
 
 class Output(Message):
-    """From an agent: what a worker has printed, from byte `offset` of its log on."""
+    """From an agent: output of a worker, from byte `offset` of its log on."""
 
     worker: Name
     offset: Count
@@ -674,17 +703,17 @@ class Output(Message):
 
 
 class ToHost(Message):
-    """From a pool, to the agent of one of its hosts."""
+    """From a pool: `order` for the agent of `host`, one of its hosts."""
 
     host: Name
     order: AgentOrder
 
 
 class FromHost(Message):
-    """To a pool: a host's agent has said that; None: it is not connected any more."""
+    """To a pool: a message of the agent of `host`; None: the agent is not connected any more."""
 
     host: Name
-    said: Report | Output | None = None
+    message: Report | Output | None = None
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------
@@ -694,7 +723,7 @@ class FromHost(Message):
 
 
 class Publish(Message):
-    """A rendezvous key of group `group`, to be handed to the other members of that group, or to one of them."""
+    """A rendezvous key of `group`, for the other members of that group, or for member `to` alone."""
 
     group: Count
     key: Name
@@ -703,15 +732,15 @@ class Publish(Message):
 
 
 class Prepared(Message):
-    """This worker's connections for the proposed view stand."""
+    """The connections of this worker for the proposed view are open."""
 
     view: Count
 
 
 class PeerUnproved(Message):
-    """Of the connections for the proposed view, the one to `peer` leads to somebody at `address` who is not `peer`.
+    """In the proposed view, the connection to `peer` leads to an unauthenticated party at `address`, not to `peer`.
 
-    `peer` is the worker itself if strangers keep it from listening at `address`.
+    `peer` is the worker itself if unauthenticated connections keep it from listening at `address`.
     """
 
     view: Count
@@ -729,7 +758,7 @@ class Published(Message):
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
-HEARD_EVERY = 2  # heartbeats
+HEARD_EVERY = 2  # heartbeats for each answer
 
 
 # --- from a worker -----------------------------------------------------------------------------------------
@@ -738,12 +767,11 @@ HEARD_EVERY = 2  # heartbeats
 class Hello(Message):
     """First message of a connection. `worker` is the id given by the pool that started the process, "" for none.
 
-    A worker whose connection broke comes back with the id that it was welcomed with, the random `session` of its
-    process, and an `attempt` that only grows, so that an old Hello said again can't take its place. `synced`: it holds
-    the run's state.
+    A worker whose connection broke returns with the id of its `Welcome`, the random `session` of its process, and an
+    `attempt` that only grows, so that a replayed old Hello can't take its place. `synced`: it holds the run's state.
     """
 
-    kind: Name  # "worker", "pool", "observer"; for a host's workers (`hosts.py`) "agent", and its pool's "agents"
+    kind: Name  # "worker", "pool", "observer"; "host_agent": the agent of a host; "agent_pool": the pool of such hosts
     worker: Name = ""
     host: Name = ""
     pid: Count = 0
@@ -754,9 +782,9 @@ class Hello(Message):
 
 
 class Ready(Message):
-    """The worker has built its model and opened its data: it asks in.
+    """The worker has built its model and opened its data, and asks for admission.
 
-    `unreached` says why it can't write the run's checkpoints where they belong, "" if it can.
+    `unreached`: why it can't write the run's checkpoints to their place, "" if it can.
     """
 
     signature: Signature
@@ -764,14 +792,20 @@ class Ready(Message):
 
 
 class Heartbeat(Message):
-    """Sent every heartbeat interval by a thread of its own. `lines` come from rank 0 only.
+    """Sent every heartbeat interval, by a thread of its own.
 
-    `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
-    shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
-    training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
-    `done` are all shards that it has computed, `waits`: it has nothing to compute and waits for others, `waits_for` a
-    peer that it has waited for too long, `whole`: it holds the state of a whole step. `time_us` is what its time has
-    gone to (see `classes`).
+    Attributes:
+        number: counts the heartbeats of a connection; 0 needs no answer (`LinesHeard`).
+        view, round, step, epoch: where the worker is.
+        shard_us: mean time in microseconds of the shards computed since the last heartbeat, 0 if there were none.
+        shards, shards_total: this worker's shards of its newest training step, and the step's.
+        call: the script's call in `round`, once the round has begun here.
+        shards_computed: how many shards the worker has computed in all.
+        idle: it has nothing to compute and waits for others.
+        state_complete: it holds the state of a complete step.
+        blocked_on: the peer that it has waited for beyond the soft limit, "" for none.
+        time_us: microseconds in each time class (`SAID` in `values.py`).
+        lines: lines of metrics, from rank 0 only.
     """
 
     number: Count = 0
@@ -781,18 +815,18 @@ class Heartbeat(Message):
     epoch: Count = 0
     shard_us: Count = 0
     shards: Count = 0
-    of: Count = 0
+    shards_total: Count = 0
     call: Call = Call()
-    done: Count = 0
-    waits: bool = False
-    whole: bool = False
-    waits_for: Name = ""
+    shards_computed: Count = 0
+    idle: bool = False
+    state_complete: bool = False
+    blocked_on: Name = ""
     time_us: Said = ()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 
 class Switched(Message):
-    """This worker goes on in `view` from `round` (a leaver: it goes no further)."""
+    """This worker continues in `view` from `round`; a leaving worker stops there."""
 
     view: Count
     round: Count
@@ -806,7 +840,7 @@ class Synced(Message):
 
 
 class Suspect(Message):
-    """A peer's connection broke, or it has let us wait beyond the stall limit: for `waited_s` so far, 0 otherwise."""
+    """The connection to `peer` broke, or it stalled: this worker has waited `waited_s` seconds for it, 0 otherwise."""
 
     view: Count
     peer: Name
@@ -815,31 +849,31 @@ class Suspect(Message):
 
 
 class ScriptFailed(Message):
-    """The training script raised: the run ends with this traceback, or an error of ours, with its message alone."""
+    """The training script raised, and the run ends. An error of farandole's own has its message alone as traceback."""
 
     traceback: Text
 
 
 class DataUnavailable(Message):
-    """This worker's host can't get it the data: a full disk, a store out of reach, a damaged shard. See `feeding`."""
+    """The data is unavailable on this worker's host: a full disk, an unreachable store, a damaged shard."""
 
     reason: Text
 
 
 class Unrecorded(Message):
-    """This worker can't write its ledger any more: what is missing in it, and why."""
+    """This worker can't write its ledger any more; `reason` says what is missing, and why."""
 
     reason: Text
 
 
 class UnknownOperator(Message):
-    """This worker has run an operator that is not known to be portable; under `--bits portable`."""
+    """Under `--bits portable`: this worker has run an operator that is not known to be portable."""
 
     operator: Name
 
 
 class LoaderEnded(Message):
-    """A DataLoader process of this worker has died, as `reason` says, and others were started in its place."""
+    """A DataLoader process of this worker has died for `reason`, and others were started in its place."""
 
     reason: Text
 
@@ -847,8 +881,8 @@ class LoaderEnded(Message):
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state.
 
-    It ended in `view` with `round` not begun, after `step`; view 0: it has never been in one. `after` is the time
-    since the end of the last step's inner loop.
+    It ended in `view` after `step`, before `round` began; view 0: it was never in one. `after`: the time since the end
+    of the last step's inner loop.
     """
 
     fingerprint: Name = ""
@@ -859,14 +893,14 @@ class Finished(Message):
 
 
 class NotFinite(Message):
-    """The exact loss of `step` is not finite; that of the step before was. Everyone says so."""
+    """The exact loss of `step` is not finite, and that of the step before was. All workers report it."""
 
     step: Count
     loss: Name
 
 
 class SettingChanged(Message):
-    """The script has altered one of torch's on this worker, as it was seen where the inner loop of `step` began."""
+    """The script has changed a setting of torch on this worker, detected where the inner loop of `step` began."""
 
     step: Count
     setting: Name
@@ -891,9 +925,9 @@ class Welcome(Message):
 
 
 class LinesHeard(Message):
-    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number (see `reconnection`); and to an agent's report.
+    """Answer to every `HEARD_EVERY`th heartbeat, whose number is `beat`; also the answer to an agent's report.
 
-    `lines` is the newest line of metrics that the coordinator has: nobody needs to keep it, or older ones, any more.
+    `lines` is the newest line of metrics that the coordinator has, as (step, index): workers drop it and older ones.
     """
 
     beat: int = 0
@@ -901,16 +935,17 @@ class LinesHeard(Message):
 
 
 class JoinRefused(Message):
-    """The worker is not let in; it exits with this reason."""
+    """The worker is not admitted; it exits with this reason."""
 
     reason: str
 
 
 class Propose(Message):
-    """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view).
+    """Prepare this view. It takes effect when the commit messages agree on it (members), or at once (first view).
 
-    Who begins a first view finds the checkpoint `newest`, or a newer one; or says that it does not (`Short`). `key` is
-    that of the view's group, by which its members prove themselves to each other; it is there only on the wire.
+    The workers that begin a first view must find the checkpoint `newest` or a newer one; else they answer
+    `CannotStart`. `key` is the secret of the view's group, with which members authenticate each other. It exists only
+    on the wire.
     """
 
     view: View
@@ -922,7 +957,7 @@ class Propose(Message):
 
 
 class Goodbye(Message):
-    """Exit now with `code`: the others have switched, or the run is over. `save`: but save the state first."""
+    """Exit now with `code`: the other members have switched, or the run is over. `save`: save the state first."""
 
     reason: str
     code: int = 0
@@ -930,13 +965,13 @@ class Goodbye(Message):
 
 
 class Stacks(Message):
-    """Write the stacks of all threads to the log; `reason` says why. No answer."""
+    """Write the stacks of all threads to the log, with this `reason`. There is no answer."""
 
     reason: str
 
 
 class Note(Message):
-    """To observers: a line of metrics.jsonl, as it is written there."""
+    """To observers: a line of metrics.jsonl, byte for byte."""
 
     line: bytes
 
@@ -954,14 +989,14 @@ FromCoordinator = (
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_coordinator = msgspec.msgpack.Decoder(FromCoordinator).decode
-_PROSE = ("reason", "traceback", "unreached", "error")  # texts for people, whatever an exception has said
+_PROSE = ("reason", "traceback", "unreached", "error")  # texts to display, with arbitrary text of exceptions
 _PROSES = ("damaged", "differences")
-_SHOWN_NAMES = ("operator", "setting", "before", "now")  # of torch's and the script's things
+_SHOWN_NAMES = ("operator", "setting", "before", "now")  # names and values from torch and the script
 MAX_PROSES = 20
 
 
 def sendable(message: Message) -> Message:
-    """`message` as the coordinator takes it: texts for people are shortened.
+    """Return `message` as the coordinator accepts it: texts to display are shortened.
 
     Raises:
         UsageError: the coordinator would refuse it; names the field, the value and the limit.
@@ -977,5 +1012,5 @@ def sendable(message: Message) -> Message:
             changed[name] = tuple(abridged(text) for text in value[:MAX_PROSES])
     message = msgspec.structs.replace(message, **changed) if changed else message
     if why := refusal(message, decode_from_worker):
-        raise UsageError(f"this can't be sent to the coordinator: {why}; use smaller values, or fewer")
+        raise UsageError(f"this message can't be sent to the coordinator: {why}; use smaller or fewer values")
     return message

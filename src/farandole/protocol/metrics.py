@@ -19,11 +19,11 @@ import msgspec
 from farandole.platform.output import escaped
 from farandole.protocol import events
 from farandole.protocol.values import Count, Metrics, Seconds, Value, Workers
-from farandole.protocol.values import Line as Said
+from farandole.protocol.values import Line as WireLine
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A step, as `Metrics` has it. What is not finite is null: JSON has no such numbers."""
+    """A step, with the fields of `Metrics`. A number that is not finite is null: JSON has no such numbers."""
 
     step: Count
     epoch: Count
@@ -50,7 +50,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.log` was given after a step."""
+    """The values of a call of `run.log` after `step`."""
 
     step: Count
     fields: Mapping[str, Value]
@@ -71,35 +71,35 @@ _step = msgspec.json.Decoder(StepLine).decode
 _log = msgspec.json.Decoder(dict[str, Value]).decode
 
 
-def metrics_line(said: Said) -> StepLine | LogLine:
-    """A worker's line of metrics as a line of metrics.jsonl: a step, or what `run.log` was given after it."""
-    if isinstance(said.fields, Metrics):
-        fields = msgspec.structs.asdict(said.fields)
-        return StepLine(step=said.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
-    assert isinstance(said.fields, Mapping)  # what is missing is an event
-    return LogLine(step=said.step, fields=said.fields)
+def metrics_line(line: WireLine) -> StepLine | LogLine:
+    """Return a worker's line of metrics as a line of metrics.jsonl: a step, or the values of `run.log` after it."""
+    if isinstance(line.fields, Metrics):
+        fields = msgspec.structs.asdict(line.fields)
+        return StepLine(step=line.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
+    assert isinstance(line.fields, Mapping)  # missing lines become an event
+    return LogLine(step=line.step, fields=line.fields)
 
 
 def time_of(line: Line) -> float:
-    """Unix time in seconds, 0.0 for a line of `run.log`, which has none."""
+    """Return the Unix time of a line in seconds; 0.0 for a line of `run.log`, which has none."""
     return 0.0 if isinstance(line, LogLine) else line.time
 
 
 def as_written(line: Line) -> bytes:
-    """A line as the file holds it: who looks at that with a terminal is not steered by what workers have said."""
+    """Return a line as the file holds it, escaped: text of workers can't control the terminal of a reader."""
     flat = {"event": LOG, "step": line.step, **line.fields} if isinstance(line, LogLine) else line
     return escaped(msgspec.json.encode(flat).decode()).encode() + b"\n"
 
 
 def parse_line(line: bytes) -> Line | None:
-    """A line of metrics.jsonl, None for one that is damaged."""
+    """Parse a line of metrics.jsonl. Returns None if it is damaged."""
     try:
         kind = _kind(line).event
         if kind is msgspec.UNSET:
             return _step(line)
         if kind != LOG:
             event = events.decode(line)
-            return event if event.time else None  # what happened at no time was never written down
+            return event if event.time else None  # the coordinator never writes an event without a time
         fields = _log(line)
         step = msgspec.convert(fields.get("step"), Count)
         return LogLine(step=step, fields={name: value for name, value in fields.items() if name not in _HEAD})
@@ -108,7 +108,7 @@ def parse_line(line: bytes) -> Line | None:
 
 
 def parse_lines(lines: Iterable[bytes]) -> tuple[list[Line], int]:
-    """The lines that are some, and how many are not."""
+    """Return the valid lines, and the number of damaged ones."""
     parsed = [parse_line(line) for line in lines]
-    found = [line for line in parsed if line is not None]
-    return found, len(parsed) - len(found)
+    valid = [line for line in parsed if line is not None]
+    return valid, len(parsed) - len(valid)

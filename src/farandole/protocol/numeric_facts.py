@@ -27,7 +27,7 @@ Facts = Iterable[tuple[str, str]]
 
 
 class Phrasing(NamedTuple):
-    """How a difference is told: of a fact by its name and both values, of operations by the first one's name."""
+    """Templates for a difference: of a fact with its name and both values, of operations with the first one's name."""
 
     fact: str
     operation: str
@@ -41,47 +41,55 @@ REPLAYED = Phrasing("{}: the run had {}, here it is {}", "{}: other bits are com
 
 @dataclass(frozen=True, kw_only=True)
 class NumericDifferences:
-    """How one side's numerics differ from the run's: in settings and the device; in operations; in versions, where it
-    could be computed what they come to. Each is a fact's name, what the run has, and what the other has, "" for none.
+    """The differences of one side's numerics from the run's: in settings and the device, in operations, in versions.
+
+    Versions are listed apart only if operations could be compared. Each difference is (name of the fact, value of the
+    run, value of the other side), "" for no value.
     """
 
     settings: tuple[tuple[str, str, str], ...] = ()
     operations: tuple[tuple[str, str, str], ...] = ()
     versions: tuple[tuple[str, str, str], ...] = ()
-    compared: int = 0  # operations that both have
+    compared: int = 0  # operations that both sides have
 
     @property
     def bits(self) -> bool:
-        """Whether the bits are others, or may be."""
+        """True if the results differ in bits, or may differ."""
         return bool(self.settings or self.operations)
 
-    def words(self, told: Phrasing = AMONG_WORKERS) -> tuple[str, ...]:
-        """Each setting and version, and all operations in one; what is the likely cause first."""
-        settings = [told.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.settings]
-        versions = [told.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.versions]
+    def words(self, phrasing: Phrasing = AMONG_WORKERS) -> tuple[str, ...]:
+        """Return a text for each setting and version, and one for all operations; the likely cause comes first."""
+        settings = [
+            phrasing.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.settings
+        ]
+        versions = [
+            phrasing.fact.format(name, ours or "none", theirs or "none") for name, ours, theirs in self.versions
+        ]
         for first, _, _ in self.operations[:1]:
             more = len(self.operations) - 1
-            settings.append(told.operation.format(first) + (f", as in {more} more of {self.compared}" if more else ""))
+            settings.append(
+                phrasing.operation.format(first) + (f", as in {more} more of {self.compared}" if more else "")
+            )
         return *settings, *versions
 
 
 def of_numerics(name: str) -> bool:
-    """Whether the fact of this name is one of numerics."""
+    """Return True if the fact of this name is one of numerics."""
     return name.startswith((OPERATION, DECODER, SETTING, DECODING)) or name in (DEVICE, THREADS, *VERSIONS)
 
 
 def without_numerics(signature: Signature) -> Signature:
-    """The signature without those facts."""
+    """Return the signature without the facts of numerics."""
     return Signature(facts=tuple((name, value) for name, value in signature.facts if not of_numerics(name)))
 
 
 def numerics(facts: Facts) -> dict[str, str]:
-    """Those facts alone."""
+    """Return the facts of numerics, by name."""
     return {name: value for name, value in facts if of_numerics(name)}
 
 
 def numeric_differences(expected: Facts, got: Facts) -> NumericDifferences:
-    """How the numerics of `got` differ from those of `expected`."""
+    """Return how the numerics of `got` differ from those of `expected`."""
     ours, theirs = numerics(expected), numerics(got)
     differ = [(name, ours.get(name, ""), theirs.get(name, "")) for name in dict.fromkeys((*ours, *theirs))
               if ours.get(name) != theirs.get(name) and not _on_one_side(name, ours, theirs)]  # fmt: skip
@@ -97,29 +105,29 @@ def numeric_differences(expected: Facts, got: Facts) -> NumericDifferences:
 
 
 def unlike_then(then: Facts, now: Facts) -> NumericDifferences:
-    """The same for a record, which may be older than some of the facts: what one side lacks is passed over."""
+    """Return the same for a record that may be older than some facts: a fact that one side lacks is ignored."""
     before, after = dict(then), dict(now)
     return numeric_differences(
         [f for f in before.items() if f[0] in after], [f for f in after.items() if f[0] in before]
     )
 
 
-def numerics_refusal(found: NumericDifferences, bits: str) -> str:
-    """Why a worker that is so unlike the run may not take part in it; "" if it may."""
-    if not found.bits or bits == "any":
+def numerics_refusal(differences: NumericDifferences, bits: str) -> str:
+    """Return why a worker with these differences may not join the run; "" if it may."""
+    if not differences.bits or bits == "any":
         return ""
-    causes = found.words()
-    also = f" ({'; '.join(causes[1:])})" if found.operations and causes[1:] else ""
-    if not found.operations:
+    causes = differences.words()
+    also = f" ({'; '.join(causes[1:])})" if differences.operations and causes[1:] else ""
+    if not differences.operations:
         remedy = "; install what the run has, or give it --bits any" if causes[0].startswith(DECODING) else ""
         return f"{causes[0]}{remedy}"
     return f"{causes[0]}{also}; see `farandole numerics --against TICKET`, or give the run --bits any"
 
 
-def verdict(found: NumericDifferences, whose: str, bits: str) -> str:
-    """In a sentence, under which `--bits` a worker of this machine may join `whose`, whose bits are compared."""
-    what = "; ".join(found.words(ELSEWHERE))
-    if not found.bits:
+def verdict(differences: NumericDifferences, whose: str, bits: str) -> str:
+    """Return a sentence: under which `--bits` a worker of this machine may join `whose`, whose bits are compared."""
+    what = "; ".join(differences.words(ELSEWHERE))
+    if not differences.bits:
         also = f", with an event: {what}" if what else ""
         return f"The same bits as {whose}, under --bits {bits}: a worker of this machine may join{also}"
     portable = "" if bits == "portable" else "; with `--bits portable` on both sides this command tells about that one"
@@ -127,5 +135,5 @@ def verdict(found: NumericDifferences, whose: str, bits: str) -> str:
 
 
 def _on_one_side(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
-    """Who has not loaded a decoder has not decoded yet; who has no dataset in hand decodes by nothing."""
+    """Return True for a decoder that one side has not loaded, or decoding that one side does not do: no difference."""
     return name.startswith((DECODER, DECODING)) and (name not in ours or name not in theirs)

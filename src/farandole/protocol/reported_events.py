@@ -1,4 +1,4 @@
-"""What a worker tells that becomes events: of its checkpoints, its loader processes, its ledger."""
+"""Turns reports of a worker into events: about its checkpoints, its loader processes, its ledger."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CHECKPOINT_EVENTS = (
     events.CheckpointEvent,
     events.SavedEvent,
     events.ResumedEvent,
-)  # they tell of a checkpoint in the run's store
-Told = m.Checkpointed | m.Restored | m.LoaderEnded | m.Unrecorded
+)  # events about a checkpoint in the run's store
+WorkerReport = m.Checkpointed | m.Restored | m.LoaderEnded | m.Unrecorded
 
 
-def events_of(worker: str, message: Told) -> list[events.Event]:
-    """The events that a worker's message amounts to, in order."""
+def events_of(worker: str, message: WorkerReport) -> list[events.Event]:
+    """Return the events that a message of `worker` stands for, in order."""
     match message:
         case m.Checkpointed(error=""):
             return [

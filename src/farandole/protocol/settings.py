@@ -1,4 +1,4 @@
-"""Where a run is also shown, and how many workers it wants of its pools: settings that `farandole run` keeps."""
+"""Settings of `farandole run` that are kept with the run: exports, pools and their targets, spending limits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from farandole.errors import UsageError
 
 
 class Exports(msgspec.Struct, frozen=True, kw_only=True):
-    """ "" for what is not wanted. `tensorboard`: the folder of its event files; `wandb`: a project's name;
-    `metrics_token`: the path of the file whose token opens `/metrics`, never the token.
+    """The exports of a run; "" for one that is off.
+
+    `tensorboard`: the folder of its event files. `wandb`: a project's name. `metrics_token`: the path of the file whose
+    token opens `/metrics`, never the token.
     """
 
     tensorboard: str = ""
@@ -23,13 +25,13 @@ class Exports(msgspec.Struct, frozen=True, kw_only=True):
     metrics_token: str = ""
 
     def within(self, folder: PurePath) -> Exports:
-        """... of the run in `folder`: a relative place is there."""
+        """Return the exports of the run in `folder`, to which a relative path refers."""
         place = self.tensorboard and str(folder / self.tensorboard)
         return msgspec.structs.replace(self, tensorboard=place)
 
     @property
     def from_file(self) -> bool:
-        """Whether anything is to be made of metrics.jsonl, by a process of its own."""
+        """True if an export reads metrics.jsonl, in a process of its own."""
         return bool(self.tensorboard or self.wandb)
 
 
@@ -43,8 +45,9 @@ class Exports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of the run. `kind`: local, or another one of `pool/base.py`, where its `options` are, too. `size`: no more
-    workers than this, None: no limit.
+    """A pool of the run. `kind`: "local", or another kind of `pool/base.py`, which also has its `options`.
+
+    `size`: the most workers that it may have, None: no limit.
     """
 
     name: str
@@ -57,26 +60,28 @@ def targets(
     total: int | None, sizes: Sequence[tuple[str, int | None]], fixed: Mapping[str, int],
     can: Mapping[str, int], there: Mapping[str, int], gather: Collection[str] = (),
 ) -> dict[str, int]:  # fmt: skip
-    """Workers wanted of each pool, by its mark. `sizes`: the run's pools in their order; `fixed`: what is wanted of
-    some; `can`: what they have said; `there`: workers that do not leave; `gather`: whose hosts are on their way.
+    """Return the target number of workers of each pool, by its mark.
+
+    `sizes`: the run's pools in their order, with their limits. `fixed`: the fixed targets of some pools. `can`: the
+    capacity that a pool has reported. `there`: its workers that do not leave. `gather`: pools whose hosts still start.
     """
-    found, left = dict(fixed), total
+    result, remaining = dict(fixed), total
     for mark, size in sizes:
         if mark in fixed:
             continue
-        its = there.get(mark, 0)
-        if left is None:
-            most = max(can.get(mark, size or 0), its)  # a pool that knows no limit of its own has its size
-            found[mark] = most if size is None else min(most, size)
+        present = there.get(mark, 0)
+        if remaining is None:
+            most = max(can.get(mark, size or 0), present)  # a pool without a known capacity has its size
+            result[mark] = most if size is None else min(most, size)
             continue
-        asked = found[mark] = left if size is None else min(left, size)
-        left -= asked if mark in gather else min(asked, max(can.get(mark, asked), its))
-    return found
+        target = result[mark] = remaining if size is None else min(remaining, size)
+        remaining -= target if mark in gather else min(target, max(can.get(mark, target), present))
+    return result
 
 
-def wanted(total: int | None, found: Mapping[str, int], fixed: Mapping[str, int]) -> int:
-    """In all, as people see it."""
-    return sum(found.values()) if total is None else total + sum(fixed.values())
+def wanted(total: int | None, by_pool: Mapping[str, int], fixed: Mapping[str, int]) -> int:
+    """Return the target number of workers of the whole run, as users see it. `by_pool`: from `targets`."""
+    return sum(by_pool.values()) if total is None else total + sum(fixed.values())
 
 
 # --- spending ---------------------------------------------------------------------------------------------------------
@@ -85,17 +90,23 @@ def wanted(total: int | None, found: Mapping[str, int], fixed: Mapping[str, int]
 
 
 def spending_of(max_hours: float | None, max_cost: float | None, keep_failed_s: float, now: float) -> Spending:
-    """Of a run that begins now. Raises UsageError."""
+    """Return the limits of a run that begins at Unix time `now`.
+
+    Raises:
+        UsageError: a limit is not above 0, or not finite.
+    """
     until = None if max_hours is None else now + 3600 * max_hours
     return Spending(max_hours=max_hours, until=until, max_cost=max_cost, keep_failed_s=keep_failed_s)
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
-    """`until`: the run ends then, None: whenever it does. `max_hours`: what was asked for. `max_cost` in dollars, of
-    instances. `keep_failed_s`: a host that has failed is kept for so long.
+    """The limits of a run in time and cost.
+
+    `until`: the Unix time at which the run ends, None: no limit. `max_hours`: the option that set it. `max_cost`: in
+    dollars, of instances. `keep_failed_s`: seconds for which a failed host is kept.
 
     Raises:
-        UsageError: a limit that is none.
+        UsageError: a limit is not above 0, or not finite.
     """
 
     max_hours: float | None = None
@@ -106,12 +117,12 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, value in (("--max-hours", self.max_hours), ("--max-cost", self.max_cost)):
             if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} {value:g}: a number above 0")
+                raise UsageError(f"{name} {value:g}: use a number above 0")
         if not 0 <= self.keep_failed_s < math.inf:
-            raise UsageError(f"--keep-failed {self.keep_failed_s / 60:g}: minutes, from 0")
+            raise UsageError(f"--keep-failed {self.keep_failed_s / 60:g}: use a number of minutes, 0 or more")
 
     def over(self, now: float, dollars: float) -> str:
-        """Why the run is to end, "" where it goes on. `dollars`: it has cost so far."""
+        """Return why the run must end, "" if it continues. `dollars`: its cost so far."""
         if self.until is not None and now >= self.until:
             return f"it has lasted {self.max_hours:g} hours (--max-hours)"
         if self.max_cost is not None and dollars >= self.max_cost:

@@ -1,4 +1,4 @@
-"""What messages are made of: bounded fields, and the values that several of them carry.
+"""The parts of messages: bounded field types, and the values that several messages carry.
 
 The coordinator decodes a message with these bounds, and expels a sender that exceeds one. A script can ask for values
 beyond them (2**60 epochs, a name of 1,000 characters), so the sender checks each value with the same decoder where it
@@ -21,28 +21,28 @@ from farandole.platform.output import LONGEST_NAME, NAME, is_name, one_line
 # --- values -----------------------------------------------------------------------------------------------------------
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-MAX_LINES = 1000  # in a heartbeat
-MAX_LINE_BYTES = 4000  # so that a full heartbeat is a message that can be sent
+MAX_LINES = 1000  # of metrics in a heartbeat
+MAX_LINE_BYTES = 4000  # so that a heartbeat with MAX_LINES fits into a message
 MAX_TEXT = 64 * 1024
 MAX_LOGGED = 100  # values in one call of `run.log`
-MAX_NAMED = 10_000  # tensors and values that are told apart; of names that fit into a message
-MAX_NAMED_BYTES = 1024 * 1024  # all their names together: a message holds two such lists
+MAX_NAMED = 10_000  # tensors and values that are compared one by one, if their names fit into a message
+MAX_NAMED_BYTES = 1024 * 1024  # of all their names together: a message holds two such lists
 MAX_FACTS = 100_000  # in a signature
-MAX_FACT = 2000  # characters; a longer one is abridged
-Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME, pattern=NAME)]  # people's terminals show it
+MAX_FACT = 2000  # characters of a fact; a longer one is abridged
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME, pattern=NAME)]  # safe to show in a terminal
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Digest = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per mille of the fastest worker's
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # that a step took, or Unix time: until the year 5138
-Dollars = Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # an hour
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # a duration, or Unix time until the year 5138
+Dollars = Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # for an hour of a host
 Missing = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 LARGEST = 2**63 - 1  # whole number
 Value = (
     bool | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | float | Text | None
-)  # what a line of `run.log` may hold: nothing nested
-RESERVED = ("event", "step", "time", "view", "worker")  # what a line of metrics says of itself
+)  # a value of `run.log`: nothing nested
+RESERVED = ("event", "step", "time", "view", "worker")  # the own fields of a line of metrics
 
 
 class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal in all workers of a run, in the order in which differences are reported.
+    """The facts that must be equal in all workers of a run, in the order in which differences are reported.
 
     `facts` are (name, value) pairs: library versions, kind of device, threads, data length, batch policy, then one
     pair for each parameter and buffer: its name and "shape dtype".
@@ -60,24 +60,27 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(facts: Iterable[tuple[str, str]]) -> Signature:
-        """The signature of these facts. A name or value of more than `MAX_FACT` characters is abridged.
+        """Return the signature of `facts`. A name or value of more than `MAX_FACT` characters is abridged.
 
         Raises:
             UsageError: there are too many facts for a message.
         """
-        found = tuple((abridged(name), abridged(value)) for name, value in facts)
-        size = sum(len(name.encode()) + len(value.encode()) + 8 for name, value in found)
-        if len(found) > MAX_FACTS or size > MAX_MESSAGE_BYTES - MAX_TEXT * 4:
+        short = tuple((abridged(name), abridged(value)) for name, value in facts)
+        size = sum(len(name.encode()) + len(value.encode()) + 8 for name, value in short)
+        if len(short) > MAX_FACTS or size > MAX_MESSAGE_BYTES - MAX_TEXT * 4:
             raise UsageError(
-                f"the model and the data come to {len(found)} facts of {size} bytes (one for each parameter and "
-                f"buffer); a run compares at most {MAX_FACTS} of {MAX_MESSAGE_BYTES - MAX_TEXT * 4} bytes: use fewer "
+                f"the model and the data have {len(short)} facts of {size} bytes (one for each parameter and buffer); "
+                f"a run compares at most {MAX_FACTS} of {MAX_MESSAGE_BYTES - MAX_TEXT * 4} bytes: use fewer "
                 f"parameters and buffers, or shorter names"
             )
-        return Signature(facts=found)
+        return Signature(facts=short)
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Wall time of a step, or of what follows the last one; the others are disjoint parts of its `seconds`."""
+    """Wall time in `seconds` of a step, or of what follows the last one; the other fields are disjoint parts of it.
+
+    `evaluation_s`: evaluations. `once_s`: `run.once`. `pause_s`: pauses for view changes.
+    """
 
     seconds: Seconds = 0.0
     evaluation_s: Seconds = 0.0
@@ -85,21 +88,21 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: Seconds = 0.0
 
     def written(self) -> dict[str, float]:
-        """The fields of an event: what there was none of is left out."""
+        """Return the fields of an event; those that are 0 are left out."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
 
 def throughput(samples: int, seconds: float) -> float:
-    """Samples a second, to six digits."""
+    """Return samples per second, rounded to six digits."""
     return float(f"{samples / seconds:.6g}") if seconds > 0 else 0.0
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a worker tells of one training step. `total` is the number of steps that the script asks for, if known.
+    """The metrics of one training step. `total` is the number of steps that the script requests, if known.
 
-    `seconds` and its parts are those of `StepTime`, and `samples_per_s` is `samples` divided by `seconds`.
-    `learning_rate` is what the script and its schedule had set, in the first optimizer's first group; in this step it
-    was multiplied by `factor`.
+    `seconds` and its parts are those of `StepTime`; `samples_per_s` is `samples` divided by `seconds`. `learning_rate`
+    is the value that the script and its schedule had set, in the first optimizer's first group; this step multiplied
+    it by `factor`. `time`: Unix time in seconds.
     """
 
     epoch: Count
@@ -128,10 +131,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it.
 
-    A number in place of the fields: so many lines are missing, of which this would have been the last.
+    An integer as `fields` is the number of lines that are missing; this would have been the last of them.
 
     Raises:
-        UsageError: what was given to `run.log` can't be a line; names it.
+        UsageError: the arguments of `run.log` can't be a line; names them.
     """
 
     step: Count
@@ -154,11 +157,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
                 f"a line of metrics of step {self.step} can't be sent ({error}); log other values"
             ) from None
         if size > MAX_LINE_BYTES:
-            raise UsageError(f"a line of metrics of {size} bytes; at most {MAX_LINE_BYTES}: log less at a time")
+            raise UsageError(f"a line of metrics has {size} bytes, at most {MAX_LINE_BYTES} fit: log less at a time")
 
     @property
     def missing(self) -> int:
-        """How many lines are missing here; 0: it is a line."""
+        """The number of lines that are missing here; 0 if this is a line."""
         return self.fields if isinstance(self.fields, int) else 0
 
 
@@ -167,23 +170,23 @@ _decode_metrics = msgspec.msgpack.Decoder(Metrics).decode
 
 def _check_logged(fields: Mapping[str, Value]) -> None:
     if len(fields) > MAX_LOGGED:
-        raise UsageError(f"run.log of {len(fields)} values; at most {MAX_LOGGED}: log less at a time")
+        raise UsageError(f"run.log of {len(fields)} values, at most {MAX_LOGGED} are allowed: log less at a time")
     for name, value in fields.items():
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise UsageError(f"run.log({name}={value}) can't be sent, it is beyond 2**63; log smaller values")
+            raise UsageError(f"run.log({name}={value}) can't be sent: it is beyond 2**63; log smaller values")
         if name in RESERVED:
-            raise UsageError(f"run.log({name}=...): a line of metrics has its own {name}; choose another name")
+            raise UsageError(f"run.log({name}=...): a line of metrics has a field {name} already; choose another name")
         if not is_name(name):
             raise UsageError(
-                f"run.log({name!r}=...): a name has at most {LONGEST_NAME} characters, all of them to be seen; choose "
+                f"run.log({name!r}=...): a name has at most {LONGEST_NAME} characters, all of them visible; choose "
                 f"another one"
             )
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a worker's script has called that takes a round, in words; `number` stands for it and its sizes.
+    """A call of a worker's script that takes a round, as text; `number` is a hash of it and of its message sizes.
 
-    0: nothing, the round has not begun here.
+    `number` 0: no call, the round has not begun here.
     """
 
     doing: Name = ""
@@ -191,7 +194,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @staticmethod
     def of(doing: str, sizes: str = "") -> Call:
-        """`sizes`: whatever decides how large the round's messages are."""
+        """Return the call for `doing`. `sizes`: all that determines the sizes of the round's messages, as text."""
         digest = hashlib.sha256(f"{doing}\n{sizes}".encode(errors="replace")).digest()
         return Call(doing=one_line(doing)[:LONGEST_NAME], number=(int.from_bytes(digest[:8], "big") >> 11) or 1)
 
@@ -200,9 +203,14 @@ NOTHING = Call()
 
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run's checkpoints are, "" for its folder; how often they are written ("10m", "500steps", "never"); how
-    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with. `identity`:
-    the run's, which lies at the place for it to be known by, and is in each of its checkpoints; "": none is looked for.
+    """The settings for a run's checkpoints.
+
+    Attributes:
+        url: where they are written, "" for the folder of the run.
+        every: how often they are written: "10m", "500steps" or "never".
+        keep: how many are kept.
+        resume: the checkpoint, or the place of checkpoints, that a run without any of its own begins with.
+        identity: the id of the run, stored at `url` and in each of its checkpoints; "": none is looked for.
     """
 
     url: str = ""
@@ -213,15 +221,16 @@ class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest checkpoint that a run is known to have; without `path` there is none."""
+    """The newest checkpoint that a run is known to have; an empty `path` stands for none."""
 
     step: Count = 0
     path: Text = ""
 
 
 def abridged(text: str, most: int = MAX_FACT) -> str:
-    """`text` as it is; or its beginning, its length and a digest of all of it, where it has more than `most`
-    characters. What UTF-8 can't hold is replaced.
+    """Return `text`, or its beginning, length and digest if it has more than `most` characters.
+
+    Characters that UTF-8 can't encode are replaced.
     """
     if len(text) > most:
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
@@ -230,8 +239,9 @@ def abridged(text: str, most: int = MAX_FACT) -> str:
 
 
 def shortened(text: str) -> str:
-    """Prose of at most `MAX_TEXT` characters: of a longer one the beginning and the end, which say what happened. What
-    UTF-8 can't hold is replaced.
+    """Return `text`, or its beginning and end if it has more than `MAX_TEXT` characters: those say what happened.
+
+    Characters that UTF-8 can't encode are replaced.
     """
     if len(text) > MAX_TEXT:
         half = MAX_TEXT // 2 - 50
@@ -240,13 +250,14 @@ def shortened(text: str) -> str:
 
 
 def refusal(value: Any, decode: Callable[[bytes], Any]) -> str:
-    """Why the other side would not take `value`, which it reads with `decode`: the field, the value and the limit, in
-    words; "" if it would.
+    """Return why the other side, which decodes with `decode`, would refuse `value`; "" if it would accept it.
+
+    The text names the field, the value and the limit.
     """
     try:
         data = msgspec.msgpack.encode(value)
         if len(data) > MAX_MESSAGE_BYTES:
-            return f"{type(value).__name__} of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are taken"
+            return f"{type(value).__name__} of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are accepted"
         decode(data)
     except (OverflowError, TypeError, UnicodeEncodeError) as error:
         fields = ((name, getattr(value, name, None)) for name in getattr(value, "__struct_fields__", ()))
@@ -262,11 +273,11 @@ _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
 
 
 def _of(value: Any, path: str) -> str:
-    """The field at a path of msgspec's, such as `$.lines[0].fields[8]`, and its value."""
+    """Return the field at a path of msgspec, such as `$.lines[0].fields[8]`, and its value, as text."""
     name = type(value).__name__
     inner: Any = value
-    for found in _STEP.finditer(path):
-        key, at = found[1], int(found[2] or 0)
+    for match in _STEP.finditer(path):
+        key, at = match[1], int(match[2] or 0)
         try:
             fields = getattr(inner, "__struct_fields__", ())  # of a struct that is sent as an array
             key = fields[at] if key is None and fields else key
@@ -306,5 +317,7 @@ MEANING: dict[TimeClass, str] = {
     "end": "its script has ended, or it leaves",
     "lost": "from its last word until the run let it go",
 }
-SAID = CLASSES[:-1]  # of itself no worker says that it is lost
-Said = Annotated[tuple[Count, ...], msgspec.Meta(max_length=len(SAID))]  # microseconds, in that order; empty: nothing
+SAID = CLASSES[:-1]  # the classes that a worker reports of itself: all but "lost"
+Said = Annotated[
+    tuple[Count, ...], msgspec.Meta(max_length=len(SAID))
+]  # microseconds in each of SAID; empty: no report

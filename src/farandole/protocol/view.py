@@ -18,10 +18,14 @@ from farandole.protocol.values import Count, Name, Share
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """Among whom a round's shards were dealt: the first of `sets` by `shares` (none: equally), each later one, a
-    subset of the one before, what those who are missing in it held.
+    """The shard assignment history of a round.
 
-    `again`: of a round that is done again, who computes which shards too (see `plan.checks`); None: nobody was told.
+    The first of `sets` received all shards, by `shares` (empty: equally). Each later set is a subset of the one before,
+    and received the shards of the members that are missing in it. `again`: if the round is done again, the shards that
+    each worker computes as checks (see `plan/shards.py`); None if no worker was told any.
+
+    Raises:
+        ValueError: the number of shares is not that of the workers of the first set.
     """
 
     sets: tuple[tuple[Name, ...], ...]
@@ -32,19 +36,28 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.shares, self.sets[0] if self.sets else ())
 
     def assign(self, shards: int) -> dict[str, tuple[int, ...]]:
-        """Who computes which of a round's `shards` shards."""
+        """Return the shards of each worker, of a round with `shards` shards."""
         return assign(shards, self.sets, self.shares)
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The ordered members; a worker's rank is its index.
 
-    `joining` are the members that do not hold the state when the view starts: they get no shards in its first
-    round and receive the state in it. `group` is the number of the view whose connections this one uses: a view
-    that only shrinks connects nothing and names the group of an earlier one. `shares` are the members' parts of a
-    step's shards, empty where they are equal; `hosts` are where they run, empty where all do on one. `unproven` are
-    those who prove themselves in the first step that is trained in this view; `undecided`: the members do not find the
-    same, nobody can tell who is right, and they check each other no more (see `verdicts`).
+    Attributes:
+        number: grows with each view.
+        members: the ids of the workers, in rank order.
+        joining: members that do not hold the state when the view starts. They get no shards in its first round, and
+            receive the state in it.
+        group: the number of the view whose connections this one uses. A view that only shrinks opens no connection and
+            names the group of an earlier one.
+        shares: the members' parts of a step's shards, empty if they are equal.
+        hosts: where the members run, empty if all run on one host.
+        unproven: members that pass their admission check in the first step that is trained in this view.
+        undecided: the members compute different results, no third worker can decide who is right, and they check each
+            other no more.
+
+    Raises:
+        ValueError: the number of shares or hosts is not that of the members.
     """
 
     number: int
@@ -59,7 +72,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check(self.shares, self.members)
         if self.hosts and len(self.hosts) != len(self.members):
-            raise ValueError(f"{len(self.hosts)} hosts for {len(self.members)} workers: one for each, or none for all")
+            raise ValueError(
+                f"{len(self.hosts)} hosts for {len(self.members)} workers: give one for each, or none if there is one"
+            )
 
     @property
     def size(self) -> int:
@@ -67,31 +82,33 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def synced(self) -> tuple[str, ...]:
-        """Members that hold the state when the view starts, in rank order."""
+        """The members that hold the state when the view starts, in rank order."""
         return tuple(m for m in self.members if m not in self.joining)
 
     def senders(self, bits: str) -> tuple[str, ...]:
-        """Who sends the state to the `joining`: all who hold it, one alone where they may hold different ones."""
+        """Return the members that send the state to the `joining`: all that hold it, but one alone under `--bits any`,
+        where they may hold different states.
+        """
         return self.synced[:1] if bits == "any" else self.synced
 
     def rank(self, worker: str) -> int:
         return self.members.index(worker)
 
     def shares_of(self, workers: tuple[str, ...]) -> tuple[int, ...]:
-        """The shares of some members; empty where they are equal, or one of `workers` is no member."""
+        """Return the shares of `workers`; empty if they are equal, or if one of `workers` is no member."""
         if not self.shares or not set(workers) <= set(self.members):
             return ()
         shares = tuple(self.shares[self.rank(worker)] for worker in workers)
         return shares if len(set(shares)) > 1 else ()
 
     def hosts_of(self, workers: tuple[str, ...]) -> tuple[str, ...]:
-        """Where some members run; empty where it is the same for all, or one of `workers` is no member."""
+        """Return the hosts of `workers`; empty if all members run on one, or if one of `workers` is no member."""
         if not self.hosts or not set(workers) <= set(self.members):
             return ()
         return tuple(self.hosts[self.rank(worker)] for worker in workers)
 
     def lineage(self, workers: tuple[str, ...]) -> Lineage:
-        """Of a round that begins in this view, its shards dealt among `workers`, host by host."""
+        """Return the lineage of a round that begins in this view, its shards assigned to `workers`, host by host."""
         hosts = self.hosts_of(workers) or ("",) * len(workers)
         by_host = sorted(zip(workers, hosts, strict=True), key=lambda each: hosts.index(each[1]))
         dealt = tuple(worker for worker, _ in by_host)
@@ -99,13 +116,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The control word that every member sends every other at the end of a round (R1, R2).
+    """The message that every member sends every other at the end of a round (R1, R2).
 
-    It is sent only by a member that holds every reduced bucket of the round, so having all words of a round means
-    that everyone holds its result. `prepared` is the newest view that the sender is ready to switch to, 0 for none.
-    `digest` is that of the sender's replica as it was when the round's step began, 0 for none (see `replicas`).
-    `held` and `checked` are of what it has computed of its own shards that others check, and of another's that it
-    checks itself, 0 for none (see `verdicts`).
+    A member sends it only if it holds every reduced bucket of the round. So a member that has all commit messages of a
+    round knows that every member holds its result.
+
+    Attributes:
+        prepared: the newest view that the sender is ready to switch to, 0 for none.
+        compute_us: microseconds that its `shards` shards took.
+        call: the number of the script's call.
+        digest: of the sender's replica when the round's step began, 0 for none.
+        held: a digest of its results for its own shards that others check, 0 for none.
+        checked: a digest of its results for the shards of another worker that it checks, 0 for none.
     """
 
     view: int
@@ -113,32 +135,32 @@ class CommitMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prepared: int
     compute_us: int
     shards: int
-    call: int = 0  # the number of what the sender's script has called
+    call: int = 0
     digest: int = 0
     held: int = 0
     checked: int = 0
 
 
-WORD_LENGTH = 9  # int64 each
+WORD_LENGTH = 9  # fields of a commit message, an int64 each
 
 
 def agreed_switch(words: Iterable[CommitMessage]) -> int:
-    """R2: the number of the view that takes effect after this round, 0 for none.
+    """Return the number of the view that takes effect after this round, 0 for none (R2).
 
-    Everyone holds the same words (R1), so everyone decides the same, at the same round, without asking anybody.
+    All members hold the same messages (R1), so all decide the same, at the same round, without any other message.
     """
     prepared = {word.prepared for word in words}
     return prepared.pop() if len(prepared) == 1 else 0
 
 
-def of_workers(view: View, worker: str, words: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
-    """Whose they are, in the order of ranks; `words`: that of `worker`, then its peers'."""
-    said = dict(zip((worker, *(member for member in view.members if member != worker)), words, strict=False))
-    return {member: said[member] for member in view.members if member in said}
+def by_worker(view: View, worker: str, words: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
+    """Return the commit messages by worker, in rank order. `words`: that of `worker`, then those of its peers."""
+    messages = dict(zip((worker, *(member for member in view.members if member != worker)), words, strict=False))
+    return {member: messages[member] for member in view.members if member in messages}
 
 
 def unlike(checks: Iterable[Check], words: Mapping[str, CommitMessage]) -> tuple[Check, ...]:
-    """Those whose two sides have found different things, by their words; equal for all who have these (R1)."""
+    """Return the checks whose two workers computed different results. All members return the same (R1)."""
     return tuple(check for check in checks if _differ(words.get(check.holder), words.get(check.checker)))
 
 
@@ -148,4 +170,6 @@ def _differ(holder: CommitMessage | None, checker: CommitMessage | None) -> bool
 
 def _check(shares: tuple[int, ...], workers: tuple[str, ...]) -> None:
     if shares and len(shares) != len(workers):
-        raise ValueError(f"{len(shares)} shares for {len(workers)} workers: one for each, or none where they are equal")
+        raise ValueError(
+            f"{len(shares)} shares for {len(workers)} workers: give one for each, or none if they are equal"
+        )

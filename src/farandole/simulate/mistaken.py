@@ -40,7 +40,7 @@ class Mistaken:
         if isinstance(message, m.Heartbeat) and self.kind == "waits" and self.left and self.worker.member.view:
             self.left -= 1
             peers = [peer for peer in self.worker.member.view.members if peer != self.name]
-            return msgspec.structs.replace(message, waits_for=rng.choice(peers) if peers else "")
+            return msgspec.structs.replace(message, blocked_on=rng.choice(peers) if peers else "")
         if not isinstance(message, m.Stopped) or self.kind not in IN_A_REPORT or not self.left or not message.synced:
             return message
         self.left = 0

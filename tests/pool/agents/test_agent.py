@@ -30,7 +30,7 @@ def play(folder: Path, scenario: Scenario) -> None:
 
 def test_each_report_is_answered(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        hello = messages.Hello(kind="agent", host="node", pid=1, pool="rack")
+        hello = messages.Hello(kind="host_agent", host="node", pid=1, pool="rack")
         async with subscribe(scene.ticket, hello) as subscription:
             for _ in range(2):
                 await subscription.send(messages.Report(instance="a", state="ready"))
@@ -43,12 +43,12 @@ def test_a_silent_agent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(server, "SILENT_S", 0.1)
 
     async def scenario(scene: Stage) -> None:
-        pool = messages.Hello(kind="agents", host="here", pid=2, pool="rack")
-        node = messages.Hello(kind="agent", host="node", pid=1, pool="rack")
+        pool = messages.Hello(kind="agent_pool", host="here", pid=2, pool="rack")
+        node = messages.Hello(kind="host_agent", host="node", pid=1, pool="rack")
         async with subscribe(scene.ticket, pool) as link, subscribe(scene.ticket, node) as subscription:
             report = messages.Report(instance="a", state="ready")
             await subscription.send(report)
-            assert await link.receive() == messages.FromHost(host="node", said=report)
+            assert await link.receive() == messages.FromHost(host="node", message=report)
             assert await link.receive() == messages.FromHost(host="node")
 
     play(tmp_path, scenario)

@@ -67,7 +67,7 @@ class Agents:
         duty, pool = AgentReconciler(me), FakePool(hosts=[Host(name=me)])
         duty.state = "ready"
         while True:
-            hello = messages.Hello(kind="agent", host=me, pid=os.getpid(), pool="ec2")
+            hello = messages.Hello(kind="host_agent", host=me, pid=os.getpid(), pool="ec2")
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self.ticket, hello) as subscription:
                     await subscription.send(duty.report())

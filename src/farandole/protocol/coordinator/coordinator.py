@@ -389,7 +389,7 @@ class Coordinator(CoordinatorState):
         if self.view and beat.view == self.view.number and worker.state in ("member", "finished"):
             failures.note_progress(self, worker.id, beat.step)
             verdicts.note_proof(self, beat)
-            self.progress.heard(worker.id, beat, now)
+            self.progress.on_heartbeat(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         view_changes.on_round_begun(self, worker.id, beat)
         recovery.on_held_up(self, worker.id, beat)

@@ -55,9 +55,9 @@ def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
     while cause in state.workers and cause not in seen:
         seen.add(cause)
         beat = state.workers[cause].heartbeat
-        if not beat.waits_for or beat.view != view:
+        if not beat.blocked_on or beat.view != view:
             return cause
-        cause = beat.waits_for
+        cause = beat.blocked_on
     return worker
 
 
@@ -82,11 +82,11 @@ def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collec
     confirmed_by: dict[str, set[str]] = defaultdict(set)
     beats = {worker: state.workers[worker].heartbeat for worker in answered}
     for worker, beat in beats.items():
-        cause = waited_for(state, beat.waits_for, beat.view)
+        cause = waited_for(state, beat.blocked_on, beat.view)
         if cause in beats and may_accuse(state, worker, beat.view, cause):
             confirmed_by[cause].add(worker)
-    for worker in [worker for worker in stalls if worker in beats and not beats[worker].waits]:
-        if all(beat.waits for other, beat in beats.items() if other != worker):
+    for worker in [worker for worker in stalls if worker in beats and not beats[worker].idle]:
+        if all(beat.idle for other, beat in beats.items() if other != worker):
             confirmed_by[worker].add(worker)
     return confirmed_by
 

@@ -365,7 +365,7 @@ def _stalled(state: CoordinatorState, workers: tuple[str, ...], reason: str, now
 def hung_workers(state: CoordinatorState) -> tuple[str, ...]:
     """Return the members that do not report that they wait for others."""
     members = [state.workers[w] for w in (state.view.members if state.view else ()) if w in state.workers]
-    return tuple(w.id for w in members if not w.heartbeat.waits and w.state != "finished")
+    return tuple(w.id for w in members if not w.heartbeat.idle and w.state != "finished")
 
 
 def stalled_s(state: CoordinatorState, now: float) -> float | None:
@@ -388,7 +388,7 @@ def _cut_short(state: CoordinatorState, ending: Ending, now: float) -> None:
     limit = progress.limit(state.settings.stop_s, SHORT)
     if state.view is not None:
         stands = min(stands, progress.stands(now))
-        whole = any(state.workers[w].heartbeat.whole for w in state.view.members if w in state.workers)
+        whole = any(state.workers[w].heartbeat.state_complete for w in state.view.members if w in state.workers)
         limit *= 1 if whole else PATIENCE
     if stands <= limit:
         return

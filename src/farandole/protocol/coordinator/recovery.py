@@ -392,12 +392,12 @@ def on_held_up(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
 
     If only one of them waits, a third worker or its own work may be the cause: the stall limit handles that.
     """
-    peer = state.workers.get(beat.waits_for)
+    peer = state.workers.get(beat.blocked_on)
     if (
         peer is None
         or state.stopping
         or state.over
-        or (peer.heartbeat.waits_for, peer.heartbeat.view) != (worker, beat.view)
+        or (peer.heartbeat.blocked_on, peer.heartbeat.view) != (worker, beat.view)
     ):
         return
     for one, other in ((worker, peer.id), (peer.id, worker)):

@@ -373,7 +373,7 @@ class Speeds:
         if view.number != self._view:
             self._begin(view)
         self._newest[worker] = beat
-        self._shards = max(self._shards, beat.of)
+        self._shards = max(self._shards, beat.shards_total)
         if beat.shard_us:
             self._figures.setdefault(worker, deque(maxlen=KEPT_FIGURES)).append(beat.shard_us)
             self._fresh[worker] = self._fresh.get(worker, 0) + 1
@@ -429,7 +429,7 @@ class Speeds:
     def _is_idle(self, worker: str) -> bool:
         """Return True if the worker is known to have no shards in this view."""
         beat = self.newest(worker)
-        return beat.of > 0 and beat.shards == 0 and worker not in self._fresh
+        return beat.shards_total > 0 and beat.shards == 0 and worker not in self._fresh
 
     def _believed(self, worker: str) -> Times:
         """Return the times of a worker: not faster than at its relegation while that counts.

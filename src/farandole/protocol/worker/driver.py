@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Change:
-    """Wait until something has changed, `at_most_s` seconds if that is given."""
+    """Yielded to wait until something has changed, or for `at_most_s` seconds if that is given."""
 
     at_most_s: float | None = None
 
@@ -44,7 +44,7 @@ Script = Generator["Change | Callable[[], Any]", Any, T]
 
 
 def do(work: Callable[..., T], *args: Any) -> Script[T]:
-    """Have `work` done without the lock."""
+    """Call `work(*args)` without the worker's lock, and return its result."""
     return (yield partial(work, *args))
 
 
@@ -58,7 +58,7 @@ def do(work: Callable[..., T], *args: Any) -> Script[T]:
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What the training side is doing, as `Heartbeat` says it."""
+    """What the training side is doing; the fields are those of `Heartbeat`."""
 
     epoch: int = 0
     shards_computed: int = 0
@@ -72,13 +72,14 @@ class Activity:
 
 @dataclass(kw_only=True)
 class Instructions:
-    """What the coordinator has told the training side, which takes up `save` and `save_at_once` by putting them back.
+    """What the coordinator requests of the training side, which resets `save` and `save_at_once` when it handles them.
 
     Attributes:
-        exit: it is to go; with `orphaned`, once it has saved the state that it holds, which nobody else may hold.
-        save: the last checkpoint is asked for.
-        saves: this worker writes the checkpoints while the run trains; with `save_at_once`, the first one without
-            waiting until one is due, since another worker could not write it.
+        exit: leave the run, None while the worker stays.
+        orphaned: before that, save the state that this worker holds: no other worker may hold it.
+        save: the request for the last checkpoint, None if there is none.
+        saves: this worker writes the checkpoints while the run trains.
+        save_at_once: write the first one without waiting until one is due, since another worker could not write it.
     """
 
     exit: Exit | None = None
@@ -88,7 +89,7 @@ class Instructions:
     save_at_once: bool = False
 
     def leave(self, exit_: Exit) -> None:
-        """The first reason counts."""
+        """Request the exit. The first request counts, later ones are ignored."""
         self.orphaned = self.orphaned or (exit_.save and self.exit is None)
         self.exit = self.exit or exit_
 
@@ -100,14 +101,15 @@ class Instructions:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the script wants a round for.
+    """The purpose of a round, as the script requests it.
 
     Attributes:
-        shards: how many there are if so many workers begin it; worked out without the lock.
-        sizes: of the round's messages, in words.
-        trains: it is a training step's: a view that is agreed on takes effect where it begins.
-        doing: what else was called, in words that are equal on all workers.
-        content: what the port sums up; None: nothing.
+        position: the step, and its place in the data.
+        shards: returns the number of shards if the given number of workers begins the round; called without the lock.
+        sizes: the sizes of the round's messages, as text.
+        trains: this is a training step: a view that is agreed on takes effect where it begins.
+        doing: the call of the script, if it is no training step; the same text on all workers.
+        content: what the port sums up, None for nothing.
     """
 
     position: Position
@@ -119,11 +121,11 @@ class Task:
 
 
 class Arriving(Protocol):
-    """The state on its way; None is what is not there yet."""
+    """The state that a joiner receives. A property is None until its part has arrived."""
 
     @property
     def header(self) -> tuple[int, Position, Sequence[bool]] | None:
-        """The round, its position, and the veterans' requires_grad, without which the buckets would differ."""
+        """The round, its position, and requires_grad of each parameter at the senders, without which buckets differ."""
         ...
 
     @property
@@ -131,92 +133,92 @@ class Arriving(Protocol):
 
 
 class ExchangePort(Protocol):
-    """Of one view, round after round."""
+    """The exchange of one view, round after round."""
 
     @property
     def view(self) -> View: ...
 
     @property
     def ended(self) -> bool:
-        """Whether the round has ended that was started last."""
+        """True if the round that was started last has ended."""
         ...
 
     def withhold(self) -> None:
-        """Give no word before `release`."""
+        """Send no commit message before `release`."""
         ...
 
     def release(self) -> None: ...
 
     def finish(self) -> None:
-        """All is handed in."""
+        """Everything of this worker is handed in."""
         ...
 
     def close(self) -> None:
-        """The view is over, in order or not."""
+        """The view is over, in order or abandoned: use its connections no more."""
         ...
 
     def settle(self) -> None:
-        """Send what the abandoned round still owes, contents aside."""
+        """Send the messages that the abandoned round still owes its peers; their contents do not matter."""
         ...
 
 
 class Port(Protocol):
-    """The worker around the driver. The first three are called with the lock held, and must not wait."""
+    """The worker around the driver. `tell`, `answer` and `leave` are called with the lock held, and must not block."""
 
     def tell(self, message: Message) -> None:
-        """Tell the coordinator."""
+        """Send `message` to the coordinator."""
         ...
 
     def answer(self, save: Save) -> None:
-        """Save in the background, and tell the coordinator how that went."""
+        """Save in the background, and report the result to the coordinator."""
         ...
 
     def leave(self, exit_: Exit) -> NoReturn:
-        """This worker is done. Raises what ends the script."""
+        """End this worker: raises the exception that ends the script."""
         ...
 
     def stand_back(self) -> None:
-        """This worker has left the view, and only waits for its Goodbye."""
+        """Use little CPU from now on: this worker has left the view, and only waits for `Goodbye`."""
         ...
 
     def save(self, between: bool) -> Saved:
-        """Write the last checkpoint; with `between` even a state between two steps, which is none to go on from."""
+        """Write the last checkpoint. `between` also permits a state between two steps, which no run can resume."""
         ...
 
     def digest(self) -> int:
-        """Of the replica, as the step in hand begins."""
+        """Return the digest of the replica at the start of the current step."""
         ...
 
     def workers(self, step: int, begun: int) -> int:
-        """How many workers count as having begun `step`, when `begun` really have."""
+        """Return how many workers count as having begun `step`, if `begun` really have."""
         ...
 
     def take_up(self, content: Any, shards: int) -> None:
-        """A round begins: partial sums of so many shards of `content`, none of them computed."""
+        """Begin a round: take the empty partial sums of `content` over `shards` shards."""
         ...
 
     def open(self, view: View) -> ExchangePort:
-        """The exchange of `view`: the one made ahead, or a new one."""
+        """Return the exchange of `view`: the one that was prepared, or a new one."""
         ...
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
-        """To the joiners of `view`, as it is now; the sending goes on in the background."""
+        """Send the state as it is now to the joiners of `view`; the transfer continues in the background."""
         ...
 
     def receive(self, view: View) -> Arriving:
-        """Receive the state in the background, from those of `view` who send it."""
+        """Receive the state in the background, from the senders of `view`."""
         ...
 
     def renew(self, state: Any) -> None:
-        """Take over what has arrived, in place of what this worker holds as of the same step."""
+        """Replace the state of this worker by the received one, which is of the same step."""
         ...
 
     def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:
-        """Start the round in the exchange that was opened last, over the partial sums that were taken up."""
+        """Start the round in the exchange that was opened last, over the partial sums of `take_up`."""
         ...
 
     def hand_in(self) -> None:
-        """Nothing is left to be computed here."""
+        """This worker has nothing left to compute in the round."""
         ...
 
 
@@ -226,22 +228,27 @@ IDLE_S = 0.05  # between two idle rounds
 
 
 class ViewWithdrawn(Exception):
-    """This joiner's view is no more: it waits for the next one."""
+    """The view of this joiner was withdrawn: it waits for the next one."""
 
 
 class Driver:
-    """See the module's head. With fewer than `minimum` workers, rounds are idle.
+    """Runs the rounds of one worker, as the module's head describes. Below `minimum` workers, rounds are idle.
 
     Attributes:
-        number: of the round in hand.
-        workers: that have begun it, whatever became of them.
-        begun: the round that was begun last, as soon as that is so.
+        task: the purpose of the round in progress.
+        exchange: the exchange of the view that this driver works in.
+        lineage: how the shards of the round are assigned.
+        shards: how many shards the round has.
+        number: the number of the round in progress.
+        workers: how many workers have begun it, including any that failed since.
+        computed_shards: the shards of the round that this worker has computed.
+        begun_round: the number of the round that was begun last, set before its work starts.
         waits: this worker has nothing to compute and waits for others.
-        proven: it has ended a round, or begun the run; a joiner that is given up before may hold a torn state without
-            knowing it.
+        proven: it has ended a round, or begun the run. A joiner that is abandoned before may hold an incomplete state
+            without knowing it.
     """
 
-    def __init__(self, member: Member, told: Instructions, port: Port, terms: RunTerms) -> None:
+    def __init__(self, member: Member, instructions: Instructions, port: Port, terms: RunTerms) -> None:
         self.member = member
         self.task = Task(position=Position(), shards=_none)
         self.exchange: ExchangePort = _Before()
@@ -252,7 +259,7 @@ class Driver:
         self.waits = True
         self.proven = False
         self.calls = CallRounds()
-        self._instructions = told
+        self._instructions = instructions
         self.port = port
         self._terms = terms
         self.checking = Checking(member, terms)
@@ -263,10 +270,10 @@ class Driver:
     # --- a round ---------------------------------------------------------------------------------------------
 
     def begin(self, task: Task) -> Script[None]:
-        """Begin a round for `task`, after a call round where one is due; below the minimum, after idle rounds.
+        """Begin a round for `task`: after a call round if one is due, and after idle rounds below the minimum.
 
         Raises:
-            Demoted: this worker is a joiner, and its view was stopped before.
+            ViewWithdrawn: this worker is a joiner, and its view was stopped before.
         """
         first, call = self.calls.due(task.sizes, task.position.step, trains=task.trains, doing=task.doing)
         if first is not None:
@@ -282,8 +289,8 @@ class Driver:
         while True:
             yield from self.handle_requests()
             if member.phase == "member":
-                told = member.begin_round(task.position.step, may_switch=task.trains, call=call)
-                self.tell(told or ())
+                reports = member.begin_round(task.position.step, may_switch=task.trains, call=call)
+                self.tell(reports or ())
                 if member.phase == "member":
                     break
                 yield from do(port.stand_back)
@@ -317,7 +324,7 @@ class Driver:
         yield from self._start(lineage)
 
     def _renew(self, view: View, renewal: View) -> Script[None]:
-        """Replicas have drifted apart, and some are given the state again. See `drift`."""
+        """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `member.py`."""
         if self.member.worker in renewal.senders(self._terms.bits):
             yield from do(self.port.send_state, renewal, self.number, self.task.position)
         elif self.member.worker in renewal.joining:
@@ -326,18 +333,21 @@ class Driver:
                 yield from do(self.port.renew, arriving.state)
                 yield from self.take_digest()
 
-    def until(self, view: View, there: Callable[[], bool]) -> Script[bool]:
-        """Wait until `there()`; False if `view` is given up before (then: until this worker is a candidate again)."""
+    def until(self, view: View, condition: Callable[[], bool]) -> Script[bool]:
+        """Wait until `condition()` holds, and return True.
+
+        Returns False if `view` is abandoned before, as soon as this worker is a candidate again.
+        """
         while True:
             yield from self.handle_requests()
             if view not in (self.member.view, self.member.pending):
                 return False
-            if self.member.phase != "stopped" and there():
+            if self.member.phase != "stopped" and condition():
                 return True
             yield Change()
 
     def pass_idle_rounds(self) -> Script[None]:
-        """Too few workers: rounds without work, in which a joiner's view can be agreed on (R2) like in any other."""
+        """Run rounds without work while workers are too few. A joiner's view can be agreed on in them as usual (R2)."""
         while self._idle:
             while not (yield from self.finish()):
                 pass
@@ -345,28 +355,28 @@ class Driver:
             yield from self._begin_once(self.task, self._call)
 
     def checked(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
-        """This worker has computed `shard`, another's, too. With the last that it owes its word may be given."""
+        """Record a check: this worker has computed `shard` of another one. After its last check it may commit."""
         self.checking.on_check(shard, names, digests)
         if self.member.synced and not self.checking.owed():
             self.exchange.release()
 
     def todo(self) -> tuple[int, ...]:
-        """The shards that are this worker's and not computed yet."""
+        """Return the shards that are assigned to this worker and not computed yet."""
         mine = self.lineage.assign(self.shards).get(self.member.worker, ()) if self.shards else ()
         return tuple(shard for shard in mine if shard not in self.computed_shards)
 
     @property
     def trains(self) -> bool:
-        """Whether the round is a training step's, and not an idle one in its place."""
+        """True if the round is a training step's, and not an idle one in its place."""
         return self.task.trains and not self._idle
 
     @property
     def idle(self) -> bool:
-        """Whether the round in hand is one without work, for want of workers."""
+        """True if the round in progress has no work, because there are fewer workers than the minimum."""
         return self._idle
 
     def inherited(self, shard: int) -> bool:
-        """Whether `shard` of this round was another's, who is gone."""
+        """Return True if `shard` of this round was assigned to a worker that has failed since."""
         sets = self.lineage.sets
         if len(sets) < 2:
             return False
@@ -374,7 +384,7 @@ class Driver:
         return shard not in first.assign(self.shards).get(self.member.worker, ())
 
     def sync(self) -> Script[None]:
-        """Follow the member if its view has changed meanwhile: open its exchange, over the same partial sums."""
+        """Follow a change of the view in this round: open the new exchange over the same partial sums."""
         yield from self.handle_requests()
         member = self.member
         view, lineage = member.view, member.lineage
@@ -384,7 +394,7 @@ class Driver:
             yield from self._start(lineage)
 
     def finish(self) -> Script[bool]:
-        """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
+        """Wait for the end of the round. Returns False if the view has changed instead: then look at `todo` again."""
         member, exchange = self.member, self.exchange
         self.waits = True
         yield from do(exchange.finish)
@@ -403,7 +413,7 @@ class Driver:
             return
         self.exchange = yield from do(self.port.open, view)
         old.close()
-        yield from do(old.settle)  # everyone who lives has abandoned it, or has left it in order
+        yield from do(old.settle)  # all workers that live have abandoned the view, or left it in order
 
     def _start(self, lineage: Lineage) -> Script[None]:
         self.lineage, self.waits = lineage, False
@@ -414,25 +424,25 @@ class Driver:
         if not self.todo():
             yield from do(self.port.hand_in)
 
-    # --- what the coordinator asks for -----------------------------------------------------------------------
+    # --- requests of the coordinator -------------------------------------------------------------------------
 
     def handle_requests(self) -> Script[None]:
-        """It may have asked for a checkpoint, or said goodbye."""
-        told, port = self._instructions, self.port
-        if told.save is not None:
-            wanted, told.save = told.save, None
-            if wanted.save:
-                port.answer(wanted)
-        if told.exit is not None:
-            if told.orphaned and self.proven:
-                told.orphaned = False
+        """Handle a request for a checkpoint or for the exit, if there is one. May raise what `Port.leave` raises."""
+        instructions, port = self._instructions, self.port
+        if instructions.save is not None:
+            request, instructions.save = instructions.save, None
+            if request.save:
+                port.answer(request)
+        if instructions.exit is not None:
+            if instructions.orphaned and self.proven:
+                instructions.orphaned = False
                 saved = yield from do(port.save, bool(self.member.apart))
-                if saved.between and told.exit.within_s is None:  # in an evaluation, or the script has ended
+                if saved.between and instructions.exit.within_s is None:  # in an evaluation, or the script has ended
                     yield from do(port.save, True)
-            port.leave(told.exit)
+            port.leave(instructions.exit)
 
     def serve_until_dismissed(self) -> Script[NoReturn]:
-        """The script is done: answer what the coordinator asks until it says goodbye."""
+        """After the script has ended, handle requests until the coordinator dismisses this worker."""
         while True:
             yield from self.handle_requests()
             yield Change()
@@ -440,18 +450,19 @@ class Driver:
     # --- small things ----------------------------------------------------------------------------------------
 
     def take_digest(self) -> Script[None]:
-        """Of the replica as a training step begins, for the word; elsewhere, or alone, there is nothing to compare."""
+        """Take the replica's digest for the commit message of a training step; 0 elsewhere, and in a view of one."""
         view = self.member.view
         compared = self.trains and view is not None and view.size > 1
         self.member.digest = (yield from do(self.port.digest)) if compared else 0
 
     def tell(self, messages: Iterable[Message]) -> None:
+        """Send `messages` to the coordinator, in order."""
         for message in messages:
             self.port.tell(message)
 
 
 class _Before:
-    """Before the first round."""
+    """Stands for the exchange before the first round: does nothing."""
 
     view = View(number=0, members=(), group=0)
     ended = True
@@ -481,27 +492,27 @@ def _none(workers: int) -> int:
 
 
 class JoinCallbacks(Protocol):
-    """What a worker does as it comes in; all of it without the lock."""
+    """What a worker does to join, called without the lock."""
 
     def restore(self, view: View, /) -> Position | None:
-        """Take the run's state up to begin `view` with it; None: others begin, or the run ends."""
+        """Load the run's state to begin `view` with it; returns its position, None if others begin or the run ends."""
         ...
 
     def first(self, position: Position, flags: Sequence[bool] | None, /) -> Task:
-        """The step that this worker enters with. `flags`: of a header; None: it begins the run."""
+        """Return the first step of this worker. `flags`: requires_grad from a header, None if it begins the run."""
         ...
 
     def entered(self) -> None:
-        """That step has begun."""
+        """That first step has begun."""
         ...
 
     def load(self, state: Any, /) -> None:
-        """Take over what has arrived, and with it the run that it is of."""
+        """Load the received state, and with it the position and history of the run."""
         ...
 
 
 def join_view(driver: Driver, entrance: JoinCallbacks) -> Script[None]:
-    """Come in, and begin the first step."""
+    """Join a view, and begin the first step in it."""
     member = driver.member
     while True:
         driver.calls.enter()
@@ -515,6 +526,7 @@ def join_view(driver: Driver, entrance: JoinCallbacks) -> Script[None]:
 
 
 def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
+    """Begin the run in its first view; False if that was withdrawn."""
     position = yield from do(entrance.restore, view)
     if position is None:
         yield from driver.until(view, lambda: False)
@@ -528,6 +540,7 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bo
 
 
 def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
+    """Join `view` with the state of its other members; False if the view was withdrawn."""
     member = driver.member
     arriving = yield from do(driver.port.receive, view)
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
@@ -553,7 +566,7 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
 
 
 def _proposed(driver: Driver) -> Script[View]:
-    """Wait for a proposed view whose connections stand."""
+    """Wait for a proposed view whose connections are open."""
     member = driver.member
     while True:
         if member.phase == "waiting" and member.pending and member.prepared == member.pending.number:
@@ -563,9 +576,9 @@ def _proposed(driver: Driver) -> Script[View]:
 
 
 def _adopt(driver: Driver, round_: int, position: Position, view: View) -> bool:
-    adopted = driver.member.adopt(round_, position.step, view=view.number)
-    driver.tell(adopted or ())
-    return adopted is not None
+    reports = driver.member.adopt(round_, position.step, view=view.number)
+    driver.tell(reports or ())
+    return reports is not None
 
 
 # --- occupation -------------------------------------------------------------------------------------------------------
@@ -578,8 +591,9 @@ def _adopt(driver: Driver, round_: int, position: Position, view: View) -> bool:
 
 
 def class_of(driver: Driver, *, entered: bool, waits: bool, before: TimeClass) -> TimeClass:
-    """What the training thread is in, while it `waits` or works for the driver. `before`: what it was in when it came;
-    `entered`: its first step has begun.
+    """Return the time class of the training thread while it `waits` or works for the driver.
+
+    `before` is its class when it called the driver; `entered`: its first step has begun.
     """
     member = driver.member
     if before == "end" or member.phase in ("left", "out"):

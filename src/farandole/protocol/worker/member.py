@@ -28,7 +28,7 @@ from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
 from farandole.protocol.messages import NO_DIGESTS as NOT_COMPUTED
 from farandole.protocol.values import NOTHING, Call
-from farandole.protocol.view import CommitMessage, Lineage, View, agreed_switch, of_workers, unlike
+from farandole.protocol.view import CommitMessage, Lineage, View, agreed_switch, by_worker, unlike
 
 # --- drift ------------------------------------------------------------------------------------------------------------
 #
@@ -40,16 +40,16 @@ EVERY = 512  # steps, in which the digests of steps have looked at everything
 
 
 class Drift:
-    """What one member remembers of it."""
+    """What one member remembers of drifted replicas in the view in force. Rules 1 to 3 are above."""
 
     def __init__(self) -> None:
         self._view = 0
-        self._odd: set[str] = set()  # in that view
-        self._times = 0
+        self._odd: set[str] = set()  # members whose digest differed from the first member's in that view
+        self._times = 0  # steps in which replicas differed, over the whole life of this member
         self._reports: list[m.Message] = []
 
     def on_step(self, view: View, step: int, digests: Mapping[str, int]) -> None:
-        """A step has ended in `view`, with these digests in its words."""
+        """Record the digests in the commit messages of a step that ended in `view`, by worker."""
         apart = outliers(digests)
         if not apart:
             return
@@ -61,12 +61,15 @@ class Drift:
             self._reports.append(m.Drifts(step=step, workers=apart, times=self._times))
 
     def report(self) -> list[m.Message]:
-        """For the coordinator: the first time, and each time that their number has doubled."""
-        said, self._reports = self._reports, []
-        return said
+        """Return and clear the `Drifts` reports: one for the first such step, then one each time the count doubles."""
+        reports, self._reports = self._reports, []
+        return reports
 
     def renewal(self, view: View, step: int) -> View | None:
-        """Who gives the state to whom as `step` begins in `view`, as if these were joiners; None: nobody is due."""
+        """Return `view` with the drifted members as `joining`, if they take the state over when `step` begins.
+
+        Returns None if no transfer is due at this step.
+        """
         if view.number != self._view or step % EVERY or not self._odd:
             return None
         odd, self._odd = self._odd, set()
@@ -78,9 +81,9 @@ class Drift:
 
 @dataclass(frozen=True)
 class Connect:
-    """Make this view's connections, if they do not stand, and its buffers, in the background; then call `connected`.
+    """Open this view's missing connections and make its buffers, in the background; then call `Member.connected`.
 
-    `key`: the group's, by which the members prove themselves to each other.
+    `key` is the secret of the view's group. Members authenticate each other with it.
     """
 
     view: View
@@ -89,7 +92,10 @@ class Connect:
 
 @dataclass(frozen=True)
 class Exit:
-    """This worker is done; with `save`, once it has saved what it holds; `within_s`: its process ends then anyway."""
+    """Leave the run for `reason` and exit with `code`.
+
+    With `save`, the worker saves the state that it holds first. The process ends after `within_s` seconds in any case.
+    """
 
     reason: str
     code: int
@@ -99,7 +105,10 @@ class Exit:
 
 @dataclass(frozen=True)
 class Save:
-    """Write the state of the last whole step and answer Saved, or just wait for Goodbye."""
+    """With `save`, write the state of the last complete step and answer `Saved`. Without, only wait for `Goodbye`.
+
+    `between` also permits a state between two steps, which no run can continue from.
+    """
 
     save: bool
     between: bool
@@ -107,14 +116,28 @@ class Save:
 
 @dataclass(frozen=True)
 class CompareDigests:
-    """Answer Digests. Nobody trains any more."""
+    """Answer with `Digests`. Training has stopped."""
 
 
 Action = m.Message | Connect | Exit | Save | CompareDigests
 
 
 class Member:
-    """See the module's head. `phase`: waiting (for a view), member, stopped, left, out."""
+    """The state machine of one worker; the module's head says why its two callers cannot race.
+
+    Attributes:
+        phase: "waiting" for a view, "member" of one, "stopped" (has answered `Stop`, awaits `Resume`), "left" its last
+            view in order, or "out" of the run.
+        view: the view in force, None before the first.
+        pending: the proposed view, None if there is none.
+        prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
+        agreed: the view that takes effect where the next training step begins (R2), None if there is none.
+        round: the number of the round in progress, or of the next one between two rounds.
+        step: the training step of that round.
+        holds: this worker holds every reduced bucket of `round`.
+        synced: this worker holds the run's state.
+        lineage: how the shards of `round` are assigned, None if that is not decided yet.
+    """
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
@@ -128,32 +151,37 @@ class Member:
         self.holds = False
         self.synced = False
         self.lineage: Lineage | None = None
-        self.first = False  # the round in hand is the view's first
-        self.digest = 0  # of the replica at the beginning of the step in hand, for its word
-        self.apart: tuple[str, ...] = ()
-        self.drift: Drift | None = None  # where replicas may drift apart
-        self.checks: tuple[Check, ...] = ()  # of the round in hand
-        self.held = self.checked = NOT_COMPUTED  # for its word
-        self.unlike: tuple[Check, ...] = ()
-        self.trains = False  # the round in hand is a training step's
-        self._proving = False  # no such round has ended in this view
-        self.newest = m.Newest()  # what who begins the proposed view has to find
-        self._called = (-1, NOTHING)  # the newest round that has begun here, and what for
+        self.first = False  # the round in progress is the view's first
+        self.digest = 0  # of the replica at the start of the current step; goes into its commit message
+        self.apart: tuple[str, ...] = ()  # workers whose replica differs from the others'
+        self.drift: Drift | None = None  # None unless replicas may differ (`--bits any`)
+        self.checks: tuple[Check, ...] = ()  # of the round in progress
+        self.held = self.checked = NOT_COMPUTED  # for its commit message
+        self.unlike: tuple[Check, ...] = ()  # checks whose two workers computed different results
+        self.trains = False  # the round in progress is a training step's
+        self._proving = False  # no training round has ended in this view, so its admission checks are still to be made
+        self.newest = m.Newest()  # the checkpoint that the members who begin the proposed view must find
+        self._called = (-1, NOTHING)  # the newest round that has begun here, and its call
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Who is to prove itself in the round in hand, if it is a step's."""
+        """The workers that must pass the admission check in the round in progress, if it is a training step's."""
         return self.view.unproven if self.view and self._proving else ()
 
     @property
     def call(self) -> Call:
-        """What the script has called in `round`; nothing if that one has not begun here."""
+        """The script's call in `round`, or `NOTHING` if that round has not begun here."""
         round_, call = self._called
         return call if round_ == self.round else NOTHING
 
     # --- from the coordinator --------------------------------------------------------------------------------
 
     def on_message(self, message: m.Message) -> list[Action]:
+        """Handle a message of the coordinator. Returns the actions for the worker, messages to send among them.
+
+        Raises:
+            ProtocolError: `Resume` continues after a round that this worker does not hold.
+        """
         if self.phase == "out":
             return []
         match message:
@@ -186,7 +214,7 @@ class Member:
         return [Connect(view, key)] if self.worker in view.members else self.connected(view)
 
     def connected(self, view: View) -> list[Action]:
-        """The connections of `view` stand."""
+        """The connections of `view` are open. Returns the answer to the coordinator, nothing if `view` is outdated."""
         if self.pending is None or self.pending.number != view.number:
             return []
         self.prepared = view.number
@@ -213,7 +241,7 @@ class Member:
         ]
 
     def _named(self) -> int:
-        """The view that this worker's words name."""
+        """The number of the view that this worker's commit messages name."""
         return self.agreed.number if self.agreed else self.prepared
 
     def _resume(self, message: m.Resume) -> list[Action]:
@@ -221,19 +249,25 @@ class Member:
         self.view, self.phase, self.first, self.apart, self.unlike = message.view, "member", False, (), ()
         if self.round == message.round - 1:
             if not self.holds:
-                raise ProtocolError(f"told to go on from round {message.round} but round {self.round} is not held")
+                raise ProtocolError(
+                    f"the coordinator resumes at round {message.round}, but this worker holds no result of round "
+                    f"{self.round}; restart the run from its newest checkpoint"
+                )
             self._next(message.lineage)
         elif message.commit:
             self._next(None)
         else:
             self.holds, self.lineage = False, message.lineage
-        self._proving = True  # in this view no round has ended, also where one of the last has here
+        self._proving = True  # no round has ended in this view, even if one of the previous view ends here
         return []
 
     # --- from the training side --------------------------------------------------------------------------------
 
     def adopt(self, round_: int, step: int, *, view: int) -> list[m.Message] | None:
-        """A joiner learns from the state's header that the proposed `view` is in force; None: not any more."""
+        """Enter the proposed `view` at `round_` and `step`: a joiner reads from the state's header that it is in force.
+
+        Returns the messages to send, or None if the view is not proposed any more.
+        """
         if self.phase != "waiting" or self.pending is None or self.prepared != self.pending.number:
             return None
         if view != self.pending.number:
@@ -246,14 +280,20 @@ class Member:
         return [m.Switched(view=self.view.number, round=round_, step=step)]
 
     def become_synced(self) -> list[m.Message] | None:
-        """A joiner holds the state now; None: its view was stopped before, the state counts for nothing."""
+        """Record that this joiner has loaded the state. Returns the messages to send.
+
+        Returns None if the view was stopped before: then the state does not count.
+        """
         if self.phase != "member" or self.view is None:
             return None
         self.synced = True
         return [m.Synced(view=self.view.number)]
 
     def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> list[m.Message] | None:
-        """Before a round: apply an agreed switch (R2). None while stopped: wait, then ask again."""
+        """Begin a round of `step`, and apply an agreed switch first if `may_switch` (R2). Returns the messages to send.
+
+        Returns None while stopped: wait, then call again.
+        """
         if self.phase == "stopped":
             return None
         assert self.view is not None
@@ -272,9 +312,10 @@ class Member:
         return actions
 
     def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        """This worker holds every reduced bucket of `round_` under `view`: its control word, or None if that is past.
+        """Return this worker's commit message: it holds every reduced bucket of `round_` under `view`.
 
-        The thread of an abandoned view may come here late, with garbage in its buckets: hence the question.
+        Returns None if the view or the round is over. The thread of an abandoned view may call this late, with
+        garbage in its buckets, so both are compared here. `compute_us`: microseconds that its `shards` took.
         """
         if self.phase != "member" or self.view is None or not self.synced:
             return None
@@ -287,21 +328,25 @@ class Member:
         )  # fmt: skip
 
     def end_round(self, words: Sequence[CommitMessage]) -> bool:
-        """All words of the round are here (R1): it has ended. False if the view was stopped before, or if the replicas
-        differ, or what two have found of a shard. `words`: this worker's own, then its peers' in the order of their
-        ranks.
+        """End the round: all its commit messages are here (R1).
+
+        `words`: this worker's own message, then those of its peers in the order of their ranks. Returns False if the
+        view was stopped before, if the scripts called different things, if the replicas differ, or if two workers
+        computed different results of one shard.
         """
         if self.phase != "member" or self.view is None:
             return False
         for word in words:
             if (word.view, word.round) != (self.view.number, self.round):
                 return False
-        if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
+        if any(
+            word.call != self.call.number for word in words
+        ):  # the scripts diverged (`coordinator/view_changes.py`): never ends
             return False
-        by_worker = of_workers(self.view, self.worker, words)
-        digests = {w: word.digest for w, word in by_worker.items() if word.digest}
+        worker_messages = by_worker(self.view, self.worker, words)
+        digests = {w: word.digest for w, word in worker_messages.items() if word.digest}
         self.apart = () if self.drift else outliers(digests)
-        self.unlike = unlike(self.checks, by_worker)
+        self.unlike = unlike(self.checks, worker_messages)
         if self.apart or self.unlike:
             return False
         if self.drift:
@@ -313,14 +358,14 @@ class Member:
         return True
 
     def _next(self, lineage: Lineage | None) -> None:
-        """The round in hand has ended; the next one is dealt by `lineage`."""
+        """Move on to the next round, whose shards are assigned by `lineage`; None: not decided yet."""
         self.round += 1
         self.holds, self.first, self.lineage = False, False, lineage
         self._proving = self._proving and not self.trains
         self.checks, self.held, self.checked = (), NOT_COMPUTED, NOT_COMPUTED
 
     def report(self) -> list[Action]:
-        """After `end_round`, whatever that said."""
+        """Return the reports to the coordinator after `end_round`, whichever value that returned."""
         if self.apart:
             return [m.Differs(step=self.step, workers=self.apart)]
         if self.unlike:
@@ -328,13 +373,14 @@ class Member:
         return [*self.drift.report()] if self.drift else []
 
     def finished(self, fingerprint: str, after: m.StepTime) -> m.Finished:
-        """The script has run to its end, `after` its last step, with this `fingerprint` of the state."""
+        """Return the report that the script has ended. `fingerprint`: of the state; `after`: since its last step."""
         view = self.view.number if self.view else 0
         return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step, after=after)
 
     def on_peer_lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
-        """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view
-        they wait for.
+        """Report that the connection to `peer` broke, or that this worker has waited `waited_s` seconds for it.
+
+        A joiner may report this about the view that it waits for. Returns nothing if `view` is over.
         """
         mine = self.view if self.phase == "member" else self.pending if self.phase == "waiting" else None
         if mine is not None and mine.number == view:
@@ -354,24 +400,24 @@ class Member:
 # Results stay for as long as the round is current, whatever happens to the view. Which worker checks which is set again
 # each time the round starts (`plan.checks`), and what is missing then is computed.
 
-Found = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # names and digests of a shard
+ShardDigests = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # by shard: names, and a digest for each
 
 
 class Checking:
-    """Of one worker. Its `Member` has the checks of the round in hand, and what the word will say."""
+    """The checked shards of one worker. Sets `Member.checks`, `held` and `checked` for the round in progress."""
 
     def __init__(self, member: Member, terms: RunTerms) -> None:
         self._member = member
         self._terms = terms
-        self._mine: Found = {}
-        self._others: Found = {}
+        self._mine: ShardDigests = {}  # own shards that another worker checks
+        self._others: ShardDigests = {}  # shards of another worker that this one checks
 
     def begin(self) -> None:
-        """A round: nothing of it has been computed."""
+        """Begin a round, of which nothing is computed yet."""
         self._mine, self._others = {}, {}
 
     def arrange(self, lineage: Lineage, shards: int, step: int) -> None:
-        """The round starts, perhaps anew, as a step's of so many `shards`; 0: it is none."""
+        """Start or restart the round of `step`, and decide who checks which of its `shards`; 0: no training step."""
         member, terms = self._member, self._terms
         member.checks = ()
         if shards and terms.bits != "any":
@@ -382,21 +428,24 @@ class Checking:
         self._settle()
 
     def concerns(self, shard: int) -> bool:
-        """Whether somebody checks `shard`, which is this worker's."""
+        """Return True if another worker checks `shard`, which is this worker's own."""
         return shard in of_holder(self._member.checks, self._member.worker)
 
     def owed(self) -> tuple[int, ...]:
-        """The shards of another's that this worker has yet to compute, before it gives its word."""
+        """Return the shards of another worker that this one must still compute before it sends its commit message."""
         mine = of_checker(self._member.checks, self._member.worker)
         return tuple(shard for shard in mine.shards if shard not in self._others) if mine else ()
 
     def on_digests(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
-        """In one of its own. To be told before the last of it is handed in, since the word may follow at once."""
+        """Record the digests of one of this worker's own shards.
+
+        Call it before the last gradient of the shard is handed in: the commit message may follow at once.
+        """
         self._mine[shard] = (tuple(names), tuple(digests))
         self._settle()
 
     def on_check(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
-        """In another's."""
+        """Record the digests of a shard of another worker, computed here as a check."""
         self._others[shard] = (tuple(names), tuple(digests))
         self._settle()
 
@@ -406,11 +455,13 @@ class Checking:
         member.checked = _computed(mine.holder, mine.shards, self._others) if mine else NO_DIGESTS
 
 
-def _computed(holder: str, shards: Sequence[int], found: Found) -> Computed:
-    """Nothing until all of it is there."""
-    if not shards or any(shard not in found for shard in shards):
+def _computed(holder: str, shards: Sequence[int], digests_of: ShardDigests) -> Computed:
+    """Return what was computed of `shards`; `NO_DIGESTS` until the digests of all of them are known."""
+    if not shards or any(shard not in digests_of for shard in shards):
         return NO_DIGESTS
-    pairs = [(f"shard {shard}: {name}", digest) for shard in shards for name, digest in zip(*found[shard], strict=True)]
+    pairs = [
+        (f"shard {shard}: {name}", digest) for shard in shards for name, digest in zip(*digests_of[shard], strict=True)
+    ]
     names, digests = tuple(name for name, _ in pairs), tuple(digest for _, digest in pairs)
     most = fitting(names)
     if most < len(digests):
@@ -425,24 +476,24 @@ def _computed(holder: str, shards: Sequence[int], found: Found) -> Computed:
 
 
 class CallRounds:
-    """Knows the sizes of the newest training step's messages, as all members of its view do."""
+    """Decides when a call round is due. Remembers the message sizes of the newest step, as all members do."""
 
     def __init__(self) -> None:
         self._sizes = ""
 
     def enter(self) -> None:
-        """This worker comes in anew: the others know the sizes of its first step."""
+        """This worker joins a view: forget the sizes. The others know those of its first step."""
         self._sizes = ""
 
     def due(self, sizes: str, step: int, *, trains: bool, doing: str) -> tuple[Call | None, Call]:
-        """The call round that has to come first, if one has to, and the round itself.
+        """Return (the call round that must come first or None, the call of the round itself).
 
-        `sizes`: of the round's messages. `doing`: what was called, where that is no training step, in words that are
-        equal on all workers.
+        `sizes` describes the sizes of the round's messages. `doing` describes a call that is no training step, with the
+        same text on all workers.
         """
         if not trains:
             call = Call.of(doing or f"something after step {step}", sizes)
             return call, call
-        known, self._sizes = self._sizes or sizes, sizes
+        previous, self._sizes = self._sizes or sizes, sizes
         other = Call.of(f"step {step}, of which other parameters are trained", sizes)
-        return (other if sizes != known else None), Call.of(f"step {step}", sizes)
+        return (other if sizes != previous else None), Call.of(f"step {step}", sizes)

@@ -33,19 +33,22 @@ from farandole.protocol.worker.member import Action, Exit, Member, Save
 # Argument: docs/protocol.md, Session, "Waiting for a peer".
 
 STEPS = 10
-Waiting = tuple[int, str, float]  # in which view, for which peer, since when
+Waiting = tuple[int, str, float]  # the view, the peer that is waited for, and since when
 
 
 def peer_over_soft_limit(
     waiting: Waiting | None, step_s: float | None, *, stall_s: float, heartbeat_timeout_s: float, now: float
 ) -> str:
-    """The peer that is waited for, if it has been for too long; "" for nobody. `step_s`: the median step's time."""
+    """Return the peer that this worker has waited for beyond the soft limit; "" if there is none.
+
+    `step_s` is the median time of a step, None before the first step has ended.
+    """
     limit = stall_s if step_s is None else max(heartbeat_timeout_s, STEPS * step_s)
     return waiting[1] if waiting is not None and now - waiting[2] > limit else ""
 
 
 def stalled(waiting: Waiting, step_s: float | None, *, stall_s: float, now: float) -> bool:
-    """Whether the peer that is waited for is to be reported."""
+    """Return True if the peer that is waited for must be reported as stalled."""
     return now - waiting[2] > max(stall_s, STEPS * (step_s or 0.0))
 
 
@@ -59,29 +62,29 @@ def stalled(waiting: Waiting, step_s: float | None, *, stall_s: float, now: floa
 
 
 class Lease:
-    """Without end until the first `welcomed`."""
+    """The lease of one worker. It has no end until the first `on_welcome`."""
 
     def __init__(self) -> None:
         self.end = math.inf
-        self._ended = False  # and somebody has gone by it
-        self._beats: dict[int, float] = {}  # when sent, by number; not answered yet
+        self._ended = False  # `over` has returned True once
+        self._beats: dict[int, float] = {}  # unanswered heartbeats: when each was sent, by number
         self._number = 0
 
     def beat(self, now: float) -> int:
-        """A heartbeat goes out: its number."""
+        """Record that a heartbeat is sent. Returns its number."""
         self._number += 1
         self._beats[self._number] = now
         return self._number
 
     def on_answer(self, number: int, orphan_s: float) -> None:
-        """Heartbeat `number` was answered."""
+        """Extend the lease: heartbeat `number` was answered."""
         sent = self._beats.get(number)
-        if sent is not None and sent <= self.end:  # what has ended stays ended: the run may have begun again
+        if sent is not None and sent <= self.end:  # an ended lease stays ended: the run may have restarted
             self.end = max(self.end, sent + orphan_s)
             self._beats = {n: at for n, at in self._beats.items() if n > number}
 
     def on_welcome(self, hello_at: float, orphan_s: float) -> None:
-        """The Hello sent at `hello_at` was answered; of the connection before nothing will be any more."""
+        """Extend the lease: the Hello of `hello_at` was answered. No heartbeat of an earlier connection will be."""
         if self.end == math.inf:
             self.end = hello_at + orphan_s
         elif hello_at <= self.end:
@@ -89,14 +92,14 @@ class Lease:
         self._beats.clear()
 
     def over(self, now: float) -> bool:
-        """Once that was found it stays so, whatever is answered: a word refused for it is not asked for again."""
+        """Return True if the lease has ended. It stays ended: a refused commit message is not requested again."""
         self._ended = self._ended or now > self.end
         return self._ended
 
 
 # --- session ----------------------------------------------------------------------------------------------------------
 
-# Said again on every new connection.
+# Sent again on every new connection.
 STANDING = (m.Ready, m.LeaveRequest, m.ScriptFailed, m.DataUnavailable, m.Differs, m.Finished, m.NotFinite)
 LAST = (
     m.NotFinite,
@@ -106,22 +109,22 @@ LAST = (
     m.Finished,
     m.Switched,
     m.Saved,
-)  # all lines go before it
-MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
-FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
-PATIENCE = 0.6  # of the heartbeat timeout
-BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
-EXIT_ORPHANED = 4  # the exit code of who has been without a coordinator for too long
+)  # all lines of metrics are sent before one of these
+MORE_BEATS = 9  # heartbeats that may follow one that can't carry all lines: a script may log thousands a second
+FIRST_S = 20.0  # limit for the first contact: the coordinator may be restarting, or thawing
+PATIENCE = 0.6  # how long a connection may be silent, as a fraction of the heartbeat timeout
+BACKOFF_S = (0.1, 1.0)  # between two attempts: first and longest; doubles, with jitter
+EXIT_ORPHANED = 4  # exit code of a worker that was without a coordinator for too long
 DEFAULT_TERMS = RunTerms(
     heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=MAX_SECONDS, orphan_s=MAX_SECONDS
 )  # before Welcome
 
 
 class Session:
-    """See the module's head. `hello` says who this is; the worker starts `now`.
+    """The session of one worker, as the module's head describes. `hello` identifies the worker, which starts `now`.
 
-    `activity()` is what the training side has done since it was last asked, which is once a heartbeat; `waiting_for()`
-    is the peer that it waits for.
+    `activity()` returns what the training side has done since the last call, and is called once a heartbeat.
+    `waiting_for()` returns the peer that it waits for.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class Session:
         self._activity = activity
         self._waiting_for = waiting_for
         self._first_until = now + FIRST_S
-        self._phase = "closed"  # or "greeting": Hello is said, or "open": it has been answered
+        self._phase = "closed"  # or "greeting": Hello is sent, or "open": it was answered
         self._hello_at = self._heard_at = now
         self._wait_s = BACKOFF_S[0]
         self._standing: list[m.Message] = []
@@ -145,12 +148,12 @@ class Session:
         self._lease = Lease()
         self._ends = Ends()
         self._lines = KeptLines()
-        self._was_rank_0 = False  # it was rank 0 when it last could be, and all its lines are not sent yet
+        self._was_rank_0 = False  # it was rank 0 when last seen in a view, and not all of its lines are sent yet
 
     # --- connections -----------------------------------------------------------------------------------------
 
     def on_connected(self, now: float) -> m.Hello:
-        """A new connection stands: the Hello to be sent. Every other one is over."""
+        """Register a new connection, which replaces every other one. Returns the Hello to send."""
         self.attempt += 1
         self._phase, self._hello_at = "greeting", now
         self._outgoing.clear()
@@ -158,41 +161,41 @@ class Session:
         return msgspec.structs.replace(self._hello, worker=worker, attempt=self.attempt, synced=synced)
 
     def on_closed(self, attempt: int) -> None:
-        """Connection `attempt` has ended."""
+        """Record that connection `attempt` has ended."""
         if attempt == self.attempt:
             self._phase = "closed"
 
     @property
     def met(self) -> bool:
-        """Whether the run has let this worker speak at all."""
+        """True if the run has welcomed this worker before."""
         return bool(self._run)
 
     @property
     def patience_s(self) -> float:
-        """How long a connection may be silent."""
+        """How long a connection may be silent, in seconds."""
         return (PATIENCE if self._phase == "open" else 1.0) * self.terms.heartbeat_timeout_s
 
     def silent(self, now: float) -> bool:
-        """Whether the connection carries nothing any more: then it is to be closed."""
+        """Return True if the connection was silent for too long: the owner must close it."""
         return self._phase != "closed" and now - max(self._hello_at, self._heard_at) > self.patience_s
 
     def retry_s(self, chance: float) -> float:
-        """How long to wait before the next try. `chance`: a random number between 0 and 1."""
+        """Return the seconds to wait before the next attempt. `chance`: random between 0 and 1, for the jitter."""
         wait, self._wait_s = self._wait_s, min(2 * self._wait_s, BACKOFF_S[1])
         return wait * (0.5 + 0.5 * chance)
 
     def unreachable(self, now: float) -> bool:
-        """Whether no coordinator has ever answered, for too long: then there is none."""
+        """Return True if no coordinator has answered within `FIRST_S`: then there is none."""
         return not self.met and now > self._first_until
 
-    # --- what is heard ---------------------------------------------------------------------------------------
+    # --- receiving -------------------------------------------------------------------------------------------
 
     def on_message(self, attempt: int, message: m.Message, now: float) -> list[Action]:
-        """What is to be done about a message of connection `attempt`; messages in it are to be told.
+        """Handle a message of connection `attempt`. Returns the actions; messages among them must be passed to `tell`.
 
         Raises:
-            Refused: the coordinator does not let this worker in, or is another run's.
-            ProtocolError: it asks for what can't be.
+            Refused: the coordinator does not admit this worker, or belongs to another run.
+            ProtocolError: the coordinator requests what is impossible.
         """
         if attempt != self.attempt or self._phase == "closed":
             return []
@@ -205,7 +208,7 @@ class Session:
             case m.JoinRefused() | m.Goodbye() if self._phase == "greeting":
                 raise Refused(message.reason)
             case _ if self._phase == "greeting":
-                raise Refused(f"answered {type(message).__name__}")
+                raise Refused(f"the coordinator answered Hello with {type(message).__name__}, not with Welcome")
             case m.LinesHeard():
                 self._lease.on_answer(message.beat, self.terms.orphan_s)
                 self._lines.forget(message.lines)
@@ -222,9 +225,9 @@ class Session:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         if self.met and welcome.worker != self.member.worker:
-            raise Refused(f"this worker was {self.member.worker}, and the run calls it {welcome.worker} now")
+            raise Refused(f"this worker has the id {self.member.worker}, but the coordinator calls it {welcome.worker}")
         if self.met and welcome.run != self._run:
-            raise Refused(f"this worker is one of run {self._run}, and the coordinator that of run {welcome.run}")
+            raise Refused(f"this worker belongs to run {self._run}, but the coordinator belongs to run {welcome.run}")
         self._run, self.terms = welcome.run, welcome.terms
         self.member.worker = welcome.worker
         self._phase, self._wait_s = "open", BACKOFF_S[0]
@@ -235,8 +238,8 @@ class Session:
     def _follow(self, message: m.Message) -> list[Action]:
         self.instructions.saves = self.instructions.saves and not isinstance(message, m.Demoted)
         actions = self.member.on_message(message)
-        if not self.member.apart:  # it goes on, and compares anew
-            self._standing = [said for said in self._standing if not isinstance(said, m.Differs)]
+        if not self.member.apart:  # the worker continues, and compares again
+            self._standing = [message for message in self._standing if not isinstance(message, m.Differs)]
         for action in actions:
             match action:
                 case Exit():
@@ -247,13 +250,13 @@ class Session:
                     pass
         return actions
 
-    # --- what is said ----------------------------------------------------------------------------------------
+    # --- sending ---------------------------------------------------------------------------------------------
 
     def tell(self, message: m.Message, now: float) -> None:
-        """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
+        """Send `message` if a connection is open. A message of `STANDING` is sent on every later connection as well."""
         message = _sendable(message)
-        if isinstance(message, m.NotFinite):  # the newest one stands
-            self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
+        if isinstance(message, m.NotFinite):  # only the newest one is kept
+            self._standing = [each for each in self._standing if not isinstance(each, m.NotFinite)]
         if isinstance(message, m.LeaveRequest) and message.within_s is not None:
             self._ends.within(message.within_s, now)
         stands = isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done)
@@ -267,16 +270,17 @@ class Session:
             self._outgoing.append(message)
 
     def take(self) -> list[m.Message]:
-        """What is to be sent now, in this order."""
+        """Return and clear the messages to send now, in this order."""
         messages = list(self._outgoing)
         self._outgoing.clear()
         return messages
 
     def add_line(self, line: m.Line) -> None:
+        """Keep a line of metrics until the coordinator has it."""
         self._lines.add(line)
 
     def beat(self, now: float) -> None:
-        """A heartbeat is due."""
+        """Queue the heartbeat that is due `now`, with lines of metrics if this worker sends them."""
         if self._phase == "open":
             for number in (self._lease.beat(now), *[0] * MORE_BEATS):
                 lines = self._lines.take() if self._leads() else ()
@@ -288,7 +292,7 @@ class Session:
         return view is not None and view.members[:1] == (self.member.worker,)
 
     def _leads(self) -> bool:
-        """Returns True if the lines of metrics are this worker's to send."""
+        """Return True if this worker sends the lines of metrics."""
         self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
         return self._was_rank_0 or self.instructions.save is not None
 
@@ -297,10 +301,10 @@ class Session:
         view = member.view
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
-            lines=lines, epoch=activity.epoch, done=activity.shards_computed, waits=activity.idle,
-            whole=activity.state_complete, shard_us=activity.shard_us, shards=activity.shards, of=activity.shards_total,
-            time_us=activity.time_us,
-            waits_for=peer_over_soft_limit(
+            lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed, idle=activity.idle,
+            state_complete=activity.state_complete, shard_us=activity.shard_us, shards=activity.shards,
+            shards_total=activity.shards_total, time_us=activity.time_us,
+            blocked_on=peer_over_soft_limit(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
             ),
@@ -310,24 +314,24 @@ class Session:
     # --- the lease -------------------------------------------------------------------------------------------
 
     def lease_over(self, now: float) -> bool:
-        """Whether the lease is over."""
+        """Return True if the lease is over, or ended early because the machine goes."""
         return self._ends.over(now) or self._lease.over(now)
 
     def commit_message(
         self, now: float, *, view: int, round_: int, compute_us: int, shards: int
     ) -> CommitMessage | None:
-        """See `Member.word`."""
+        """Return `Member.commit_message`, or None once the lease is over."""
         if self.lease_over(now):
             return None
         return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, now: float, words: Sequence[CommitMessage]) -> bool:
-        """See `Member.end_round`."""
+        """Return `Member.end_round`, or False once the lease is over."""
         self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
         return not self.lease_over(now) and self.member.end_round(words)
 
     def watch(self, now: float) -> list[Action]:
-        """Whatever becomes of connections: who stalls is reported, and without a coordinator the lease runs out."""
+        """Report a stalled peer, and end this worker when its lease is over. Works with and without a connection."""
         actions: list[Action] = []
         waiting = self._waiting_for()
         if waiting and stalled(waiting, self._lines.median_step_s(), stall_s=self.terms.stall_s, now=now):
@@ -342,8 +346,8 @@ class Session:
     def _exit(self, now: float) -> Exit:
         if self._ends.over(now):
             left_s = self._ends.left_s
-            return Exit(f"this machine goes in {left_s:.0f} s", EXIT_PREEMPTED, save=True, within_s=left_s / 2)
-        return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", EXIT_ORPHANED, save=True)
+            return Exit(f"this machine is preempted in {left_s:.0f} s", EXIT_PREEMPTED, save=True, within_s=left_s / 2)
+        return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker exits", EXIT_ORPHANED, save=True)
 
 
 def _sendable(message: m.Message) -> m.Message:
