@@ -9,7 +9,10 @@ from typing import Any
 from farandole.collective import schedule
 from farandole.protocol.worker import member, session
 
-WORDS = "serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.own_commits()), Take(words)]"
+WORDS = (
+    "serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.own_commits()), "
+    "Take(words)]"
+)
 SHARE, GATHER = "yield SendMessages(routes.to_share(bucket))", "yield SendMessages(routes.to_gather(bucket))"
 SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"
 IN_THE_ORDER = (
