@@ -10,7 +10,8 @@ from farandole.collective import schedule
 from farandole.protocol.worker import member, session
 
 WORDS = (
-    "serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.to_say()), Take(words)]"
+    "serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.own_commits()), "
+    "Take(words)]"
 )
 SHARE, GATHER = "yield SendMessages(routes.to_share(bucket))", "yield SendMessages(routes.to_gather(bucket))"
 SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"

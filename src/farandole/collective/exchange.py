@@ -106,7 +106,7 @@ class Round:
             thread's `Partials`, then those of its host. Each sum has the bucket's element with which it begins.
         served: the number of acts of the order that are done; set by the view's thread.
         received: pending receives and their buffers, by sender and place.
-        here: the tensors of the messages that have arrived, by sender and place.
+        arrived: the tensors of the messages that have arrived, by sender and place.
         flushes: True if the training thread, which makes this object, flushes denormal numbers to zero. It is read
             each time the thread hands in a bucket, because the script may change that mode in the loop's body.
         sent: pending sends; peers may read their tensors for as long as the round lasts.
@@ -126,7 +126,7 @@ class Round:
         self.held: list[dict[Node, tuple[int, torch.Tensor]]] = [{} for _ in self.layout.buckets]
         self.served = 0
         self.received: dict[tuple[str, int], tuple[Borrowing, Room]] = {}
-        self.here: dict[tuple[str, int], torch.Tensor] = {}
+        self.arrived: dict[tuple[str, int], torch.Tensor] = {}
         self.sent: list[Pending] = []
         self.words: dict[str, torch.Tensor] = {}
         self.ended = False
@@ -138,7 +138,7 @@ class Round:
             PeerLost: the message can never arrive.
         """
         borrowing, _ = self.received[message.peer, message.place]
-        self.here[message.peer, message.place] = tensor = borrowing.wait()
+        self.arrived[message.peer, message.place] = tensor = borrowing.wait()
         if message.kind == WORD:
             self.words[message.whose] = tensor
         return tensor
@@ -146,7 +146,7 @@ class Round:
     def landed(self, message: ExchangeMessage) -> bool:
         """Returns True if a message that has arrived is in this worker's own receive buffer, not in shared memory."""
         key = message.peer, message.place
-        return self.received[key][1].holds(self.here[key])
+        return self.received[key][1].holds(self.arrived[key])
 
     def sum_held(self, node: Node, bucket: int, start: int, stop: int) -> torch.Tensor:
         """Returns the elements `[start, stop)` of a sum that this worker has."""
@@ -255,12 +255,12 @@ class ExchangeBuffers:
         """
         bucket, sum_ = round_.layout.buckets[act.bucket], self._sums[round_.layout][act.bucket]
         values, landed = self._values(round_, act)
-        made: dict[Node, tuple[int, torch.Tensor]] = {}
+        totals: dict[Node, tuple[int, torch.Tensor]] = {}
         for number, node in enumerate(act.nodes):
             target = self._more(bucket, number, act) if number else sum_.place(act.start, act.stop)
             total = _total(values, landed, round_.order.shards, node, target)
-            made[node] = act.start, target.copy_(total) if id(total) in landed else total
-        round_.held[act.bucket] = made
+            totals[node] = act.start, target.copy_(total) if id(total) in landed else total
+        round_.held[act.bucket] = totals
 
     def _add(self, round_: Round, act: Add) -> None:
         """Computes the sum of a slice of a bucket."""
@@ -280,7 +280,7 @@ class ExchangeBuffers:
         The latter may be overwritten. Partial sums may not, because a retry needs them; nor shared memory of peers.
         """
         values = {node: round_.sum_held(node, act.bucket, act.start, act.stop) for node in round_.held[act.bucket]}
-        taken = {message.node: round_.here[message.peer, message.place] for message in act.taken}
+        taken = {message.node: round_.arrived[message.peer, message.place] for message in act.taken}
         return values | taken, {id(taken[message.node]) for message in act.taken if round_.landed(message)}
 
     def _sum(self, bucket: Bucket) -> Sum:

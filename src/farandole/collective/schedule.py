@@ -371,15 +371,17 @@ class Routes:
 
     # --- commit messages -----------------------------------------------------------------------------------------
 
-    def to_say(self) -> tuple[ExchangeMessage, ...]:
+    def own_commits(self) -> tuple[ExchangeMessage, ...]:
         """This worker's commit message: to its host, and to one worker of each other host."""
-        return tuple(_word(peer, self._worker) for peer in (*self.near, *self._far) if self._tells(self._worker, peer))
+        return tuple(
+            _word(peer, self._worker) for peer in (*self.near, *self._far) if self._sends_to(self._worker, peer)
+        )
 
-    def words(self) -> tuple[ExchangeMessage, ...]:
+    def commit_messages(self) -> tuple[ExchangeMessage, ...]:
         """The commit messages of its host, and those that it receives from other hosts on behalf of its host."""
         return tuple(_word(peer, peer) for peer in (*self.near, *self._senders(self._worker)))
 
-    def to_pass_on(self) -> tuple[ExchangeMessage, ...]:
+    def to_forward(self) -> tuple[ExchangeMessage, ...]:
         """The commit messages from other hosts that this worker forwards to its host."""
         return tuple(
             _word(peer, whose, number)
@@ -387,7 +389,7 @@ class Routes:
             for peer in self.near
         )
 
-    def words_passed_on(self) -> tuple[ExchangeMessage, ...]:
+    def forwarded(self) -> tuple[ExchangeMessage, ...]:
         """The commit messages from other hosts that the others of its host forward."""
         return tuple(
             _word(peer, whose, number)
@@ -395,7 +397,7 @@ class Routes:
             for number, whose in enumerate(self._senders(peer), start=1)
         )
 
-    def _tells(self, worker: str, peer: str) -> bool:
+    def _sends_to(self, worker: str, peer: str) -> bool:
         """Returns True if `worker` sends `peer` its commit message: to its host and its first delegates."""
         host = self._levels.host(peer)
         return host == self._levels.host(worker) or self._levels.delegate(host, self._levels.served(worker)[0]) == peer
@@ -405,7 +407,7 @@ class Routes:
         elsewhere = (
             other for workers in self._levels.hosts for other in workers if other not in self._levels.hosts[self._host]
         )
-        return [other for other in elsewhere if self._tells(other, worker)]
+        return [other for other in elsewhere if self._sends_to(other, worker)]
 
     # --- cuts ----------------------------------------------------------------------------------------------------
 
@@ -553,7 +555,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
     across = [routes.sums_of_hosts(bucket) for bucket in numbers]
     shared = [routes.shared(bucket) for bucket in numbers]
     gathered = [routes.gathered(bucket) for bucket in numbers]
-    words, passed_on = routes.words(), routes.words_passed_on()
+    words, passed_on = routes.commit_messages(), routes.forwarded()
 
     def fold(bucket: int) -> Iterable[Act]:
         yield Await(bucket)
@@ -581,8 +583,8 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         for late, phase in enumerate((fold, sum_, pass_on)):
             if 0 <= number - late * routes.behind < len(buckets):
                 serve += phase(number - late * routes.behind)
-    serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.to_say()), Take(words)]
-    serve += [SendMessages(routes.to_pass_on()), Take(passed_on), RoundEnd()]
+    serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.own_commits()), Take(words)]
+    serve += [SendMessages(routes.to_forward()), Take(passed_on), RoundEnd()]
     posted = (*near[:LANDINGS], *across[:LANDINGS], *shared, *gathered, words, passed_on)
     return ExchangeOrder(
         shards=shards,

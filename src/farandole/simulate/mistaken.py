@@ -29,7 +29,7 @@ class Mistaken:
 
     worker: Process
     kind: str
-    left: int = 1
+    remaining: int = 1
 
     @property
     def name(self) -> str:
@@ -37,13 +37,18 @@ class Mistaken:
 
     def twist(self, rng: random.Random, message: m.Message) -> m.Message:
         """Returns the message that it sends instead of `message`."""
-        if isinstance(message, m.Heartbeat) and self.kind == "waits" and self.left and self.worker.member.view:
-            self.left -= 1
+        if isinstance(message, m.Heartbeat) and self.kind == "waits" and self.remaining and self.worker.member.view:
+            self.remaining -= 1
             peers = [peer for peer in self.worker.member.view.members if peer != self.name]
             return msgspec.structs.replace(message, blocked_on=rng.choice(peers) if peers else "")
-        if not isinstance(message, m.Stopped) or self.kind not in IN_A_REPORT or not self.left or not message.synced:
+        if (
+            not isinstance(message, m.Stopped)
+            or self.kind not in IN_A_REPORT
+            or not self.remaining
+            or not message.synced
+        ):
             return message
-        self.left = 0
+        self.remaining = 0
         self.worker.after(0.0, self.worker.freeze, 1e9)
         return msgspec.structs.replace(message, **getattr(self, f"_{self.kind}")(rng, message))
 
@@ -103,7 +108,7 @@ class Mistakes:
         if len(synced) < 3:
             return ""
         kind = self.rng.choice((*IN_A_REPORT, *AT_ONCE))
-        self.mistaken = Mistaken(target, kind, left=6 if kind == "waits" else 1)
+        self.mistaken = Mistaken(target, kind, remaining=6 if kind == "waits" else 1)
         self.say("fate", f"{target.name} is wrong: {kind}")
         if kind in AT_ONCE:
             for message in self._wrong_messages(target, view, kind):

@@ -58,10 +58,10 @@ def main() -> None:
 
 
 def load(modules: Sequence[str]) -> None:
-    for name in modules:
-        importlib.import_module(name)
-        if name.endswith(".__main__"):  # only its imports are needed: it is executed again, as the main module
-            del sys.modules[name]
+    for module in modules:
+        importlib.import_module(module)
+        if module.endswith(".__main__"):  # only its imports are needed: it is executed again, as the main module
+            del sys.modules[module]
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     gc.collect()
     gc.freeze()

@@ -153,13 +153,13 @@ class RoundsPort:
         """
         participant = self._participant
 
-        def save_and_tell() -> None:
+        def save_and_report() -> None:
             participant.tell(self.saved(save.between))
 
         try:
-            threading.Thread(target=save_and_tell, daemon=True).start()
+            threading.Thread(target=save_and_report, daemon=True).start()
         except RuntimeError:
-            save_and_tell()
+            save_and_report()
 
     def leave(self, exit_: Exit) -> NoReturn:
         say(f"farandole: {exit_.reason}")
