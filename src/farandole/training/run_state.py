@@ -36,7 +36,7 @@ from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
-from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
+from farandole.errors import CheckpointsGone, FarandoleError, WorkerSuperseded
 from farandole.numerics import modes
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
@@ -280,7 +280,7 @@ class RunState:
         Raises:
             CheckpointsGone: so it is for a world of one.
             FarandoleError: there are checkpoints that can't be used, or can't be reached.
-            RunEnded: there is none, and this worker has taken over a state before.
+            WorkerSuperseded: there is none, and this worker has taken over a state before.
         """
         with reaching(" and ".join(self._places)):
             try:
@@ -291,7 +291,7 @@ class RunState:
             found = self._found = restore.find(self._places, self._identity)
         if found.manifest is None:
             if self._has_state:
-                raise RunEnded(
+                raise WorkerSuperseded(
                     "the state that this worker had taken over is no longer the run's: another process takes its place"
                 )
             return Position()
