@@ -26,7 +26,14 @@ from farandole import joining
 from farandole.code import snapshot
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
-from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, WorkerSuperseded, ShardError, UsageError
+from farandole.errors import (
+    CoordinatorUnreachable,
+    FarandoleError,
+    ProtocolError,
+    ShardError,
+    UsageError,
+    WorkerSuperseded,
+)
 from farandole.numerics import settings as cuda
 from farandole.platform.output import say
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED

@@ -20,7 +20,7 @@ from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
 from farandole.data.order import derive, set_random_state
-from farandole.errors import WorkerSuperseded, StepAbandoned, UsageError
+from farandole.errors import StepAbandoned, UsageError, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Line, Metrics, NotFinite
 from farandole.protocol.worker.member import Exit

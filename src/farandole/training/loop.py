@@ -265,8 +265,9 @@ class Loop:
     # --- the end ---------------------------------------------------------------------------------------------
 
     def end(self) -> tuple[str, StepTime]:
-        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint, and the time
-        since that step.
+        """Finish after the script's end: the state is the whole state after the current step.
+
+        Returns its fingerprint, and the time since that step.
         """
         after = self.clock.end()
         self._look()
@@ -281,11 +282,11 @@ _new_loop: Callable[..., Loop] = Loop
 
 
 def use(factory: Callable[..., Loop]) -> None:
-    """Have `factory` make the loops of this process from now on. It takes the arguments of `Loop`."""
+    """Set the `factory` that creates the loops of this process from now on. It takes the arguments of `Loop`."""
     global _new_loop
     _new_loop = factory
 
 
 def new_loop(*arguments: Any, **options: Any) -> Loop:
-    """The loop of this process: a `Loop`, or what `use` has named."""
+    """Create the loop of this process: a `Loop`, or an object of the factory that `use` has set."""
     return _new_loop(*arguments, **options)

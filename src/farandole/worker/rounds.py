@@ -20,7 +20,7 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.state_transfer import Arrival, Snapshot, send_state
 from farandole.collective.transport import PeerLost
-from farandole.errors import WorkerSuperseded, StateDisputed
+from farandole.errors import StateDisputed, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.platform.output import say
 from farandole.protocol.messages import Digests, Message, Saved
