@@ -115,8 +115,8 @@ def refuse_launcher(environ: Mapping[str, str] = os.environ) -> None:
     size = environ.get("WORLD_SIZE", "")
     if size.isdecimal() and int(size) > 1 and environ.get("RANK"):
         raise UsageError(
-            f"WORLD_SIZE={size}: torchrun or another launcher has started {size} copies of this process, and each would "
-            f"train the whole run alone; use `farandole run --workers {size} SCRIPT`, or unset WORLD_SIZE"
+            f"WORLD_SIZE={size}: torchrun or another launcher has started {size} copies of this process, and each "
+            f"would train the whole run alone; use `farandole run --workers {size} SCRIPT`, or unset WORLD_SIZE"
         )
 
 

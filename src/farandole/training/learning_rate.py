@@ -145,7 +145,8 @@ class Moments:
             most = 1 / (1 - min(betas))
             _log.warning(
                 "%s: at %g times the base batch beta would be %.3g under SquareRoot(), and is set to 0; the rule is "
-                "valid up to %.4g times, so use max_factor=%.3g, or a larger base", self._name, k, min(scaled), most, most**0.5,
+                "valid up to %.4g times, so use max_factor=%.3g, or a larger base",
+                self._name, k, min(scaled), most, most**0.5,
             )  # fmt: skip
         return tuple(max(beta, 0.0) for beta in scaled)
 
