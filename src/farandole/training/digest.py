@@ -1,4 +1,4 @@
-"""Digests of the replica: a small one for every step's commit message, and one per value and tensor to name differences.
+"""Digests of the replica: a small one for every step's commit message, and one per value to name differences.
 
 A step's digest covers the replica at the step's beginning. It includes
 

@@ -541,7 +541,7 @@ _version = attrgetter("_version")
 
 
 class PlainValues:
-    """The plain values of `objects`. `state()`: returns the whole state, to find the path of a value that can't be sent.
+    """The plain values of `objects`. `state()`: the whole state, to find the path of a value that can't be sent.
 
     Attributes:
         skeleton: the plain values, encoded by `encode`.
@@ -947,9 +947,7 @@ class Replica:
         objects: dict[str, Any] = {}
         for name, thing in self.objects.items():
             state = dict(thing.state_dict())
-            for path, tensor in self._listing.paths.get(
-                name, {}
-            ).items():  # the listed tensors, not those of the module
+            for path, tensor in self._listing.paths.get(name, {}).items():  # the listed tensors, not the module's
                 if path in state:
                     state[path] = kept.get(id(tensor), tensor).detach()
             objects[name] = state
