@@ -132,7 +132,7 @@ class Sealing:
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
 #
-# Calls to a store of checkpoints: with a time limit, with retries if these can help, and with a log line for long waits.
+# Calls to a store of checkpoints: with a time limit, retries if these can help, and a log line for long waits.
 #
 # - *Retries*: after any error of a remote store's client, except "not found" and "not allowed". For a folder: after
 #   transient errors of a network file system or a disk (EIO, ESTALE, a timeout), but not for a full disk. Up to
@@ -388,7 +388,7 @@ class Store:
             yield file
 
     def _verify(self, stem: str, manifest: Manifest, stack: contextlib.ExitStack, copy: Any = None) -> Any:
-        """Verify the state against its manifest, without the client's cache of names. Copy the data to `copy`, if given.
+        """Verify the state against its manifest, without the client's cache of names. Copy the data to `copy` if given.
 
         Returns the open file if the store is a folder, so that the caller uses exactly the file that was verified.
         """
