@@ -1,34 +1,34 @@
-"""The whole error tree.
+"""All exceptions of this package, in one tree.
 
     FarandoleError
     ├── UsageError             the script, the command line or a setting asks for what can't be done
     │   ├── NotReplicated      steps() before replicate()
     │   ├── LossNotScalar      step.backward(loss) with a loss that is not one number
     │   ├── NotDeterministic       an operator without a deterministic form on CUDA, under --bits same
-    │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
-    │   ├── UnknownState       a state_dict holds what can't be sent without pickling
-    │   ├── RunFolderInUse     a second `farandole run`, or script that trains by itself, in a live run's folder
-    │   ├── NoFileLocks        a file system that keeps no locks (`platform/files.py`)
-    │   └── NotPrivate         a file or folder of the run's that is another's; an OSError, too
-    ├── Refused                the coordinator does not let this worker in, and says why
-    ├── RunEnded               this process is no use to the run any more: another one is
+    │   ├── StepAbandoned      an iteration ended before its last micro-batch: its gradients would be lost
+    │   ├── UnknownState       a state_dict holds a value that can't be sent without pickling
+    │   ├── RunFolderInUse     a second `farandole run`, or a script without a coordinator, in a live run's folder
+    │   ├── NoFileLocks        the file system does not support locks (`platform/files.py`)
+    │   └── NotPrivate         a file or folder of the run belongs to another user; also an OSError
+    ├── Refused                the coordinator does not admit this worker, and states the reason
+    ├── WorkerSuperseded       the run continues without this process, and another one replaces it
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
-    │   ├── CoordinatorAway    the run trains on meanwhile: ask again
-    │   └── NotTheCoordinator  an answer, and not the run's coordinator's
-    ├── HostNotPrepared        `--prepare` failed here
-    ├── AwsError               AWS has said no, or nothing (`pool/ec2.py`)
+    │   ├── CoordinatorAway    no answer at the moment; the run trains on: try again
+    │   └── NotTheCoordinator  the answer is not from the run's coordinator
+    ├── HostNotPrepared        `--prepare` failed on this host
+    ├── AwsError               AWS refused a call, or did not answer (`pool/ec2.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
-    │   └── Torn               what came of it is not the file (`data/object_store.py`)
+    │   └── Torn               the bytes that arrived are not the file (`data/object_store.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones
-    ├── BadSample              a sample that can't be decoded, or the files that can't
-    ├── LoaderDied             DataLoader processes die as often as they are started
-    ├── DamagedError           a checkpoint that does not count, and why (`checkpoint/store.py`)
+    ├── BadSample              a sample, or its file, can't be decoded
+    ├── LoaderDied             DataLoader worker processes keep dying
+    ├── DamagedError           a checkpoint that does not count, with the reason (`checkpoint/store.py`)
     ├── PeerLost               the connection to a peer is broken (`collective/transport.py`)
-    ├── Unproved               who is connected as a peer is not that one (`collective/transport.py`)
-    ├── Unusable               memory that another process has handed over can't be shared (`collective/arena.py`)
+    ├── Unproved               the process connected as a peer is not that peer (`collective/transport.py`)
+    ├── Unusable               memory that another process has passed on can't be shared (`collective/arena.py`)
     ├── LedgerError            the ledger's records contradict each other
-    │   └── LedgerIncomplete   some of them could not be written
+    │   └── LedgerIncomplete   some records could not be written
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
 Each message names the value, the limit and the remedy.
@@ -40,27 +40,27 @@ import errno
 
 
 class FarandoleError(Exception):
-    """Everything that this package raises on purpose."""
+    """Base class of all exceptions that this package raises on purpose."""
 
 
 class UsageError(FarandoleError, ValueError):
-    """What was asked for can't be done as asked."""
+    """An argument, option, path or setting is invalid, or the script uses the API in the wrong way."""
 
 
 class NotReplicated(UsageError):
-    """Training began before `run.replicate(...)` said what is trained."""
+    """The script uses an object that `run.replicate(...)` has not received, or was not called at all."""
 
 
 class LossNotScalar(UsageError):
-    """The loss handed to `step.backward` is not one number."""
+    """The loss passed to `step.backward` is not one number."""
 
 
 class NotDeterministic(UsageError):
-    """An operator that the script uses can't compute the same bits twice on its device."""
+    """An operator that the script uses does not give the same bits twice on its device."""
 
 
 class StepAbandoned(UsageError):
-    """A step's or an epoch's iteration was left before its end."""
+    """The iteration over a step or an epoch ended too early."""
 
 
 class UnknownState(UsageError):
@@ -68,55 +68,62 @@ class UnknownState(UsageError):
 
 
 class RunFolderInUse(UsageError):
-    """The folder belongs to a run that is alive."""
+    """The folder belongs to a run that is still alive."""
 
 
 class NotPrivate(UsageError, PermissionError):
-    """Somebody else has made, or can change, what a run was about to use in its folder (`platform/files.py`)."""
+    """Another user owns, or can change, a file that a run is about to use in its folder (`platform/files.py`)."""
 
     def __init__(self, text: str) -> None:
-        PermissionError.__init__(self, errno.EPERM, text)  # what goes on without a file does so here
+        PermissionError.__init__(self, errno.EPERM, text)  # code that continues without a file catches OSError
 
     def __str__(self) -> str:
         return self.strerror or ""
 
 
 class Refused(FarandoleError):
-    """The coordinator refused this worker; the first difference is in the message."""
+    """The coordinator refused this worker. The message names the first difference."""
 
 
-class RunEnded(FarandoleError):
-    """This process can't go on; the run goes on without it, and starts another one."""
+class WorkerSuperseded(FarandoleError):
+    """The run continues without this process, and the pool starts another worker in its place.
+
+    The other workers have finished the round without this one, or this process would have to take over a state twice.
+    Its state is of no use any more. The caller must not retry and must not report a failure of the run: end the process
+    with the exit code of an evicted worker (`script.py` does). A worker that joins anew receives the current state.
+    """
 
 
 class CheckpointsGone(FarandoleError):
-    """What the run goes on from is not where it was: to begin earlier would be to lose it quietly."""
+    """Checkpoints that the run needs to resume are missing. To begin earlier would lose steps without a message."""
 
 
 class CoordinatorUnreachable(FarandoleError):
-    """Nobody answers at the ticket's address."""
+    """No process answers at the ticket's address."""
 
 
 class CoordinatorAway(CoordinatorUnreachable):
-    """Nobody answers just now, and the run trains on: ask again."""
+    """The coordinator does not answer at the moment, and the run trains on. The caller should try again."""
 
 
 class NotTheCoordinator(CoordinatorUnreachable):
-    """Who answers at the ticket's address is not the run's coordinator; the ticket's secret was not sent."""
+    """The process at the ticket's address is not the run's coordinator. The ticket's secret was not sent."""
 
 
 class HostNotPrepared(FarandoleError):
-    """What `--prepare` asked for failed on this host."""
+    """The preparation that `--prepare` requests failed on this host."""
 
 
 class ShardError(FarandoleError):
-    """A shard of the data is missing, damaged, or can't be reached. That is the fault of the worker's host: the run
-    goes on without the worker (`protocol/coordinator/failures.py`). A script's own dataset may raise it, too.
+    """A shard of the data is missing, damaged, or can't be reached.
+
+    The cause is the worker's host, so the run continues without the worker (`protocol/coordinator/failures.py`). A
+    dataset of the script may raise it too.
     """
 
 
 class StateDisputed(FarandoleError):
-    """What one worker, `sender`, has sent of the run's state is not what another one, `witness`, has there."""
+    """The part of the run's state that worker `sender` has sent differs from the one that worker `witness` holds."""
 
     def __init__(self, text: str, sender: str, witness: str) -> None:
         super().__init__(text)
@@ -125,11 +132,11 @@ class StateDisputed(FarandoleError):
 
 
 class BadSample(FarandoleError):
-    """A sample that can't be decoded; its index, or its file, is in the message."""
+    """A sample can't be decoded. The message names its index or its file."""
 
 
 class LoaderDied(FarandoleError):
-    """DataLoader processes die as often as they are started; the signal and the likely cause are in the message."""
+    """DataLoader worker processes keep dying after each restart. The message names the signal and the likely cause."""
 
 
 class LedgerError(FarandoleError):
@@ -137,8 +144,8 @@ class LedgerError(FarandoleError):
 
 
 class LedgerIncomplete(LedgerError):
-    """Records that could not be written are missing."""
+    """The ledger lacks records that could not be written."""
 
 
 class ProtocolError(FarandoleError):
-    """A peer broke the protocol; this is a bug of ours."""
+    """A peer or the coordinator broke the protocol. This is a bug in farandole."""

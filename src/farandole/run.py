@@ -1,7 +1,8 @@
-"""The run, as a training script holds it: `farandole.join()` gives it, and a loop over `run.steps` trains.
+"""`Run`, the object of a training script: `farandole.join()` returns it, and a loop over `run.steps` trains.
 
-`Run` is the face only: it says what may be called when, and whoever is behind it does it; the loop is in
-`training/loop.py`. A world of one without any coordinator is the same code over a participant that agrees with itself.
+`Run` is only the interface. It checks which call is allowed when, and other modules do the work; the loop is in
+`training/loop.py`. A single process without a coordinator (`world_size=1`) uses the same code with a participant that
+makes all decisions alone.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ _log = logging.getLogger(__name__)
 
 
 class Run:
-    """One worker's hold on the run. Made by `farandole.join()`.
+    """A worker's interface to the run. `farandole.join()` creates it.
 
     Attributes:
-        device: where to put the model and the micro-batches.
+        device: the device for the model and the micro-batches.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -97,15 +98,15 @@ class Run:
         self._rounds = Rounds(self._participant, self._held)
         self._evaluation = Evaluation(self._rounds, self.device, self._seed, self._loader_ended)
         self._once = Once(self._rounds)
-        self._replica: Replica | None = None  # until the script has said what is trained
-        self._loop: Loop | None = None  # until it has asked for steps
+        self._replica: Replica | None = None  # None until the script calls `replicate`
+        self._loop: Loop | None = None  # None until the script calls `steps`
         set_random_state(derive(self._seed, "start"))
 
-    # --- what a script asks ----------------------------------------------------------------------------------
+    # --- the script's interface ------------------------------------------------------------------------------
 
     @property
     def view(self) -> View:
-        """The view in which this worker is. Raises UsageError before `run.steps` has begun."""
+        """The current view of this worker. Raises UsageError before `run.steps` has begun."""
         if self._entered is None:
             raise UsageError("run.view, .rank and .is_leader are known once run.steps(...) has begun, not before")
         return self._rounds.view
@@ -117,47 +118,51 @@ class Run:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker has rank 0 now: for printing. What takes time, or must not be lost, goes into `once`."""
+        """True if this worker has rank 0 now. Use it for printing.
+
+        Use `once` for work that takes time or must not be lost.
+        """
         return self.rank == 0
 
     def replicate(self, *, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
-        """Say what is trained: modules, optimizers, schedulers, anything with state_dict() and load_state_dict().
+        """Declare what is trained: modules, optimizers, schedulers, any object with state_dict() and load_state_dict().
 
-        All of it is handed to joining workers and written to checkpoints.
+        Joining workers receive the state of all these objects, and checkpoints contain it.
 
-        `buffers` says how the values that a step's micro-batches give a buffer become one: a name, or a pattern of
-        names, to a kind, as in `buffers={"model.seen": "sum", "model.*.histogram": "sum"}`. By default floating point
-        takes the mean, and integers and booleans must agree.
+        `buffers` maps a buffer's name, or a pattern of names, to a kind, as in
+        `buffers={"model.seen": "sum", "model.*.histogram": "sum"}`. The kind is the rule that reduces the values of a
+        buffer after the micro-batches of a step to one value. By default floating-point buffers take the mean, and
+        integers and booleans must be equal after all micro-batches.
 
-            sum       the value before the step, and what each micro-batch has added
-            max       the largest, elementwise; any of booleans. With `GlobalBatch` only
-            last      that of the step's last micro-batch
+            sum       the value before the step plus what each micro-batch has added
+            max       the largest value, elementwise; for booleans, any. Only with `GlobalBatch`
+            last      the value after the step's last micro-batch
             gathered  each element from the micro-batch that has changed it: buffer[step.rows] = ..., shape (batch, ...)
-            mean      the mean, of integers rounded
+            mean      the mean, rounded for integers
 
         Raises:
-            UsageError: called twice, without any module that has parameters, with an object without state, or with a
-                kind that does not fit a buffer.
+            UsageError: it is called twice, no module has parameters, an object has no state, or a kind does not fit a
+                buffer.
         """
         if self._replica is not None:
-            raise UsageError("run.replicate was called before; hand in everything at once")
+            raise UsageError("run.replicate was called before; pass all objects in one call")
         if not isinstance(buffers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(
-                f"run.replicate(buffers={type(buffers).__name__}): it says how buffers are reduced, "
-                f"as {{'model.seen': 'sum'}}; hand in an object of that name under another one"
+                f"run.replicate(buffers={type(buffers).__name__}): `buffers` maps names to kinds of reduction, "
+                f"as in {{'model.seen': 'sum'}}; pass an object called `buffers` under another name"
             )
         self._replica = Replica(objects, buffers)
 
     def loader(self, dataset: Any, batch: BatchPolicy, *, shuffle: bool = True, **options: Any) -> Loader:
-        """A loader over a map-style dataset; `options` are torch.utils.data.DataLoader's under its own names.
+        """Return a loader over a map-style dataset. `options` are those of torch.utils.data.DataLoader.
 
-        `len()` of it is the number of steps of the base batch in an epoch.
+        `len(loader)` is the number of steps of the base batch in an epoch.
 
         Raises:
-            UsageError: no map-style dataset, an empty one, or an option that makes no sense here.
+            UsageError: the dataset is empty or not map-style, or an option is not supported.
         """
         if not isinstance(batch, BatchPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            other = "farandole.PerWorkerBatch(size, micro=...) for a batch that follows the workers"
+            other = "farandole.PerWorkerBatch(size, micro=...) for a batch that grows with the number of workers"
             raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or {other}")
         return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, on_deaths=self._loader_ended, **options)
 
@@ -165,27 +170,28 @@ class Run:
         self._participant.tell(LoaderEnded(reason=reason))
 
     def steps(self, loader: Loader, *, epochs: int | None = None, base_steps: int | None = None) -> Iterator[Step]:
-        """The run's steps. A joining worker waits here for its state and goes on where the others are.
+        """Iterate over the run's steps. A joining worker waits here for its state and continues with the others.
 
-        Its length is given in `epochs`, or in `base_steps`, as `Step.base_steps` counts them: steps of the base batch,
-        or under `AdaScale` the sum of its gains, the scale-invariant steps of its paper.
+        The length is `epochs`, or `base_steps`. `Step.base_steps` counts base steps: steps of the base batch, or under
+        `AdaScale` the sum of its gains, which its paper calls scale-invariant steps.
 
         Raises:
             NotReplicated: `run.replicate` has not been called.
-            UsageError: none or both of the two, one below 1, a second loop, or settings that `--bits same` can't have.
+            UsageError: none or both of the two are given, one is below 1, `steps` is called twice, or `--bits same`
+                does not allow torch's settings.
             StepAbandoned: the loop body left a step's inner loop before its end.
         """
         if self._replica is None:
-            raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): say first what is trained")
+            raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): call run.replicate first")
         length = Length.of(epochs, base_steps)
         if self._loop is not None:
-            raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
+            raise UsageError("run.steps was called before; a run has one loop over all epochs, see step.epoch")
         cuda.refuse_altered(self.device, self._terms.bits)
         batch = loader.batch
         shards = -(-batch.size // batch.micro) if isinstance(batch, GlobalBatch) else 0
         kinds = self._replica.buffer_kinds
-        self._replica = Replica(self._replica.objects, kinds, shards=shards)  # as they are now, not at `replicate`
-        encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
+        self._replica = Replica(self._replica.objects, kinds, shards=shards)  # the objects' present tensors
+        encode(self._replica.state())  # fails now, not at the first join, if an object can't be sent
         self._loop = loop.new_loop(
             self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
@@ -197,18 +203,20 @@ class Run:
         self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """`metric` over every sample of `dataset`, each counted once, shared out over the workers; the same on all.
+        """Return `metric` over all samples of `dataset`, computed by all workers together. All get the same result.
 
-        `metric(outputs, targets)` gives one value a sample, shape (micro-batch,), or their mean, one number: the result
-        is their mean over all samples, a float. It may be a `torchmetrics.Metric` or `MetricCollection`, left as it is:
-        the result is its `compute()`. A mapping of names to metrics gives one of names to results, from one pass.
+        Each sample counts once. `metric(outputs, targets)` returns one value per sample, shape (micro-batch,), or their
+        mean as one number. The result is the mean over all samples, a float. `metric` may be a `torchmetrics.Metric` or
+        `MetricCollection`: the result is its `compute()`, and the object itself does not change. For a mapping of names
+        to metrics the result maps names to results, from one pass.
 
-        `predict(model, batch)` gives the metric's arguments as a tuple; by default a batch is `(inputs, targets)` and
-        they are `(model(inputs), targets)`. Examples are in `farandole.evaluation.evaluation`. Tensors of a batch are
-        on the run's device; the model is in evaluation mode, without gradients. All workers call it at the same place.
+        `predict(model, batch)` returns the metric's arguments as a tuple. By default a batch is `(inputs, targets)` and
+        the arguments are `(model(inputs), targets)`. Examples are in `farandole.evaluation.evaluation`. Tensors of a
+        batch are on the run's device. The model is in evaluation mode, without gradients. All workers call `evaluate`
+        at the same place. `micro` is the number of samples in a micro-batch; `options` are those of `loader`.
 
         Raises:
-            UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
+            UsageError: `run.steps` has not begun, or the metric can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
         attributes = loop.state.attributes
@@ -216,11 +224,12 @@ class Run:
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
-        """For what one worker should do, such as saving pictures: `with run.once() as mine:`, then `if mine: ...`.
+        """Return a context manager for work of one worker, such as saving pictures.
 
-        One gets True and does it while the others wait. If it dies in the middle, another one does it: write files
-        under a temporary name, then `os.replace` them. Random state and buffers are put back; leave parameters and
-        optimizers as they are. All workers call it at the same place, after a step's inner loop or after the loop.
+        Write `with run.once() as mine:`, then `if mine: ...`. One worker gets True and does the work while the others
+        wait. If this worker dies, another one repeats the work: so write files under a temporary name, then
+        `os.replace` them. Random state and buffers are restored; do not change parameters and optimizers. All workers
+        call it at the same place, after a step's inner loop or after the loop.
 
         Raises:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
@@ -229,16 +238,16 @@ class Run:
         return self._once.work(loop.replica, loop.state.attributes, loop.number, loop.clock)
 
     def log(self, **metrics: float) -> None:
-        """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.
+        """Add a line to metrics.jsonl, after the line of the current step. All workers call it; it is written once.
 
         Raises:
-            UsageError: before `run.steps` has begun, within a `once`, or what can't be a line.
+            UsageError: before `run.steps` has begun, within a `once`, or if a value is no number or text.
         """
         loop = self._looping("log")
         loop.lines.log(loop.number, {name: number(name, value) for name, value in metrics.items()}, early=loop.within)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the bits of everything replicated, as hex: equal on all workers after the same step.
+        """Return the SHA-256 of all replicated state as hex. It is equal on all workers after the same step.
 
         Raises:
             NotReplicated: `run.replicate` has not been called.
@@ -247,25 +256,25 @@ class Run:
             raise NotReplicated("run.fingerprint before run.replicate(model=..., optimizer=...)")
         return self._replica.fingerprint()
 
-    # --- where the script is ---------------------------------------------------------------------------------
+    # --- checks of the script's position ---------------------------------------------------------------------
 
     @property
     def _entered(self) -> Loop | None:
-        """The loop, once its first step has begun."""
+        """The loop; None before its first step has begun."""
         return self._loop if self._loop is not None and self._loop.phase != "entering" else None
 
     def _looping(self, what: str) -> Loop:
-        """The loop in which all workers are that call `what`."""
+        """Return the loop. Raises UsageError if its first step has not begun, or within `once`."""
         if self._entered is None:
-            raise UsageError(f"run.{what} works from within the run.steps loop on, not before it")
+            raise UsageError(f"run.{what} before the run.steps loop: call it within the loop or after it")
         self._once.refuse(what)
         return self._entered
 
     def _between(self, what: str) -> Loop:
-        """The loop, after a step's inner loop, where `what` may come."""
+        """Return the loop. Raises StepAbandoned within a step's inner loop, where `what` is not allowed."""
         loop = self._looping(what)
         if loop.within:
-            raise StepAbandoned(f"run.{what} within step {loop.number}: end its inner loop first")
+            raise StepAbandoned(f"run.{what} within step {loop.number}: call it after the step's inner loop")
         return loop
 
     def _held(self) -> RunState:
@@ -276,7 +285,7 @@ class Run:
     # --- the end, for the launcher ---------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The script has run to its end; what it has left is saved by one worker. Raises SystemExit once let go."""
+        """Report that the script has ended. One worker saves the final state. Raises SystemExit when dismissed."""
         loop = self._entered
         if loop is None:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
@@ -286,8 +295,8 @@ class Run:
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
-        """The process of a world of one ends. False: its state could not be saved, which is told."""
-        loop, failed = self._entered, hasattr(sys, "last_value")  # what the interpreter leaves of an error
+        """Save the final state of a single process at its exit. Returns False, with a report, if that fails."""
+        loop, failed = self._entered, hasattr(sys, "last_value")  # the interpreter sets it after an uncaught error
         if loop is None:
             if failed or self._participant.instructions.exit is not None:
                 return True
@@ -295,33 +304,38 @@ class Run:
             return False
         try:
             if loop.phase == "over" or (loop.phase == "between" and loop.state.updated):
-                if not failed:  # a loop that was left by `break` is an end too, as in a run
+                if not failed:  # a loop that ends by `break` is a normal end, as in a run with a coordinator
                     self._participant.finish(*loop.end())
             elif loop.phase == "between":
-                loop.state.whole = True  # nothing was updated: it is still the state of the step's beginning
-        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+                loop.state.whole = True  # nothing was updated: it is still the state at the step's beginning
+        except Exception as error:  # noqa: BLE001  no error may look like a normal end
             self._participant.tell(m.Saved(error=first_line(error)))
             return False
         return loop.state.end_alone()
 
-    def fail(self, told: m.ScriptFailed | m.DataUnavailable) -> None:
-        """The script raised: the run ends, with the state saved if this worker has it whole; or goes on without this
-        worker, whose host can't get it the data. Raises SystemExit.
+    def fail(self, failure: m.ScriptFailed | m.DataUnavailable) -> None:
+        """Report an exception of the script, and wait to be dismissed. Raises SystemExit.
+
+        After `ScriptFailed` the run ends; its state is saved if this worker has the state of a whole step. After
+        `DataUnavailable` the run continues without this worker, whose host can't get the data.
         """
-        self._participant.tell(told)
+        self._participant.tell(failure)
         self._rounds.obey_until_goodbye()
 
     @property
     def dismissed(self) -> bool:
-        """Whether the coordinator has told this worker to exit."""
+        """True if the coordinator has requested this worker to exit."""
         return self._participant.instructions.exit is not None
 
     def notice(self, reason: str, within_s: float | None = None) -> None:
-        """This worker is to leave gracefully; `within_s`: before its machine goes. Any thread may say so."""
+        """Request that this worker leaves gracefully. Any thread may call it.
+
+        `within_s`: seconds until its machine stops; None if there is no deadline.
+        """
         self._participant.tell(LeaveRequest(reason=reason, within_s=within_s))
 
     def last_word(self) -> None:
-        """It has been told to exit, and has done what it was to do before."""
+        """Report that the requested exit follows now, if the request has a deadline: all work before it is done."""
         exit_ = self._participant.instructions.exit
         if exit_ is not None and exit_.within_s is not None:
             self._participant.tell(Lapsed())
@@ -329,7 +343,7 @@ class Run:
 
 
 def _pin(slot: int | None, threads: int) -> None:
-    """Bind this worker to cores of its own, or say why it is not."""
-    why = "no pool has given it a slot" if slot is None else cpu.pin(slot, threads)
-    if why:
-        _log.warning("--pin: this worker is not bound to cores of its own: %s", why)
+    """Bind this worker to its own CPU cores, or log the reason why not."""
+    reason = "no pool has assigned a slot" if slot is None else cpu.pin(slot, threads)
+    if reason:
+        _log.warning("--pin: this worker is not bound to its own CPU cores: %s", reason)

@@ -1,10 +1,10 @@
-"""A worker's process: runs the user's script as `__main__` and answers for how it ends.
+"""The worker process: runs the user's script as `__main__`, and reports to the coordinator how it ends.
 
-SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
-between two steps, whatever handlers the script sets (`worker/departure.py`). So is what a cloud says of this
-machine (`noticed`), and that has a deadline. The process ends by `os._exit` after its exit handlers, because a thread
-of an abandoned view may still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then
-changes nothing.
+SIGTERM, SIGINT and SIGHUP are preemption notices (SIGHUP only if it is not ignored from the start, as by nohup): the
+worker leaves gracefully between two steps, whatever handlers the script sets (`worker/departure.py`). A cloud's
+preemption notice for this machine (`noticed`) does the same, and has a deadline. The process ends by `os._exit` after
+its exit handlers, because a thread of an abandoned view may still wait for a frozen peer and can't be woken. Exceptions
+of exit handlers, or of closed streams, are ignored then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from farandole import joining
 from farandole.code import snapshot
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
-from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
+from farandole.errors import (
+    CoordinatorUnreachable,
+    FarandoleError,
+    ProtocolError,
+    ShardError,
+    UsageError,
+    WorkerSuperseded,
+)
 from farandole.numerics import settings as cuda
 from farandole.platform.output import say
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED
@@ -38,7 +45,7 @@ from farandole.worker.connection import Connected
 from farandole.worker.departure import ScriptSignals
 
 _log = logging.getLogger(__name__)
-_told: tuple[str, float] | None = None  # why this machine goes, and when
+_preemption: tuple[str, float] | None = None  # why this machine stops, and when (seconds since the epoch)
 
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -50,11 +57,11 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
         UsageError: there is no such script.
     """
     if names := leave_launcher(os.environ):
-        _log.warning("taken out of this worker's environment, since workers come and go: %s", ", ".join(names))
+        _log.warning("removed variables of another launcher from this worker's environment: %s", ", ".join(names))
     settings = Settings.read()
     copies = settings.code
     if not copies and not Path(script).is_file():
-        raise UsageError(f"{script}: there is no such script; give the path of a Python file")
+        raise UsageError(f"{script}: no such script; give the path of a Python file")
     if not settings.pool:
         departure.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
@@ -72,7 +79,10 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
 
 
 def _end(code: int) -> NoReturn:
-    """What `os._exit` leaves out comes first; whatever that raises, and a second signal, change nothing any more."""
+    """Run exit handlers and flush streams, which `os._exit` does not do, then end the process.
+
+    An exception of these, or a second signal, does not change the exit code.
+    """
     try:
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
@@ -84,16 +94,19 @@ def _end(code: int) -> NoReturn:
 
 
 def tell_failure(ticket: str, text: str) -> None:
-    """Tell the coordinator why this worker can't join, before any script has begun."""
+    """Report to the coordinator why this worker can't join, before any script has begun."""
     os.environ["FARANDOLE_TICKET"] = ticket
     _fail(ScriptFailed(traceback=text))
 
 
 def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
-    """Run `script` with `args` to its end as a world of one in this process, and give its run. `copies` are a run's.
+    """Run `script` with `args` to its end in this single process (`world_size=1`), and return its run.
+
+    `copies`: the folder with a run's copies of the script, None to run the file itself.
 
     Raises:
-        UsageError: it never joined a run. And whatever the script itself raises.
+        UsageError: the script never joined a run.
+        BaseException: any exception of the script itself.
     """
     sys.argv = [script, *args]
     try:
@@ -102,20 +115,22 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
         if _code(exit_) != 0:
             raise
     except RuntimeError as error:
-        if (told := cuda.explained(error)) is error:
+        if (explained := cuda.explained(error)) is error:
             raise
-        raise told from error
+        raise explained from error
     return _joined(script)
 
 
 def _joined(script: str) -> Run:
+    """Return the run that the script has joined. Raises UsageError if there is none."""
     run = joining.current()
     if run is None:
-        raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
+        raise UsageError(f"{script} ended without a call of farandole.join(), so it has trained nothing")
     return run
 
 
 def _run(script: str, executed: snapshot.Sources) -> int:
+    """Run the script, and report how it ends. Returns the process's exit code."""
     try:
         try:
             _execute(executed)
@@ -123,47 +138,48 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         except SystemExit as exit_:
             run = joining.current()
             if run is None or run.dismissed:
-                return _let_go(exit_)
+                return _dismissed(exit_)
             if _code(exit_) == 0:
                 run.finish()
             raise
     except SystemExit as exit_:
         run = joining.current()
         if run is not None and run.dismissed:
-            return _let_go(exit_)
+            return _dismissed(exit_)
         return _fail(ScriptFailed(traceback=traceback.format_exc()))
-    except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
+    except BaseException as raised:  # noqa: BLE001  any exception of the script is reported to the run
         error = cuda.explained(raised)
-        if isinstance(error, RunEnded):  # this process is no use any more; the run goes on, with another
+        if isinstance(error, WorkerSuperseded):  # the run continues with another process in this one's place
             say(f"farandole: {error}")
             return EXIT_EVICTED
-        if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
-            unfed = isinstance(error, ShardError)
-            text = _innermost(str(error)) if unfed else str(error)
+        if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # the message is complete
+            data_unavailable = isinstance(error, ShardError)
+            text = _innermost(str(error)) if data_unavailable else str(error)
             say(f"farandole: error: {text}")
             _put_aside(traceback.format_exc())
             if isinstance(error, CoordinatorUnreachable):
-                return 1  # there is nobody to tell
-            return _fail(DataUnavailable(reason=text) if unfed else ScriptFailed(traceback=text))
+                return 1  # no coordinator can receive a report
+            return _fail(DataUnavailable(reason=text) if data_unavailable else ScriptFailed(traceback=text))
         say(traceback.format_exc().rstrip())
         return _fail(ScriptFailed(traceback=traceback.format_exc()))
     return 0
 
 
-def _let_go(exit_: SystemExit) -> int:
+def _dismissed(exit_: SystemExit) -> int:
+    """Report the exit that the coordinator has requested. Returns the exit code."""
     if run := joining.current():
         run.last_word()
     return _code(exit_)
 
 
 def _put_aside(text: str) -> None:
-    """For the worker's log alone; a worker without one leaves it out."""
+    """Print `text` as hidden lines of the worker's log file; do nothing if the worker has no log file."""
     if Settings.read().pool:
         print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
 def _execute(executed: snapshot.Sources) -> None:
-    """Run the script. A child that it has forked ends here: what is left to do is the worker's."""
+    """Run the script. A forked child of the script ends here, because only the worker does what follows."""
     worker = os.getpid()
     try:
         executed.run()
@@ -176,7 +192,7 @@ def _execute(executed: snapshot.Sources) -> None:
 
 
 def _leave_child(error: BaseException) -> NoReturn:
-    """Without exit handlers, which are the worker's, and without destroying what holds the worker's sockets."""
+    """End a forked child without the worker's exit handlers, and without destroying objects that own its sockets."""
     with contextlib.suppress(OSError, ValueError):
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
@@ -188,27 +204,30 @@ def _leave_child(error: BaseException) -> NoReturn:
 
 
 def _innermost(text: str) -> str:
-    """Without the traceback of the loader process that it comes from."""
+    """Return the message of an error from a loader process, without that process's traceback."""
     return re.split(r"^farandole\.errors\.\w+: ", text, flags=re.MULTILINE)[-1].strip()
 
 
-def _fail(told: ScriptFailed | DataUnavailable) -> int:
-    """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
+def _fail(failure: ScriptFailed | DataUnavailable) -> int:
+    """Report the script's exception to the coordinator, even if the script had not joined; wait to be dismissed.
+
+    Returns the exit code.
+    """
     run = joining.current()
     try:
         if run is not None:
-            run.fail(told)
+            run.fail(failure)
         else:
             settings = Settings.read()
             participant = Connected(tickets.load(settings.ticket), settings)
-            participant.tell(told)
+            participant.tell(failure)
             participant.close()
     except SystemExit as exit_:
         return _code(exit_)
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         return 1
-    return EXIT_DATA_UNAVAILABLE if isinstance(told, DataUnavailable) else 1
+    return EXIT_DATA_UNAVAILABLE if isinstance(failure, DataUnavailable) else 1
 
 
 def _code(exit_: SystemExit) -> int:
@@ -218,7 +237,7 @@ def _code(exit_: SystemExit) -> int:
 
 
 def _hold_notices() -> None:
-    """A child may be sent a signal before it is known to be one."""
+    """Block the signals before a fork: a child may receive one before it has removed the handlers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
 
 
@@ -227,7 +246,7 @@ def _take_notices() -> None:
 
 
 def _no_notices() -> None:
-    """A forked child is no worker: the signals do to it what they do to any process."""
+    """Reset the signal handlers in a forked child, which is not a worker, to the defaults."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -236,27 +255,29 @@ def _no_notices() -> None:
 
 
 def _notice(number: int, frame: FrameType | None) -> None:
+    """Signal handler: the worker leaves gracefully, with the deadline of a preemption notice if there is one."""
     del frame
     run = joining.current()
     if run is None:
-        raise SystemExit(0)  # not in any view yet: nobody needs to agree
-    reason, goes_at = _told or (signal.Signals(number).name, None)
-    run.notice(reason, None if goes_at is None else max(goes_at - time.time(), 0.0))
+        raise SystemExit(0)  # not in any view yet, so no agreement is necessary
+    reason, stops_at = _preemption or (signal.Signals(number).name, None)
+    run.notice(reason, None if stops_at is None else max(stops_at - time.time(), 0.0))
 
 
 def noticed(notified: HostPreemption | None) -> None:
-    """What a cloud says of this machine; any thread may call it. Advice, and what is taken back, are words only.
+    """Handle a cloud's preemption notice for this machine. Any thread may call it.
 
-    Before the worker has a run, it is the signal that ends it: only the main thread can end the script then.
+    Rebalance advice, and a notice that is withdrawn (None), are only logged. Before the worker has joined, this sends
+    SIGTERM to the own process, because only the main thread can end the script then.
     """
-    global _told
+    global _preemption
     if notified is None or notified.advice:
         _log.warning(
-            "%s; this worker stays", notified.reason if notified else "what was said of this machine was withdrawn"
+            "%s; this worker stays", notified.reason if notified else "this machine's preemption notice was withdrawn"
         )
         return
     _log.warning("%s: this worker leaves", notified.reason)
-    _told = (notified.reason, notified.at)
+    _preemption = (notified.reason, notified.at)
     run = joining.current()
     if run is None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,7 @@
-"""Settings: the only reader of FARANDOLE_* variables. An argument beats a variable, a variable beats the default."""
+"""The settings of a worker process. Only this module reads FARANDOLE_* variables.
+
+An argument takes precedence over a variable, and a variable over the default.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,27 @@ from farandole.platform.output import LONGEST_NAME, is_name, is_text
 
 T = TypeVar("T")
 SLOT = "FARANDOLE_SLOT"
-# By these torchrun, mpirun and the like tell a process its place in a group of fixed size. Accelerate, transformers and
-# others who find them wait for such a group.
+# torchrun, mpirun and other launchers set these variables to give a process its place in a group of fixed size.
+# Accelerate, transformers and other libraries that see them wait for such a group.
 _OF_LAUNCHERS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|"
     r"(OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI|PMIX)_(LOCAL_)?(RANK|SIZE)"
 )
-AGENT = "FARANDOLE_AGENT"  # in the environment of all that the agent of a host starts: the name of its folder
+AGENT = "FARANDOLE_AGENT"  # set in all processes that a host's agent starts: the name of the agent's folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a worker process is told by its surroundings.
+    """The settings that a worker process reads from its environment.
 
-    ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool gave
-    this process. seed, threads, bits: for a world of one; under a coordinator the run's own values hold. folder: where
-    a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file that
-    says how many workers it stands for at which step. ledger: count every delivered sample. pack: the hash of the run's
-    packed code, where that is executed. interface: the address that the data plane binds to, "" for the one that leads
-    to the coordinator. shared_memory: exchange through memory with workers of the same host, where that can be. slot:
-    this worker's on its host, if a pool has given it one. bench: what this worker is to measure, for `farandole bench`.
+    ticket: path of the run's ticket, "" for a single process (`world_size=1`). worker, pool: the worker id and the
+    pool's name that the pool assigned to this process. seed, threads, bits: for a single process only; under a
+    coordinator the run's values apply. folder: where a single process writes metrics and checkpoints, "" for nowhere;
+    checkpoint_every: how often it writes checkpoints; history: a file that states how many workers it represents at
+    which step. ledger: count every delivered sample. pack: the hash of the run's packed code, if packed code is
+    executed. interface: the address that the data plane binds to, "" for the one on the route to the coordinator.
+    shared_memory: exchange through shared memory with workers of the same host, where possible. slot: this worker's
+    slot on its host, if a pool has assigned one. bench: what this worker measures, for `farandole bench`.
     """
 
     ticket: str = ""
@@ -60,14 +64,14 @@ class Settings:
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
-        """The settings of this process.
+        """Return the settings of this process.
 
         Raises:
-            UsageError: a variable that does not parse; names it.
+            UsageError: a variable does not parse. The message names it.
         """
         for name, text in environ.items():
             if name.startswith("FARANDOLE_") and not is_text(text):
-                raise UsageError(f"{name}={text!r} is not UTF-8, in which a run's files are written")
+                raise UsageError(f"{name}={text!r} is not valid UTF-8, which the run's files need")
         return Settings(
             ticket=environ.get("FARANDOLE_TICKET", ""),
             worker=read(environ, "FARANDOLE_WORKER", _name, ""),
@@ -92,9 +96,10 @@ class Settings:
 
 
 def leave_launcher(environ: MutableMapping[str, str]) -> list[str]:
-    """Remove the variables of another launcher, and give their names: a worker has no place in a group of fixed size.
+    """Remove the variables of another launcher, and return their names.
 
-    Which GPU it is to take is kept: LOCAL_RANK becomes the slot, if none is given.
+    A worker has no place in a group of fixed size. The choice of the GPU is kept: LOCAL_RANK becomes the slot, if no
+    slot is set.
     """
     names = [name for name in environ if _OF_LAUNCHERS.fullmatch(name)]
     rank = environ.get("LOCAL_RANK", "")
@@ -106,27 +111,28 @@ def leave_launcher(environ: MutableMapping[str, str]) -> list[str]:
 
 
 def refuse_launcher(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises `UsageError` where another launcher has started several of this process, each a run by itself."""
+    """Raise `UsageError` if another launcher has started several copies of this process, each of them a run."""
     size = environ.get("WORLD_SIZE", "")
     if size.isdecimal() and int(size) > 1 and environ.get("RANK"):
         raise UsageError(
-            f"WORLD_SIZE={size}: torchrun, or a launcher like it, has started {size} of this process, and each would "
-            f"train the whole run by itself; start one by `farandole run --workers {size} SCRIPT`, or unset WORLD_SIZE"
+            f"WORLD_SIZE={size}: torchrun or another launcher has started {size} copies of this process, and each "
+            f"would train the whole run alone; use `farandole run --workers {size} SCRIPT`, or unset WORLD_SIZE"
         )
 
 
 def agent_of(environ: bytes) -> str:
-    """The agent whose process that is, "" for none's; of an environment as /proc shows it."""
+    """Return the agent that started the process with this environment, "" for none. `environ`: as /proc shows it."""
     mark = f"{AGENT}=".encode()
     return next((v[len(mark) :].decode(errors="replace") for v in environ.split(b"\0") if v.startswith(mark)), "")
 
 
 def verbosity() -> int:
-    """How much of the log this process shows: 0, or how often `-v` was given."""
+    """Return the log level of this process: 0, or how often `-v` was given."""
     return read(os.environ, "FARANDOLE_VERBOSE", _count, 0)
 
 
 def _whole(least: int, most: int, text: str) -> int:
+    """Parse a whole number from `least` to `most`."""
     if not least <= (number := int(text)) <= most:
         raise ValueError(f"use {least} to {most}")
     return number
@@ -136,21 +142,21 @@ _count = partial(_whole, 0, MAX_COUNT)
 
 
 def slot(environ: Mapping[str, str] = os.environ) -> int:
-    """This worker's slot on its host, which says whose GPU it takes; 0 if nobody has given it one."""
+    """Return this worker's slot on its host, which selects its GPU; 0 if none is assigned."""
     return read(environ, SLOT, _count, 0)
 
 
 def _name(text: str) -> str:
     if not is_name(text):
-        raise ValueError(f"a name has at most {LONGEST_NAME} characters, all of them to be seen")
+        raise ValueError(f"a name has at most {LONGEST_NAME} characters, all of them printable")
     return text
 
 
 def read(environ: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:
-    """One variable, parsed.
+    """Return variable `name` as `parse` reads it, or `default` if it is not set or empty.
 
     Raises:
-        UsageError: it does not parse.
+        UsageError: the variable does not parse.
     """
     text = environ.get(name, "")
     if not text:

@@ -66,7 +66,7 @@ def tear(path: Path) -> None:
 
 DAMAGE = {
     "a bit of the state flips": (".pt", flip, "SHA-256"),
-    "the state is torn": (".pt", tear, " bytes "),
+    "the state is torn": (".pt", tear, " bytes"),
     "the state is gone": (".pt", Path.unlink, ".pt "),
     "the manifest is torn": (".json", tear, ".json "),
     "the manifest is empty": (".json", lambda path: path.write_bytes(b""), ".json "),

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from farandole.errors import RunEnded
+from farandole.errors import WorkerSuperseded
 
 BATCH, EPOCHS, TROUBLE = 8, 1000, 5
 
@@ -58,7 +58,7 @@ def main() -> None:
                 die_of_signal_11()
             if trouble == "anew" and at_trouble and not (out / "anew").exists():
                 (out / "anew").touch()
-                raise RunEnded("no use any more")
+                raise WorkerSuperseded("no use any more")
             if trouble == "hang" and at_trouble:
                 stand_for_ever(out)
             step.backward(model(rows).square().mean())

@@ -20,7 +20,7 @@ from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
 from farandole.data.order import derive, set_random_state
-from farandole.errors import RunEnded, StepAbandoned, UsageError
+from farandole.errors import StepAbandoned, UsageError, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Line, Metrics, NotFinite
 from farandole.protocol.worker.member import Exit
@@ -264,10 +264,10 @@ def test_an_update_from_sums_that_others_have_used_again_is_no_state(
     steps = train(kept, mlp())
     next(steps)
     monkeypatch.setattr(Exchange, "stood", property(lambda _: False))
-    with pytest.raises(RunEnded):
+    with pytest.raises(WorkerSuperseded):
         next(steps)
     assert kept._loop is not None
     assert not kept._loop.state.whole
-    with pytest.raises(RunEnded):
+    with pytest.raises(WorkerSuperseded):
         kept._loop.end()
     assert not kept._loop.state.whole

@@ -1,11 +1,11 @@
-"""What a checkpoint's file holds, and the copy of the state that it is written from.
+"""The content of a checkpoint's file, and the copy of the state from which it is written.
 
-It is plain torch.save of plain containers: `torch.load(path, weights_only=True)["model"]` is the state_dict of what was
-replicated as `model`. Under the key "farandole" lies what else the run needs: position, buffers that state_dict()
-leaves out, requires_grad.
+The file is a plain torch.save of plain containers: `torch.load(path, weights_only=True)["model"]` is the state_dict of
+the object that was replicated as `model`. The key "farandole" has the other parts of the run's state: position, buffers
+that state_dict() omits, requires_grad.
 
-The training thread is blocked for `HostCopy.take`, nothing else: one copy into memory that is kept from one checkpoint
-to the next, since fresh memory costs page faults, several times the copy itself.
+The training thread is blocked only for `HostCopy.take`: one copy into memory that is kept from one checkpoint to the
+next, because fresh memory costs page faults, several times the copy itself.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from farandole.protocol.values import Count, Name
 
 # --- archive ----------------------------------------------------------------------------------------------------------
 #
-# Whether a file is one that torch.save writes of plain containers, looked at before torch opens it.
+# Checks that torch.save has written a file from plain containers, before torch opens it.
 #
-# A file whose manifest fits may still be anybody's: who makes the one makes the other. What torch.load is handed takes,
-# in memory, at most what the file has in bytes, and some for each object that its structure names:
+# A file that matches its manifest may still come from anybody, who has written both. The check makes sure that
+# torch.load needs at most as much memory as the file has bytes, and some for each object that its structure names:
 #
 # 1. *archive*   a zip archive from the first byte to the last, its entries those of torch.save, stored and not deflated
 #                (1.5 MB became 1.4 GB), beside each other and not over each other
-# 2. *structure* its pickle, read by `pickletools`, which runs nothing: no operation but those that make numbers, texts,
-#                lists, tuples and dicts, and no call but those that put a tensor, a Counter or bytes together. torch's
-#                own list is longer: `bytearray(10**11)` is on it
-# 3. *outcome*   what torch has made of it: no object in it that the structure has not named (a list of lists of the
-#                same list has as many as you like), and no more in its tensors than the file has (a tensor may be all
+# 2. *structure* its pickle, read by `pickletools`, which executes nothing: only operations that create numbers, texts,
+#                lists, tuples and dicts, and only calls that create a tensor, a Counter or bytes. torch's own list of
+#                allowed calls is longer: `bytearray(10**11)` is on it
+# 3. *outcome*   the objects that torch has created: no object that the structure has not named (a list of lists of the
+#                same list may have any number), and no more bytes in its tensors than the file has (all tensors may be
 #                views)
 #
-# Invariant: what passes is whole, or `DamagedError` says why not.
+# Invariant: a file that passes is complete; otherwise `DamagedError` has the reason.
 
 MAX_ENTRIES = 1 << 20
-MAX_OBJECTS = 1 << 24  # that the structure names, other than numbers and texts; a tensor is twenty
+MAX_OBJECTS = 1 << 24  # most objects in the structure, without numbers and texts; a tensor counts as twenty
 _STRUCTURE = "archive/data.pkl"
 _NAME = re.compile(
     r"archive/(data\.pkl|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d{1,9})"
 )
 _END = struct.Struct("<4s4H2LH")  # end of central directory
-_LOCATOR = struct.Struct("<4sLQL")  # of its 64-bit form
+_LOCATOR = struct.Struct("<4sLQL")  # locator of the 64-bit end of central directory
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _HEAD = struct.Struct("<4s22x2H")  # an entry's own header: the lengths of its name and of its extra field
 _STORAGES = {
@@ -75,17 +75,17 @@ _OTHERS = {
 
 
 def check(file: BinaryIO) -> int:
-    """Phases 1 and 2; `file` is at its beginning afterwards. The number of operations in its structure.
+    """Do phases 1 and 2, and rewind `file`. Returns the number of operations in its structure.
 
     Raises:
-        DamagedError: it is no such file.
+        DamagedError: the file does not pass.
     """
     try:
         start, entries = _directory(file)
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
             if (archive.start_dir, len(archive.infolist())) != (start, entries):
-                raise DamagedError("its directory is not what its end says")
+                raise DamagedError("its directory does not match its end record")
             _beside_each_other(file, archive.infolist(), start)
             structure = archive.read(_STRUCTURE)
     except (
@@ -107,8 +107,10 @@ def check(file: BinaryIO) -> int:
 
 
 def _directory(file: BinaryIO) -> tuple[int, int]:
-    """Where the archive's directory begins, and its entries. It ends where the file does: zipfile and torch would look
-    further, each in its own way, and might find two directories.
+    """Return the offset of the archive's directory, and the number of its entries.
+
+    The directory must end at the file's end: else zipfile and torch search, each in its own way, and might find two
+    different directories.
     """
     size = file.seek(0, 2)
     if size < _END.size:
@@ -143,20 +145,23 @@ def _beside_each_other(file: BinaryIO, entries: list[zipfile.ZipInfo], until: in
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         name = entry.orig_filename
         if _NAME.fullmatch(name) is None or name in seen:
-            raise DamagedError(f"it holds an entry {name[:100]!r}, which torch.save does not write, or not twice")
+            raise DamagedError(f"it has an entry {name[:100]!r} that torch.save does not write, or a duplicate")
         seen.add(name)
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
-            raise DamagedError(f"its entry {name} is not stored as it is")
+            raise DamagedError(f"its entry {name} is compressed or encrypted")
         mark, *lengths = _read(file, entry.header_offset, _HEAD)
         if mark != b"PK\3\4" or entry.header_offset < end:
-            raise DamagedError(f"its entry {name} lies over another one")
+            raise DamagedError(f"its entry {name} overlaps another one")
         end = entry.header_offset + 30 + sum(lengths) + entry.file_size
     if end > until:
-        raise DamagedError("its last entry lies over its directory")
+        raise DamagedError("its last entry overlaps its directory")
 
 
 def _operations(structure: bytes) -> int:
-    """How many there are. What calls get is followed as far as who is called, and in which encoding bytes are."""
+    """Return the number of operations. Raises ValueError for one that is not allowed.
+
+    The stack is tracked as far as necessary to know the called function, and the encoding of bytes.
+    """
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -191,9 +196,9 @@ def _operations(structure: bytes) -> int:
             case "REDUCE":
                 given, called = stack.pop(), stack.pop()
                 if not (isinstance(called, tuple) and called[0] is _CALLED):
-                    raise ValueError("it calls what is not to be called")
+                    raise ValueError("it calls a function that is not allowed")
                 if called[1] == _BYTES and (not isinstance(given, tuple) or given[1:] != ("latin1",)):
-                    raise ValueError("it encodes a text as something else than bytes")
+                    raise ValueError("it encodes a text with an encoding other than latin1")
                 stack.append(None)
             case "TUPLE2":
                 stack[-2:] = [tuple(stack[-2:])]
@@ -221,18 +226,18 @@ def _operations(structure: bytes) -> int:
 
 
 def check_outcome(value: Any, operations: int) -> None:
-    """Phase 3, of what the structure became: no more objects than it has operations.
+    """Do phase 3 for the loaded `value`: it must not have more objects than the structure has operations.
 
     Raises:
-        DamagedError: there are more; whoever goes through them all might never end.
+        DamagedError: there are more; a loop over all of them might never end.
     """
-    found, left = 1, [value]
-    while left:
-        inner = list(_inside(left.pop()))
-        found += len(inner)
-        if found > operations:
-            raise DamagedError("its objects hold each other more often than it has any")
-        left += inner
+    count, pending = 1, [value]
+    while pending:
+        inner = list(_inside(pending.pop()))
+        count += len(inner)
+        if count > operations:
+            raise DamagedError("its objects contain each other more often than its structure allows")
+        pending += inner
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -248,30 +253,30 @@ def _inside(value: Any) -> Iterator[Any]:
 
 OURS = "farandole"
 _FORMAT = 1
-_PIECE = 1 << 20  # elements looked at at a time: what that takes is memory too
+_PIECE = 1 << 20  # elements that are checked at a time, to limit the memory for the check
 
 
 @dataclass(frozen=True)
 class Content:
-    """A nested state in host memory, as `encode` takes it apart."""
+    """A nested state in host memory, encoded by `encode`."""
 
     skeleton: bytes
     tensors: list[torch.Tensor]
 
 
 class HostCopy:
-    """Memory for one copy of the state."""
+    """The memory for one copy of the state."""
 
     def __init__(self) -> None:
         self._held: list[torch.Tensor] = []
 
     def reserve(self, state: Any) -> None:
-        """Allocate what `state` takes and touch it, on a thread where nobody waits."""
+        """Allocate and touch the memory for `state`. Call it on a background thread."""
         self._held = [torch.zeros(t.shape, dtype=t.dtype) for t in _distinct(encode(state)[1])[0]]
 
     @torch.no_grad()
     def take(self, state: Any) -> Content:
-        """Copy `state` as it is now. The result is good until the next `take`."""
+        """Copy `state`. The result is valid until the next `take`."""
         skeleton, tensors = encode(state)
         distinct, places = _distinct(tensors)
         del self._held[len(distinct) :]
@@ -285,7 +290,7 @@ class HostCopy:
 
 
 def in_place(state: Any) -> Content:
-    """`state` itself, for when nobody trains any more."""
+    """Return the content of `state` without a copy where possible, for use after training."""
     skeleton, tensors = encode(state)
     distinct, places = _distinct(tensors)
     held = [_alone(tensor.cpu().contiguous()) for tensor in distinct]
@@ -293,40 +298,41 @@ def in_place(state: Any) -> Content:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """torch.save would write all that `tensor` is a view of."""
+    """Return a copy if `tensor` is a view, because torch.save would write the whole storage."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _distinct(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
-    """The tensors without repetition (tied weights, buffers), and for each of them its place among those."""
+    """Return the tensors without repetitions (tied weights, buffers), and for each tensor its index among those."""
     places: dict[Any, int] = {}
     distinct: list[torch.Tensor] = []
     for tensor in tensors:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if places.setdefault(key, len(distinct)) == len(distinct):
             distinct.append(tensor)
-    found = [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in tensors]
-    return distinct, [places[key] for key in found]
+    keys = [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+    return distinct, [places[key] for key in keys]
 
 
 def save(content: Content, position: Position, sink: Sealing) -> None:
     """Write the file.
 
     Raises:
-        OSError: as the sink says.
+        OSError: an error of the sink.
     """
     state = decode(content.skeleton, content.tensors)
     ours = {name: value for name, value in state.items() if name != "objects"}
     ours |= {"format": _FORMAT, "position": [position.epoch, position.offset, position.step]}
     try:
         torch.save({**state["objects"], OURS: ours}, cast(Any, sink))
-    except RuntimeError as error:  # what torch makes of the sink's error on closing
+    except RuntimeError as error:  # torch converts the sink's error on closing
         raise sink.failure or error from None
 
 
 def finite(content: Content, parameters: Collection[str]) -> bool:
-    """Whether the last step's loss was, and all `parameters` ("object.path") are. Buffers may hold what they like: a
-    mask is often infinite.
+    """Return True if the last step's loss and all `parameters` ("object.path") are finite.
+
+    Buffers do not count: a mask is often infinite.
     """
     state = decode(content.skeleton, content.tensors)
     tensors = [
@@ -343,11 +349,12 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def load(file: BinaryIO, name: str) -> tuple[Position, Any]:
-    """Position and nested state from a file that fits its manifest. Nothing in it can be code, and what it holds is
-    what a joiner might be sent.
+    """Return position and nested state from a file that matches its manifest.
+
+    The file can't contain code, and its state has only types that a joiner may receive.
 
     Raises:
-        DamagedError: it is no checkpoint.
+        DamagedError: the file is no checkpoint.
         FarandoleError: another version wrote it.
     """
     try:
@@ -357,16 +364,16 @@ def load(file: BinaryIO, name: str) -> tuple[Position, Any]:
 
 
 class _LearningRate(msgspec.Struct):
-    """`training/learning_rate.py`."""
+    """The state of `training/learning_rate.py`."""
 
     memory: dict[str, float] = {}
-    last: dict[str, float] = {}  # by what the script calls its optimizers, as in `counts`
+    last: dict[str, float] = {}  # by the script's names of its optimizers, as in `counts`
     gains: float = 0.0
     counts: dict[str, list[list[float]]] = {}
 
 
 class _Ours(msgspec.Struct):
-    """What lies under OURS, beside "format". That of before there were rules lacks some."""
+    """The values under the key OURS, without "format". Checkpoints of versions without rules lack some."""
 
     position: tuple[Count, Count, Count]
     buffers: list[Any]
@@ -384,15 +391,15 @@ def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         if _lacks_memory(error):
-            raise  # no fault of the file's, which has been seen to ask for no more than it has
+            raise  # not a fault of the file: `check` has limited the memory that it needs
         raise DamagedError(f"torch can't read it ({type(error).__name__})") from error
     check_outcome(content, operations)
     if not isinstance(content, dict) or not isinstance(ours := content.pop(OURS, None), dict):
         raise DamagedError(f"it is no checkpoint of farandole: it lacks {OURS!r}")
     if ours.get("format") != _FORMAT:
         raise FarandoleError(
-            f"{name}: a checkpoint of format {ours.get('format')!r:.20}, this version reads {_FORMAT}; resume it with "
-            f"the version of farandole that wrote it"
+            f"{name}: the checkpoint has format {ours.get('format')!r:.20}, but this version reads {_FORMAT}; resume "
+            f"it with the version of farandole that wrote it"
         )
     del ours["format"]
     try:

@@ -1,32 +1,33 @@
-"""Whose a place of checkpoints is: one run's, whose name stands in it.
+"""The ownership of a checkpoint store by one run, recorded in the store's object `.run`.
 
-A run has an *identity*, a random number that it keeps as long as it lives: over coordinators that are started again,
+A run has an *identity*, a random number that does not change during its life: across coordinator restarts,
 `farandole run --folder` on its folder, and `--take-over` on another machine. It is in the run's settings, in the name
-and the manifest of each of its checkpoints, and in the object `.run` at their place, with the run's name, host and
-folder. Who finds it there, and can write beside it, reaches the run's own store (`reach.py`).
+and the manifest of each of its checkpoints, and in the object `.run` in their store, with the run's name, host and
+folder. A process that finds it there, and can write to the store, reaches the run's own store (`reach.py`).
 
-Two things keep runs apart, and the first alone keeps them from harm:
+Two rules keep runs apart, and the first alone is enough for safety:
 
-1. A run sees, goes on from and removes only checkpoints with its identity (`store.py`). So two runs in one place, for
-   whatever reason, do not touch each other's.
-2. A place has one owner. `claim` writes `.run`, or says who has it:
+1. A run sees, resumes from and removes only checkpoints with its identity (`store.py`). So two runs in one store, for
+   any reason, do not touch each other's checkpoints.
+2. A store has one owner. `claim` writes `.run`, or raises an error that names the owner:
 
-       nobody                                  it is taken
-       this run (it goes on)                   it is taken again, also when its machine was lost
-       another run that is alive               refused. Alive is one whose folder is seen from here, and held
-       another run that may be over            refused, but with `--resume` of the same place, which takes it over
-       the same, known to be over, and no
-       checkpoint of another run is there      it is taken: a run that could not start leaves no more than this
+       no owner                                claimed
+       this run (it resumes)                   claimed again, also when its machine was lost
+       another run that is alive               refused. A run is alive if its folder is visible here, and locked
+       another run that may be over            refused, except with `--resume` of the same store, which takes it over
+       another run that is known to be over,
+       and no checkpoint of another run exists claimed: a run that could not start leaves only `.run`
 
-   Whether a run on another machine is alive can't be known here: `--resume` of its place is the user's word that it is
-   over. Where that word is wrong, 1 holds, and its workers that start from then on say whose the place is now.
+   This process can't know whether a run on another machine is alive: with `--resume` of its store the user states that
+   it is over. If that is wrong, rule 1 holds, and workers of the other run that start later report the new owner.
 
-Two that claim a free place at the same moment: `.run` is created only if it is not there. A folder does that, and so do
-S3 and Google's store. In a store that does not, both may write: so each reads it again after `SETTLE_S`, and the last
-one to write has the place. Beyond that the first of the two is not stopped, and 1 holds.
+If two runs claim a free store at the same time: `.run` is created only if it does not exist. A folder guarantees that,
+and so do S3 and Google Cloud Storage. In a store without this guarantee both may write: so each reads `.run` again
+after `SETTLE_S`, and the last writer owns the store. If the first writer does not notice that, it is not stopped, and
+rule 1 holds.
 
-In a run's own folder the folder decides, which one process holds at a time (`control/run_folder.py`): what lies in its
-`checkpoints` is its run's, and `adopt` finds out which that is.
+For a store in a run's own folder the folder decides, which one process locks at a time (`control/run_folder.py`): its
+`checkpoints` belong to its run, and `adopt` finds the identity of that run.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ Alive = Callable[["Owner", Path], bool]
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """What `.run` says. `id`: the run's identity; `machine`: where it was started, as no other machine is called;
-    `inside`: the place is the checkpoints' in the run's own `folder`. Of earlier versions there is the identity alone.
+    """The content of `.run`. Earlier versions wrote only the identity.
+
+    `id`: the run's identity; `machine`: a unique name of the machine that started it; `inside`: the store is in the
+    run's own `folder`; `time`: seconds since the epoch.
     """
 
     id: str
@@ -77,11 +80,12 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_identity() -> str:
+    """Return a random identity of 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def this_run(identity: str, folder: Path, *, inside: bool) -> Owner:
-    """The run in `folder`, which this process starts or goes on with."""
+    """Return the owner for the run in `folder`, which this process starts or resumes."""
     folder = folder.resolve()
     return Owner(
         id=identity, run=folder.name, host=socket.gethostname(), machine=_machine(), folder=str(folder), inside=inside,
@@ -90,7 +94,7 @@ def this_run(identity: str, folder: Path, *, inside: bool) -> Owner:
 
 
 def owner_of(store: Store) -> Owner | None:
-    """Whose the place is; None: nobody's, or not to be read (a disk was full when it was written).
+    """Return the store's owner; None if there is none, or `.run` is not readable (the disk was full when written).
 
     Raises:
         OSError: the store can't be reached.
@@ -109,31 +113,33 @@ def owner_of(store: Store) -> Owner | None:
 
 
 def adopt(place: str, folder: Path) -> str:
-    """The identity of the run whose checkpoints lie at `place`, in its own `folder`, which this process holds; a new
-    one if there are none.
+    """Return the identity of the run whose checkpoints are at `place`, in its own `folder`.
+
+    Without checkpoints it returns a new one. This process holds the lock of the folder.
 
     Raises:
-        UsageError: the place is that of a run of another folder.
-        Exception: it can't be read.
+        UsageError: the store belongs to a run of another folder.
+        Exception: the store can't be read.
     """
     store = Store(place)
     owner = owner_of(store)
     if owner is not None and not owner.inside and owner.run and owner.folder != str(folder.resolve()):
-        raise UsageError(f"{place} has the checkpoints of {owner}: name another folder")
+        raise UsageError(f"{place} has the checkpoints of {owner}: use another folder")
     if owner is not None:
         return owner.id
     for entry in store.entries():
         try:
-            if found := store.manifest(entry.stem).run_id:
-                return found
+            if identity := store.manifest(entry.stem).run_id:
+                return identity
         except DamagedError:
             continue
     return new_identity()
 
 
 def mark_inside(place: str, owner: Owner) -> None:
-    """Write `owner` at the place of its run's own folder. Where that fails it is told, and the run goes on: who comes
-    next takes the identity from the checkpoints.
+    """Write `owner` to the store in its run's own folder.
+
+    A failure is logged, and the run continues: the next process takes the identity from the checkpoints.
     """
     store = Store(place)
     try:
@@ -144,7 +150,7 @@ def mark_inside(place: str, owner: Owner) -> None:
 
 
 def look(url: str, *, alive: Alive, takes: bool = False) -> None:
-    """See that a new run could `claim` the place at `url`, and leave it as it is. Raises as `claim` does."""
+    """Check that a new run could `claim` the store at `url`, without changing it. Raises the errors of `claim`."""
     store = Store(url)
     store.check()
     with _refusing(url):
@@ -152,22 +158,24 @@ def look(url: str, *, alive: Alive, takes: bool = False) -> None:
 
 
 def claim(url: str, owner: Owner, *, alive: Alive, takes: bool = False) -> None:
-    """Take the place at `url` for `owner`'s run; see the module's head. `alive` says of a run and its folder whether it
-    is; `takes`: the user has named the place to go on from, and so takes it over from a run that is over.
+    """Claim the store at `url` for `owner`'s run; the module's docstring has the rules.
+
+    `alive(owner, folder)`: returns True if that run is alive. `takes`: the user resumes from this store, and so
+    takes it over from a run that is over.
 
     Raises:
-        UsageError: another run has it, or it can't be read or written.
+        UsageError: another run owns it, or it can't be read or written.
     """
     store = Store(url)
     store.check()
     with _refusing(url), _one_at_a_time(store):
         for _ in range(_TRIES):
-            there = owner_of(store)
-            _judge(store, there, owner, alive, takes=takes)
-            if there is not None and msgspec.structs.replace(there, time=owner.time) == owner:
+            present = owner_of(store)
+            _judge(store, present, owner, alive, takes=takes)
+            if present is not None and msgspec.structs.replace(present, time=owner.time) == owner:
                 return
-            if there is None and not store.put_new(MARK, _written(owner)) and owner_of(store) is not None:
-                continue  # somebody was faster
+            if present is None and not store.put_new(MARK, _written(owner)) and owner_of(store) is not None:
+                continue  # another run was faster
             if owner_of(store) != owner:
                 store.put(MARK, _written(owner))
             if not store.local:
@@ -175,8 +183,8 @@ def claim(url: str, owner: Owner, *, alive: Alive, takes: bool = False) -> None:
             if owner_of(store) == owner:
                 return
     raise UsageError(
-        f"checkpoints at {url}: another run claims this place at the same moment: name another one, or start this run "
-        f"again when that one is over"
+        f"checkpoints at {url}: another run claims this store at the same time: use another one, or start this run "
+        f"again when the other run is over"
     )
 
 
@@ -186,13 +194,13 @@ def _refusing(url: str) -> Generator[None]:
         yield
     except FarandoleError:
         raise
-    except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
+    except Exception as error:  # noqa: BLE001  each kind of store has its own errors
         raise UsageError(f"checkpoints at {url} can't be used: {first_line(error)}") from None
 
 
 @contextlib.contextmanager
 def _one_at_a_time(store: Store) -> Generator[None]:
-    """Of the processes that see the same folder, where its file system keeps locks. Elsewhere nothing is kept out."""
+    """Hold a lock among the processes that see the same folder, if its file system supports locks; else do nothing."""
     if not store.local:
         yield
         return
@@ -205,28 +213,28 @@ def _one_at_a_time(store: Store) -> Generator[None]:
         os.close(handle)
 
 
-def _judge(store: Store, there: Owner | None, owner: Owner, alive: Alive, *, takes: bool) -> None:
-    """Raises UsageError where `owner` can't have the place."""
-    if there is not None:
-        folder = str(Path(store.path).parent.resolve()) if there.inside and store.local else there.folder
-        if folder and folder != owner.folder and alive(there, Path(folder)):
+def _judge(store: Store, present: Owner | None, owner: Owner, alive: Alive, *, takes: bool) -> None:
+    """Raise UsageError if `owner` can't claim the store of owner `present`."""
+    if present is not None:
+        folder = str(Path(store.path).parent.resolve()) if present.inside and store.local else present.folder
+        if folder and folder != owner.folder and alive(present, Path(folder)):
             raise UsageError(
-                f"checkpoints at {store.url} are those of {there}, which is alive: name another place, or end that run "
-                f"with `farandole stop --run {folder}`"
+                f"checkpoints at {store.url} are those of {present}, which is alive: use another store, or end that "
+                f"run with `farandole stop --run {folder}`"
             )
-        if there.id == owner.id:
+        if present.id == owner.id:
             return
-    if takes or (there is None and owner.inside):
+    if takes or (present is None and owner.inside):
         return
     if any(not entry.run or not owner.id.startswith(entry.run) for entry in store.entries()):
         raise UsageError(
-            f"checkpoints at {store.url} are those of {there or 'another run'}: go on from them with --resume "
-            f"{store.url}, or name another place"
+            f"checkpoints at {store.url} are those of {present or 'another run'}: resume from them with --resume "
+            f"{store.url}, or use another store"
         )
-    if there is not None and there.machine != _machine() and not owner.inside:
+    if present is not None and present.machine != _machine() and not owner.inside:
         raise UsageError(
-            f"checkpoints at {store.url} are those of {there}, which has written none so far and may be alive: name "
-            f"another place; if that run is over, remove {MARK} there"
+            f"checkpoints at {store.url} are those of {present}, which has written none so far and may be alive: use "
+            f"another store; if that run is over, remove {MARK} there"
         )
 
 
@@ -235,7 +243,7 @@ def _written(owner: Owner) -> bytes:
 
 
 def _machine() -> str:
-    """The machine since it was started, and what a process sees of its files: two may have one host name."""
+    """Return the boot id and the mount namespace of this machine: two machines may have one host name."""
     try:
         return f"{Path(_BOOT).read_text().strip()} {os.readlink(_MOUNTS)}"
     except OSError:

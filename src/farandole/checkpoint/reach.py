@@ -1,14 +1,14 @@
-"""Whether this process reaches the run's store, and whether what the run has written is there.
+"""Checks that this process reaches the run's store, and that the run's checkpoints are there.
 
-The same path, or URL, may be another place on another machine, and one that can be written to. So the run's identity
-lies in the store (`owner.py`), and every worker is told it; who finds it there, and can write beside it, reaches the
-run's own. It is no secret.
+The same path or URL may be another, writable location on another machine. So the store contains the run's identity
+(`owner.py`), and every worker receives it. A worker that finds it in a store, and can write there, reaches the run's
+own store. The identity is not a secret.
 
-Of a remote store this is asked by a process of its own, for the reasons given in `save.py`:
+For a remote store a separate process does this check, for the reasons given in `save.py`:
 
     python -m farandole.checkpoint.reach URL IDENTITY
 
-Loads no torch: the command line asks here too.
+This module does not import torch: the command line uses it too.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ from farandole.protocol.messages import Newest
 from farandole.protocol.metrics import parse_line
 from farandole.protocol.reported_events import CHECKPOINT_EVENTS
 
-ASKED_S = 90.0  # for a remote store to answer, with all attempts
+ASKED_S = 90.0  # seconds for a remote store to answer, with all attempts
 
 _log = logging.getLogger("farandole.checkpoint.reach")
 
 
 def unreached(url: str, identity: str) -> str:
-    """Why this process can't write where the checkpoints of the run of that `identity` are, in words; "" if it can."""
+    """Return why this process can't write to the store of the run with `identity`; "" if it can."""
     if Store(url).local:
         return _unreached(url, identity)
     command = [sys.executable, "-m", "farandole.checkpoint.reach", url, identity]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as asked:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                asked.wait(Patience.told_s)
-            if asked.poll() is None:
+                process.wait(Patience.told_s)
+            if process.poll() is None:
                 _log.warning(
-                    "checkpoints at %s: no answer for %.0f s; it is asked for %.0f s", url, Patience.told_s, ASKED_S
+                    "checkpoints at %s: no answer for %.0f s; timeout after %.0f s", url, Patience.told_s, ASKED_S
                 )
-            said, errors = asked.communicate(timeout=ASKED_S - Patience.told_s)
+            output, errors = process.communicate(timeout=ASKED_S - Patience.told_s)
         except subprocess.TimeoutExpired:
-            asked.kill()
+            process.kill()
             return f"{url} has not answered within {ASKED_S:g} s"
-        return said.strip() if asked.returncode == 0 else first_line(OSError(errors.strip()[-200:]))
+        return output.strip() if process.returncode == 0 else first_line(OSError(errors.strip()[-200:]))
 
 
 def _unreached(url: str, identity: str) -> str:
-    """`unreached`, by this process."""
+    """Do the check of `unreached` in this process."""
     store = Store(url)
     try:
         if identity:
             owner = owner_of(store)
             if owner is None:
-                return f"{url} is not there, or is another place here than where the run was started"
+                return f"{url} does not exist, or is another location on this machine than where the run was started"
             if owner.id != identity:
-                return f"{url} is another place here than where the run was started, or another run has it now: {owner}"
+                return f"{url} is another location here than where the run was started, or now belongs to {owner}"
         store.check()
     except UsageError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
+    except Exception as error:  # noqa: BLE001  each kind of store has its own errors
         return f"{url} can't be read: {first_line(error)}"
     return ""
 
 
-# --- what was written ------------------------------------------------------------------------------------------------
+# --- the run's checkpoints -------------------------------------------------------------------------------------------
 
 
 def listed(metrics: Path) -> Newest:
-    """The newest checkpoint in the run's store that its metrics.jsonl tells of. A damaged line says nothing."""
+    """Return the newest checkpoint in the run's store that its metrics.jsonl records. Damaged lines are ignored."""
     heads = tuple(f'{{"event":"{name_of(event)}",'.encode() for event in CHECKPOINT_EVENTS)
     newest = Newest()
     try:
@@ -102,11 +102,12 @@ def _after(newest: Newest, line: bytes) -> Newest:
 
 
 def see(places: Sequence[str], newest: Newest, run: RunIdentity | None = None) -> None:
-    """See that the checkpoint `newest`, or a newer one, is at one of the places, whole or damaged. At the first, the
-    run's own, only those of `run` count, if it is given.
+    """Verify that the checkpoint `newest`, or a newer one, is at one of the places, whole or damaged.
+
+    At the first place, the run's own store, only checkpoints of `run` count, if it is given.
 
     Raises:
-        CheckpointsGone: it is not.
+        CheckpointsGone: none of the places has one.
         Exception: a place can't be read; see `store.reaching`.
     """
     if not newest.path:
@@ -114,10 +115,10 @@ def see(places: Sequence[str], newest: Newest, run: RunIdentity | None = None) -
     seen = max((step for n, place in enumerate(places) for step in _steps(place, None if n else run)), default=-1)
     if seen >= newest.step:
         return
-    there = f"the newest that is there now is of step {seen}" if seen >= 0 else "there is none now"
+    present = f"the newest one now is of step {seen}" if seen >= 0 else "there is none now"
     raise CheckpointsGone(
-        f"the run has written {newest.path}, a checkpoint of step {newest.step}, and {there} at "
-        f"{' or '.join(places)}: is a disk missing? Bring it back and start the run again, or begin again, or from "
+        f"the run has written {newest.path}, a checkpoint of step {newest.step}, but {present} at "
+        f"{' or '.join(places)}: is a disk missing? Mount it and start the run again, or start a new run, also from "
         f"another checkpoint (--resume), with another --folder"
     )
 
@@ -125,7 +126,7 @@ def see(places: Sequence[str], newest: Newest, run: RunIdentity | None = None) -
 def _steps(place: str, run: RunIdentity | None) -> list[int]:
     try:
         store, one = look(place, run)
-    except UsageError:  # a file that is not there
+    except UsageError:  # a file that does not exist
         return []
     finished = [entry.step for entry in one or store.entries() if entry.whole]
     return finished and [*finished, *(entry.step for entry in store.unfinished() if entry.whole)]

@@ -1,7 +1,7 @@
-"""Finds the checkpoint from which a run goes on, and judges whether it may.
+"""Finds the checkpoint from which a run resumes, and checks that it fits the run.
 
-The newest one that verifies is taken; what was passed over is told, never kept quiet. What makes it a checkpoint of
-another job is an error; what only makes the bits others than they would have been is told.
+The newest checkpoint that verifies is taken; skipped ones are always reported. A difference that makes it a checkpoint
+of another job is an error. A difference that only changes the bits of results is reported.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from farandole.protocol import numeric_facts
 from farandole.protocol.difference import Facts, of_code, other_code
 
 _OF_THE_JOB = ("object ", "parameter ", "buffer ", "samples in the data")
-ORDER, UNSHUFFLED = "order of the samples", "the data's own"  # a fact, and what it is with shuffle=False
+ORDER, UNSHUFFLED = "order of the samples", "the data's own"  # a fact's name, and its value with shuffle=False
 
 
 @dataclass
 class RestoredState:
-    """The state to go on from. `path` is "" if there was none, and the run begins."""
+    """The state from which the run resumes. `path` is "" if there is no checkpoint, and the run begins anew."""
 
     path: str = ""
     position: Position = field(default_factory=Position)
@@ -31,15 +31,17 @@ class RestoredState:
     manifest: Manifest | None = None
     damaged: list[str] = field(default_factory=list[str])
     differences: list[str] = field(default_factory=list[str])
-    last_finite: str = ""  # the newest that is, where this one is not
+    last_finite: str = ""  # the path of the newest finite checkpoint, if this one is not finite
 
 
 def find(places: Sequence[str], run: RunIdentity | None = None) -> RestoredState:
-    """The newest checkpoint that verifies at the first of `places` that has any; each is a store or one .pt file.
-    At the first, the run's own, only those of `run` count, if it is given.
+    """Return the newest checkpoint that verifies, at the first of `places` that has any checkpoint.
+
+    Each place is a store or one .pt file. At the first place, the run's own store, only checkpoints of `run` count, if
+    it is given.
 
     Raises:
-        FarandoleError: there are checkpoints and none of them verifies: to begin again would be to lose them quietly.
+        FarandoleError: there are checkpoints but none verifies. To begin anew would lose them without a message.
         OSError: a place can't be reached.
     """
     found = RestoredState()
@@ -68,26 +70,26 @@ def find(places: Sequence[str], run: RunIdentity | None = None) -> RestoredState
             return found
         if entries:
             raise FarandoleError(
-                f"{place}: none of the {len(entries)} checkpoints verifies ({found.damaged[0]}); mend one, or begin "
-                f"again with another --folder"
+                f"{place}: none of the {len(entries)} checkpoints verifies ({found.damaged[0]}); repair one, or start "
+                f"a new run with another --folder"
             )
         found.damaged += [_between(store, each) for each in between]
     return found
 
 
 def _between(store: Store, entry: CheckpointName) -> str:
-    why = "was saved between two steps, where its update may be done by half: nothing goes on from it by itself"
-    return f"{store.place(entry.stem)} {why}"
+    reason = "was saved between two steps, so its update may be incomplete: no run resumes from it automatically"
+    return f"{store.place(entry.stem)} {reason}"
 
 
 def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]:
-    """The differences between the run that wrote the checkpoint and this one that may change the bits, in words.
+    """Return, as text, the differences between the checkpoint's run and this one that may change the bits.
 
     Raises:
-        UsageError: the checkpoint is of another job.
+        UsageError: the checkpoint belongs to another job.
     """
     then, now = dict(manifest.facts), dict(facts)
-    told = list(numeric_facts.unlike_then(manifest.facts, facts).words(numeric_facts.SINCE_THEN))
+    differences = list(numeric_facts.unlike_then(manifest.facts, facts).words(numeric_facts.SINCE_THEN))
     for name in dict.fromkeys((*then, *now)):
         if of_code(name) or numeric_facts.of_numerics(name):
             continue
@@ -98,22 +100,22 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
             raise _other_order(path, name, old, new, manifest.offset)
         if name.startswith(_OF_THE_JOB):
             raise UsageError(
-                f"{path}: {name}: the checkpoint has {old}, this script has {new}; run the script and data that it "
-                f"was made with, or begin again with another --folder"
+                f"{path}: {name}: the checkpoint has {old}, this script has {new}; use the script and data that wrote "
+                f"it, or start a new run with another --folder"
             )
-        told.append(f"{name}: {old} then, {new} now")
-    told += [f"{name} is another now" for name in other_code(manifest.facts, facts)]
+        differences.append(f"{name}: {old} then, {new} now")
+    differences += [f"{name} has changed" for name in other_code(manifest.facts, facts)]
     if manifest.seed != seed:
         if manifest.offset and then.get(ORDER) != UNSHUFFLED:
             raise _other_order(path, "seed", str(manifest.seed), str(seed), manifest.offset)
-        told.append(f"seed: {manifest.seed} then, {seed} now")
-    return told
+        differences.append(f"seed: {manifest.seed} then, {seed} now")
+    return differences
 
 
 def _other_order(path: str, name: str, old: str, new: str, offset: int) -> UsageError:
-    """In the middle of an epoch another order takes some samples twice, and others never."""
+    """Return the error for another order of samples, which in an epoch's middle repeats some and omits others."""
     return UsageError(
         f"{path}: {name}: the checkpoint has {old}, this script has {new}, and {offset} samples of the epoch are done: "
-        f"in another order some would count twice and some never; go on with {old}, or from a checkpoint at an epoch's "
+        f"in another order some would count twice and some never; use {old}, or resume from a checkpoint at an epoch's "
         f"end"
     )

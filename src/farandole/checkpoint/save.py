@@ -1,13 +1,14 @@
-"""Writes checkpoints while training goes on.
+"""Writes checkpoints while training continues.
 
-The worker that the coordinator has named (`protocol/coordinator/shutdown.py`) copies the state at a step's beginning,
-on the training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out,
-and said to be. Nothing here draws the script's random numbers, touches gradients, or holds a lock that anything else
-waits for. Writing is tried again where that can help. A failure is told to the coordinator, which has another worker
-try, and ends nothing; so is that no thread is to be had (a limit on processes).
+The worker that the coordinator has selected (`protocol/coordinator/shutdown.py`) copies the state at a step's
+beginning, on the training thread, and another thread writes the copy. Only one checkpoint is written at a time: one
+that becomes due meanwhile is skipped, and this is reported. The code here does not draw the script's random numbers,
+touch gradients, or hold a lock that other code waits for. Writing is retried if that can help. A failure is reported to
+the coordinator, which lets another worker try; it does not end the run. The same holds if no thread can be started (a
+limit on processes).
 
-The last checkpoint is written when nobody trains any more: on the calling thread, and, where no process can be started
-to deliver it, by this one.
+The last checkpoint is written when training is over: on the calling thread, and, if no process can be started to
+deliver it, by this process.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ from farandole.protocol.messages import Checkpointed
 
 # --- uploader ---------------------------------------------------------------------------------------------------------
 #
-# Delivers a checkpoint to a remote store, in a process of its own.
+# Delivers a checkpoint to a remote store, in a separate process.
 #
 #     python -m farandole.checkpoint.save URL STEM KEEP [IDENTITY NAME]
 #
 # Clients of remote stores keep threads, hold locks that a forked loader process would inherit, and draw from Python's
-# global random state when they retry (botocore and gcsfs do), which would show in the bits of whoever trains. So none
-# of them is ever loaded to write from the training process. The state streams through a pipe in frames, each headed
-# by its length; a length of zero ends it, and the manifest follows as one more. If the worker gives up, which it
-# says, or dies, which ends the stream, nothing is left behind. (Closing the pipe says nothing as long as the worker
-# lives: a loader process that was forked meanwhile has a copy of it.)
+# global random state when they retry (botocore and gcsfs do), which would change the bits of training. So the training
+# process never imports one to write. The state is streamed through a pipe in frames, each preceded by its length; a
+# length of zero ends it, and the manifest follows as one more frame. If the worker gives up, which it reports, or dies,
+# which ends the stream, no checkpoint remains. (A closed pipe alone does not end the stream while the worker lives: a
+# loader process that was forked meanwhile has a copy of it.)
 
 _LENGTH = struct.Struct("<Q")
 _GIVEN_UP = (1 << 64) - 1
 _PIECE = 1 << 20
-REFUSED = 2  # its exit code where another attempt would not help
+REFUSED = 2  # the uploader's exit code if a retry would not help
 _log = logging.getLogger("farandole.checkpoint.save")
 
 
 class Frames:
-    """The worker's end of the pipe."""
+    """The worker's end of the pipe: a sink that writes frames."""
 
     def __init__(self, pipe: BinaryIO) -> None:
         self._pipe = pipe
@@ -82,10 +83,13 @@ class Frames:
 
 
 def send(store: Store, stem: str, produce: Produce, keep: int, *, here: bool = False) -> None:
-    """As `Store.write`, by an uploader. `here`: by this process, where none can be started (a limit on processes).
+    """Like `Store.write`, in an uploader process.
+
+    `here`: write in this process if no other can be started (a limit on processes).
 
     Raises:
-        OSError: the place is full or can't be reached.
+        OSError: the store is full or can't be reached.
+        NotDelivered: the uploader failed, and a retry would not help.
     """
     run = (store.run.id, store.run.name) if store.run else ()
     command = [sys.executable, "-m", "farandole.checkpoint.save", store.url, stem, str(keep), *run]
@@ -110,18 +114,19 @@ def send(store: Store, stem: str, produce: Produce, keep: int, *, here: bool = F
             finally:
                 pipe.close()
         except BrokenPipeError:
-            pass  # the uploader has given up, and says why
-        said = errors.read().decode(errors="replace").strip()
+            pass  # the uploader has given up, and its output has the reason
+        output = errors.read().decode(errors="replace").strip()
         code = uploader.wait()
         if code != 0:
             raise (NotDelivered if code == REFUSED else OSError)(
-                said.rpartition("\n")[2] or f"the uploader ended with {code}"
+                output.rpartition("\n")[2] or f"the uploader ended with {code}"
             )
-        if said:
-            _log.warning("%s", said)
+        if output:
+            _log.warning("%s", output)
 
 
 def _receive(pipe: BinaryIO, sink: Sink) -> bytes:
+    """Copy the state from the pipe to `sink`. Returns the manifest."""
     while True:
         length = _length(pipe)
         if length == 0:
@@ -139,17 +144,18 @@ def _length(pipe: BinaryIO) -> int:
 
 
 def _exactly(pipe: BinaryIO, size: int) -> bytes:
-    found = pipe.read(size)
-    if len(found) != size:
-        raise OSError("the worker has died in the middle")
-    return found
+    data = pipe.read(size)
+    if len(data) != size:
+        raise OSError("the worker has died before the end of the state")
+    return data
 
 
 def main(url: str, stem: str, keep: int, run: RunIdentity | None) -> int:
+    """Run the uploader: write the state on standard input to the store. Returns the exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         Store(url, run).write(stem, lambda sink: _receive(sys.stdin.buffer, sink), keep)
-    except Exception as error:  # noqa: BLE001  the clients of stores have errors of their own
+    except Exception as error:  # noqa: BLE001  each store's client has its own errors
         print(f"{type(error).__name__}: {first_line(error)}", file=sys.stderr)
         return 1 if passing(error, local=False) else REFUSED
     return 0
@@ -161,13 +167,14 @@ if __name__ == "__main__":
 
 # --- saver ------------------------------------------------------------------------------------------------------------
 
-WRITING = Patience(attempts=3, limit_s=60.0, first_pause_s=1.0)  # no attempt begins after so long
+WRITING = Patience(attempts=3, limit_s=60.0, first_pause_s=1.0)  # no attempt begins after `limit_s`
 
 
 class CheckpointSaver:
-    """One worker's. `describe(position, whole)` gives a manifest; `tell` sends a message to the coordinator.
+    """The checkpoint writer of one worker.
 
-    `parameters`: "object.path" of those that are looked at to see whether a state is finite.
+    `describe(position, whole)` returns a manifest; `tell` sends a message to the coordinator. `parameters`: the
+    "object.path" of the parameters that decide whether a state is finite.
     """
 
     def __init__(
@@ -196,13 +203,13 @@ class CheckpointSaver:
         self._last_step, self._last_time = 0, 0.0
 
     def enter(self, step: int) -> None:
-        """The state as of `step` was made, loaded or handed over: periods count from here."""
+        """Start counting the period at `step`, whose state was created, loaded or received."""
         self._last_step, self._last_time = step, time.monotonic()
 
     def step_begins(self, position: Position, state: Callable[[], Any], *, leads: bool, at_once: bool = False) -> None:
-        """On the training thread, with the state whole. Copies it if a checkpoint is due and this worker `leads`.
+        """Copy the state if a checkpoint is due and this worker `leads`. Call it on the training thread.
 
-        `at_once`: one is due, whenever the last one was.
+        The state must be whole. `at_once`: a checkpoint is due in any case.
         """
         if self._every == Every():
             return
@@ -211,7 +218,7 @@ class CheckpointSaver:
         if not leads:
             self._steps_led, self._at_once = 0, False
             if self._every.steps:
-                self._last_step = position.step  # another sees to it
+                self._last_step = position.step  # another worker writes it
             return
         self._at_once = self._at_once or at_once
         due = due or self._at_once
@@ -229,11 +236,12 @@ class CheckpointSaver:
             self._tell(Checkpointed(step=position.step, error=late, late=True))
 
     def save(self, position: Position, state: Any, *, whole: bool) -> tuple[str, bool]:
-        """Write the last checkpoint, after the one in progress: its path, and whether it is finite. Nobody trains any
-        more.
+        """Write the last checkpoint, after the one in progress, when training is over.
+
+        Returns its path, and True if it is finite.
 
         Raises:
-            OSError: the place is full or can't be reached.
+            OSError: the store is full or can't be reached.
         """
         if self._thread is not None:
             self._thread.join()
@@ -244,18 +252,18 @@ class CheckpointSaver:
         began = time.perf_counter()
         try:
             taken = self._copy.take(state())
-        except (RuntimeError, MemoryError, FarandoleError) as failure:  # no memory for it, say
+        except (RuntimeError, MemoryError, FarandoleError) as failure:  # for example out of memory
             self._tell(Checkpointed(step=position.step, error=first_line(failure)))
             return
         copied = time.perf_counter() - began
         self._writing = (position.step, time.monotonic())
-        if why := self._start(self._write, taken, position, copied):
+        if reason := self._start(self._write, taken, position, copied):
             self._writing = None
-            error = f"no thread could be started to write it ({why}): see the limits on processes and threads here"
+            error = f"no thread could be started to write it ({reason}): check this host's process and thread limits"
             self._tell(Checkpointed(step=position.step, error=error))
 
     def _start(self, work: Callable[..., None], *args: Any) -> str:
-        """Begin `work` on a thread. Why that can't be done, "" if it is."""
+        """Start `work` on a thread. Returns the reason if that fails, else ""."""
         thread = threading.Thread(target=work, args=args, name="checkpoint")
         try:
             thread.start()
@@ -269,7 +277,7 @@ class CheckpointSaver:
         path, error, size, finite = "", "", 0, True
         try:
             path, size, finite = self._deliver(taken, position, whole=True)
-        except Exception as failure:  # noqa: BLE001  whatever it is, training goes on, and it is told
+        except Exception as failure:  # noqa: BLE001  training continues after any error, which is reported
             error = first_line(failure)
         self._writing = None
         _log.info("checkpoint of step %d: %s", position.step, path or error)

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: every so many minutes, or every so many steps, or never. Pure; times are the caller's."""
+"""The schedule of checkpoints: by time, by steps, or never. It is pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)|(\d+)steps?")
 
 @dataclass(frozen=True)
 class Every:
-    """A period in seconds or in steps; neither: never."""
+    """The period of checkpoints, in seconds or in steps; both 0: never."""
 
     seconds: float = 0.0
     steps: int = 0
 
     @staticmethod
     def parse(text: str) -> Every:
-        """ "10m", "30s", "2h", "500steps", "never".
+        """Parse "10m", "30s", "2h", "500steps" or "never".
 
         Raises:
-            UsageError: anything else, or a period of zero.
+            UsageError: the text has another form, or the period is zero.
         """
         if text == "never":
             return Every()
@@ -31,13 +31,14 @@ class Every:
         number, unit, steps = form.groups() if form else ("", "", "")
         every = Every(steps=int(steps)) if steps else Every(seconds=float(number or 0) * _UNITS.get(unit or "s", 0))
         if every == Every():
-            raise UsageError(f'checkpoint every {text!r}: say "10m", "30s", "2h", "500steps" or "never"')
+            raise UsageError(f'checkpoint every {text!r}: use "10m", "30s", "2h", "500steps" or "never"')
         return every
 
     def due(self, step: int, now: float, *, last_step: int, last_time: float) -> bool:
-        """At the beginning of `step`, the last one having been made or missed at `last_step` and `last_time`.
+        """Return True if a checkpoint is due at the beginning of `step`, at time `now` in seconds.
 
-        Steps are counted by their numbers, so that whoever leads makes checkpoints of the same ones.
+        The last checkpoint was made or missed at `last_step` and `last_time`. Step numbers decide, so that each worker
+        that writes checkpoints chooses the same steps.
         """
         if self.steps:
             return step // self.steps > last_step // self.steps

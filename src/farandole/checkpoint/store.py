@@ -1,24 +1,24 @@
-"""Where checkpoints are kept: a folder, or any place that fsspec knows.
+"""The store of checkpoints: a folder, or any location that fsspec supports.
 
 A checkpoint is two objects: `step-00000123-RUN-TOKEN.pt`, the state, and then, written last,
-`step-00000123-RUN-TOKEN.json`, its manifest, which says how long the first is and what its SHA-256 is. Invariant: a
-checkpoint counts only if its manifest can be read and both fit; so a writer may die at any moment, and what it leaves
-is passed over. RUN is the beginning of its run's identity (`owner.py`). The token makes names unique:
-two workers that have lost each other may write the same step at the same time and do not meet.
+`step-00000123-RUN-TOKEN.json`, its manifest, which has the size and the SHA-256 of the state. Invariant: a checkpoint
+counts only if its manifest can be read and the two match; so a writer may die at any moment, and its incomplete
+checkpoint is ignored. RUN is the beginning of its run's identity (`owner.py`). The token makes names unique: two
+workers that have lost each other may write the same step at the same time without a conflict.
 
-A store that is opened for a run sees that run's checkpoints only, and removes no others. Those of earlier versions have
-no identity in their names: they count for the run whose name stands in their manifest, and that is its folder's.
+A store that is opened for a run sees only this run's checkpoints, and removes no others. Checkpoints of earlier
+versions have no identity in their names: they belong to the run that their manifest names, by its folder's name.
 
-What is written is read back before it counts: the state, by size and SHA-256, then the manifest. Only after that is
-anything older removed, and only then is a checkpoint said to be saved: a store may acknowledge what it did not keep. A
-folder's files are synced to the disk first; what is read back then may come from the system's cache, so this finds a
-file system that lies and not a disk that does.
+All written data is read back before it counts: the state, by size and SHA-256, then the manifest. Only after that are
+older checkpoints removed, and the checkpoint is reported as saved: a store may acknowledge data that it did not keep. A
+folder's files are synced to the disk first. The data read back then may come from the system's cache, so this detects a
+file system that loses data, but not such a disk.
 
-Each call is tried again where that can help, and has a limit (`store.py`).
+Each call is retried if that can help, and has a limit (see "attempts" below).
 
-What a failed script has left between two steps is called `after-step-...` and never found by looking for the newest.
+The state that a failed script leaves between two steps is called `after-step-...`. It is never the newest checkpoint.
 
-Loads no torch: the command line looks here before anything is started.
+This module does not import torch: the command line uses it before anything is started.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ from farandole.protocol.values import Count, Name, Text
 
 # --- manifest ---------------------------------------------------------------------------------------------------------
 #
-# A checkpoint's manifest: what is known of it unopened.
+# A checkpoint's manifest: its facts, readable without the state.
 
 Facts = Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`run`: the run's name, which is its folder's; `run_id`: its identity, "" in those of earlier versions.
-    `facts`: of its signature; `finite`: all parameters, and the last loss.
+    """The manifest of a checkpoint.
+
+    `run`: the run's name, which is its folder's name; `run_id`: its identity, "" in manifests of earlier versions.
+    `facts`: those of the writer's signature; `finite`: True if all parameters and the last loss are finite. `whole`:
+    False for a state between two steps. `size`: bytes of the state; `time`: seconds since the epoch.
     """
 
     epoch: Count
@@ -75,17 +78,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
     def fact(self, name: str) -> str:
+        """Return the fact `name`, "" if it is missing."""
         return dict(self.facts).get(name, "")
 
 
 # --- sealing ----------------------------------------------------------------------------------------------------------
 #
-# A state on its way into a store: counted and hashed as it passes, so that the manifest that follows it can say what
-# it must be. The manifest is written last: a writer that dies before has written no checkpoint.
+# Counts and hashes a state while it is written to a store, so that the manifest can state its size and hash. The
+# manifest is written last: a writer that dies before has written no checkpoint.
 
 
 class Sink(Protocol):
-    """What a state is written into."""
+    """The target of a state that is written."""
 
     def write(self, data: Any, /) -> int: ...
 
@@ -96,7 +100,7 @@ Produce = Callable[[Sink], bytes]
 
 
 class Sealing:
-    """A sink that counts and hashes what passes through it on its way into another, and then seals the manifest."""
+    """A sink that counts and hashes the data that it passes to another sink, and then completes the manifest."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -121,24 +125,23 @@ class Sealing:
         self._sink.flush()
 
     def seal(self, manifest: Manifest) -> bytes:
+        """Return the manifest as JSON, with size, SHA-256 and time."""
         sealed = msgspec.structs.replace(manifest, size=self.size, sha256=self._digest.hexdigest(), time=time.time())
         return msgspec.json.format(msgspec.json.encode(sealed)) + b"\n"
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
 #
-# Calls to a store of checkpoints: within a limit, tried again where that can help, and never waited for in silence.
+# Calls to a store of checkpoints: with a time limit, retries if these can help, and a log line for long waits.
 #
-# - *What is tried again*: whatever a remote store's client raises, but for "there is no such thing" and "you may
-#   not". Of a folder: what a network file system or a disk may have for a moment (EIO, ESTALE, a timeout), and not a
-#   full disk. Up to `attempts` times in `limit_s`, after pauses that double and vary, so that many runs do not come
-#   back at once.
-# - *What is told*: after `told_s` without an answer, the place and what it was asked, once a call.
-# - *What is given up*: a call that does not come back within `limit_s`. It runs on a thread of its own, which is left
-#   behind then: a system call on a dead mount can't be taken back. Where no thread is to be had, it is made without a
-#   limit.
+# - *Retries*: after any error of a remote store's client, except "not found" and "not allowed". For a folder: after
+#   transient errors of a network file system or a disk (EIO, ESTALE, a timeout), but not for a full disk. Up to
+#   `attempts` times in `limit_s`, after pauses that double and vary, so that many runs do not retry at the same time.
+# - *Log*: after `told_s` without an answer, the location and the operation, once per call.
+# - *Limit*: a call that does not return within `limit_s` is abandoned. It runs on its own thread, which continues then:
+#   a system call on a dead mount can't be cancelled. If no thread can be started, the call runs without a limit.
 #
-# The pauses come from a generator of this module's own: Python's is the script's.
+# The pauses use this module's own random generator, because Python's global one belongs to the script.
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -162,16 +165,16 @@ _PASSING = {
 
 
 class NotKept(OSError):
-    """A store has acknowledged a checkpoint, and what is there is not what was written."""
+    """A store has acknowledged a checkpoint, but its content is not the data that was written."""
 
 
 class NotDelivered(OSError):
-    """The uploader could not write, and another attempt would not help."""
+    """The uploader process could not write the checkpoint, and a retry would not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How often and how long a store is asked. Times in seconds."""
+    """The limits of retries and of waiting for a store. Times in seconds."""
 
     attempts: int = 6
     limit_s: float = 60.0
@@ -180,12 +183,12 @@ class Patience:
     longest_pause_s: float = 5.0
 
     def pause(self, number: int) -> float:
-        """After the failure of that attempt, counted from 1."""
+        """Return the seconds to wait after failed attempt `number`, counted from 1."""
         return min(self.first_pause_s * 2.0 ** (number - 1), self.longest_pause_s) * _chance.uniform(0.5, 1.0)
 
 
 def passing(error: BaseException, *, local: bool) -> bool:
-    """True if the same call may succeed a moment later."""
+    """Return True if the same call may succeed a moment later."""
     if isinstance(error, NotKept):
         return True
     if isinstance(error, (FarandoleError, NotDelivered, *_FINAL)):
@@ -196,21 +199,23 @@ def passing(error: BaseException, *, local: bool) -> bool:
 
 
 def insist(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
-    """The result of `call`. `what` says what it does, and where, as in "checkpoints at URL: listing".
+    """Return the result of `call`, with retries and a limit.
+
+    `what`: the location and the operation for messages, as in "checkpoints at URL: listing".
 
     Raises:
-        TimeoutError: it has not come back within the limit.
-        Exception: what it has raised last.
+        TimeoutError: the call has not returned within the limit.
+        Exception: the last exception of the call.
     """
     until = time.monotonic() + patience.limit_s
     return attempt(lambda: within(call, what, until - time.monotonic(), patience.told_s), what, patience, local=local)
 
 
 def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
-    """As `insist`, for a call that has limits of its own: none begins after `limit_s`.
+    """Like `insist`, for a call that has its own limits: no attempt begins after `limit_s`.
 
     Raises:
-        Exception: what it has raised last.
+        Exception: the last exception of the call.
     """
     began = time.monotonic()
     for number in range(1, patience.attempts + 1):
@@ -221,19 +226,19 @@ def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool
             over = number == patience.attempts or now + pause >= began + patience.limit_s
             if over or not passing(error, local=local):
                 if number > 1:
-                    notes = vars(error).setdefault("__notes__", [])  # as `add_note` does from Python 3.11 on
+                    notes = vars(error).setdefault("__notes__", [])  # like `add_note` of Python 3.11
                     notes.append(f"tried {number} times in {now - began:.0f} s")
                 raise
-            _log.info("%s: %s; tried again", what, error)
+            _log.info("%s: %s; retrying", what, error)
             time.sleep(pause)
     raise AssertionError("the last attempt raises")
 
 
 def within(call: Callable[[], T], what: str, limit_s: float, told_s: float = Patience.told_s) -> T:
-    """The result of `call`, or what it raises.
+    """Return the result of `call`, or raise its exception. It runs on its own thread.
 
     Raises:
-        TimeoutError: it has not come back within `limit_s`.
+        TimeoutError: the call has not returned within `limit_s` seconds.
     """
     results: list[T] = []
     failures: list[BaseException] = []
@@ -247,11 +252,11 @@ def within(call: Callable[[], T], what: str, limit_s: float, told_s: float = Pat
     thread = threading.Thread(target=run, name="store", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # none is to be had
+    except RuntimeError:  # no thread can be started
         return call()
     thread.join(min(told_s, limit_s))
     if thread.is_alive() and told_s < limit_s:
-        _log.warning("%s: no answer for %.0f s; it is given up after %.0f s", what, told_s, limit_s)
+        _log.warning("%s: no answer for %.0f s; timeout after %.0f s", what, told_s, limit_s)
         thread.join(limit_s - told_s)
     if failures:
         raise failures[0]
@@ -265,18 +270,18 @@ def within(call: Callable[[], T], what: str, limit_s: float, told_s: float = Pat
 PAYLOAD, MANIFEST = ".pt", ".json"
 _NAME = re.compile(r"(after-)?step-(\d{8,})-(?:([0-9a-f]{8})-)?([0-9a-f]{8})\.(pt|json)")
 _CHUNK, _REMOTE_CHUNK = 1 << 20, 8 << 20
-_PIECE_S = 300.0  # for a remote store to take one piece: a client sends many megabytes at once
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without hard links
-MAX_MANIFEST_BYTES = 1 << 24  # four times what a worker's signature may have, as people read it
+_PIECE_S = 300.0  # limit for one write to a remote store: a client sends many megabytes at once
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without hard links
+MAX_MANIFEST_BYTES = 1 << 24  # four times the largest signature of a worker, as formatted text
 
 
 class DamagedError(FarandoleError):
-    """A checkpoint that does not count, and why."""
+    """A checkpoint does not count. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """A run, as its checkpoints name it: its identity (32 hexadecimal digits), and its name, which others may have."""
+    """A run's identity in its checkpoints: `id`, 32 hexadecimal digits, and `name`, which other runs may share."""
 
     id: str
     name: str
@@ -284,7 +289,7 @@ class RunIdentity:
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """One checkpoint of a store, seen by its name only. `run`: the beginning of its run's identity, "" in old ones."""
+    """The parts of a checkpoint's name. `run`: the beginning of its run's identity, "" in names of old versions."""
 
     step: int
     whole: bool
@@ -293,10 +298,10 @@ class CheckpointName:
 
 
 class Store:
-    """The checkpoints at `url`: a folder's path, or "s3://bucket/prefix" and the like. With `run`: that run's alone.
+    """The checkpoints at `url`: a folder's path, or a URL such as "s3://bucket/prefix". `run`: only those of this run.
 
     Raises:
-        UsageError: no such kind of place, or its package is not installed.
+        UsageError: the kind of URL is unknown, or its package is not installed.
     """
 
     def __init__(self, url: str, run: RunIdentity | None = None, patience: Patience | None = None) -> None:
@@ -308,24 +313,24 @@ class Store:
         except ImportError as error:
             raise UsageError(f"checkpoints at {url}: {error}; for S3: {how_to_install('s3')}") from None
         except (ValueError, OSError) as error:
-            raise UsageError(f"checkpoints at {url}: {error}; name a folder or a URL that fsspec knows") from None
+            raise UsageError(f"checkpoints at {url}: {error}; use a folder or a URL that fsspec supports") from None
         self.files: Any = filesystem
         self.path = str(path).rstrip("/")
         self.local = isinstance(filesystem, LocalFileSystem)
-        self._objects = bool(filesystem.async_impl)  # S3 and its like: no folders, whole objects only
+        self._objects = bool(filesystem.async_impl)  # S3 and similar stores: no folders, whole objects only
 
     def ask(self, what: str, call: Callable[[], T]) -> T:
-        """What `call` returns, which does `what` here: tried again where that can help, and within a limit."""
+        """Return the result of `call`, with retries and a limit. `what`: the operation, for messages."""
         return insist(call, f"checkpoints at {self.url}: {what}", self.patience, local=self.local)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
     def entries(self) -> list[CheckpointName]:
-        """Those that have a manifest, the newest first."""
+        """Return the checkpoints that have a manifest, the newest first."""
         return [entry for entry in self._entries(self._names(), MANIFEST) if self._ours(entry, unreadable=True)]
 
     def unfinished(self) -> list[CheckpointName]:
-        """States without a manifest: their writers died, or are still at it."""
+        """Return the states without a manifest: their writers have died, or are still writing."""
         names = self._names()
         return [
             entry
@@ -334,67 +339,68 @@ class Store:
         ]
 
     def manifest(self, stem: str) -> Manifest:
-        """One manifest.
+        """Return the manifest of checkpoint `stem`.
 
         Raises:
             DamagedError: there is none, or it can't be read.
             OSError: the store can't be reached.
         """
         try:
-            found = msgspec.json.decode(self.small(stem + MANIFEST), type=Manifest)
+            manifest = msgspec.json.decode(self.small(stem + MANIFEST), type=Manifest)
         except FileNotFoundError:
             raise DamagedError(f"{stem + MANIFEST} is missing") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedError(f"{stem + MANIFEST} can't be read: {error}") from None
-        if not stem.startswith(_begin(found)):
-            raise DamagedError(f"{stem + MANIFEST} is another checkpoint's: it tells of {_begin(found)}...")
-        return found
+        if not stem.startswith(_begin(manifest)):
+            raise DamagedError(f"{stem + MANIFEST} belongs to another checkpoint, {_begin(manifest)}...")
+        return manifest
 
     def small(self, name: str) -> bytes:
-        """What is in a small file.
+        """Return the content of a small file.
 
         Raises:
-            FileNotFoundError: it is not there.
-            DamagedError: it is no file, or no small one.
+            FileNotFoundError: it does not exist.
+            DamagedError: it is no regular file, or is too large.
             OSError: the store can't be reached.
         """
 
         def read() -> bytes:
             place, size = self._found(name)
             if size > MAX_MANIFEST_BYTES:
-                raise DamagedError(f"{name} has {size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}")
+                raise DamagedError(f"{name} has {size} bytes, but a manifest has at most {MAX_MANIFEST_BYTES}")
             return self.files.cat_file(place)
 
         return self.ask(f"reading {name}", read)
 
     @contextlib.contextmanager
     def open_verified(self, stem: str, manifest: Manifest) -> Generator[BinaryIO]:
-        """The state of a checkpoint, from its beginning, once all of it has been seen to fit its manifest.
+        """Open the state of a checkpoint, after all of it has been verified against its manifest.
 
         Raises:
-            DamagedError: it does not fit.
+            DamagedError: the state does not match.
             OSError: the store can't be reached.
         """
         with contextlib.ExitStack() as stack:
             copy: Any = None if self.local else stack.enter_context(tempfile.TemporaryFile())
             source = self._verify(stem, manifest, stack, copy)
-            found: Any = copy or source
-            found.seek(0)
-            yield found
+            file: Any = copy or source
+            file.seek(0)
+            yield file
 
     def _verify(self, stem: str, manifest: Manifest, stack: contextlib.ExitStack, copy: Any = None) -> Any:
-        """See that the state fits its manifest, whatever a cache of names says. What is read goes to `copy`, too. The
-        open file, where it is one of a folder: what is used afterwards is what was looked at.
+        """Verify the state against its manifest, without the client's cache of names. Copy the data to `copy` if given.
+
+        Returns the open file if the store is a folder, so that the caller uses exactly the file that was verified.
         """
         name = stem + PAYLOAD
         try:
             self.files.invalidate_cache()
-            place, there = self.ask(f"looking at {name}", lambda: self._found(name))
+            place, stored = self.ask(f"looking at {name}", lambda: self._found(name))
             source: Any = stack.enter_context(open(place, "rb")) if self.local else None  # noqa: SIM115
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
-        if not self.local and there not in (0, manifest.size):
-            raise DamagedError(f"{name} has {there} bytes where its manifest says {manifest.size}")
+        if not self.local and stored not in (0, manifest.size):
+            raise DamagedError(f"{name} has {stored} bytes, but its manifest states {manifest.size}")
         digest, size = hashlib.sha256(), 0
         for piece in self._pieces(name, place, source, manifest.size):
             digest.update(piece)
@@ -403,13 +409,16 @@ class Store:
                 copy.write(piece)
         if size != manifest.size:
             more = " or more" if size > manifest.size else ""
-            raise DamagedError(f"{name} has {size} bytes{more} where its manifest says {manifest.size}")
+            raise DamagedError(f"{name} has {size} bytes{more}, but its manifest states {manifest.size}")
         if digest.hexdigest() != manifest.sha256:
-            raise DamagedError(f"{name} has another SHA-256 than its manifest says")
+            raise DamagedError(f"{name} does not have the SHA-256 that its manifest states")
         return source
 
     def _pieces(self, name: str, place: str, source: Any, size: int) -> Iterator[bytes]:
-        """The first `size` bytes of a state, or as many as there are; one more of a folder's file that is longer."""
+        """Yield the first `size` bytes of a state, or fewer if it is shorter.
+
+        A longer file of a folder gives one byte more.
+        """
 
         def read(start: int, stop: int) -> bytes:
             if source is not None:
@@ -429,16 +438,17 @@ class Store:
     # --- writing ---------------------------------------------------------------------------------------------
 
     def name(self, manifest: Manifest) -> str:
-        """A new checkpoint's stem, like nobody else's."""
+        """Return a new checkpoint's stem, which is unique."""
         return f"{_begin(manifest)}{secrets.token_hex(4)}"
 
     def write(self, stem: str, produce: Produce, keep: int) -> None:
-        """Write a checkpoint: `produce` writes the state and returns the manifest. Read it back. Then remove what is
-        superseded.
+        """Write a checkpoint and read it back. Then remove old checkpoints.
+
+        `produce` writes the state and returns the manifest. `keep`: the number of checkpoints to keep.
 
         Raises:
-            OSError: the place is full or can't be reached; what was there before is untouched.
-            NotKept: what is there now is not what was written; likewise.
+            OSError: the store is full or can't be reached. Older checkpoints are not changed.
+            NotKept: the store's content is not the data that was written. Older checkpoints are not changed.
         """
         payload = self._at(stem + PAYLOAD)
         try:
@@ -452,9 +462,9 @@ class Store:
             raise
         try:
             self.prune(keep, step_of(stem + PAYLOAD))
-        except Exception as error:  # noqa: BLE001  this one is saved; the next one removes what is left now
+        except Exception as error:  # noqa: BLE001  this one is saved; the next one removes the old ones
             _log.warning(
-                "checkpoints at %s: %s is saved, but those before it could not be removed: %s",
+                "checkpoints at %s: %s is saved, but older ones could not be removed: %s",
                 self.url, stem, first_line(error),
             )  # fmt: skip
 
@@ -468,26 +478,28 @@ class Store:
             with contextlib.suppress(Exception):
                 if self._objects:
                     file.discard()
-                    file.closed = True  # closing it would make an object of what is there
+                    file.closed = True  # `close` would create an object of the incomplete data
                 file.close()
             raise
         return manifest
 
     def _read_back(self, stem: str, manifest: bytes) -> None:
-        """See that the state is there as it was written; then write the manifest, and see the same of it."""
+        """Verify the stored state; then write the manifest, and verify it too. Raises NotKept if one differs."""
         try:
             with contextlib.ExitStack() as stack:
                 self._verify(stem, msgspec.json.decode(manifest, type=Manifest), stack)
             self.put(stem + MANIFEST, manifest)
             self.files.invalidate_cache()
             if self.small(stem + MANIFEST) != manifest:
-                raise DamagedError(f"{stem + MANIFEST} has another content than was written")
+                raise DamagedError(f"{stem + MANIFEST} does not have the content that was written")
         except (DamagedError, FileNotFoundError) as error:
-            raise NotKept(f"{self.url} has not kept what was written there: {first_line(error)}") from None
+            raise NotKept(f"{self.url} has not kept the data that was written: {first_line(error)}") from None
 
     def prune(self, keep: int, until: int | None = None) -> None:
-        """Leave the newest `keep`, the newest finite one, and nothing older that was never finished. What is of a step
-        after `until`, the one that was just written, does not count: it may be damaged, and was passed over then.
+        """Remove old checkpoints, except the newest `keep` and the newest finite one; also remove old unfinished ones.
+
+        Checkpoints of steps after `until`, the one that was just written, do not count: they may be damaged, and the
+        run was resumed from an older one.
         """
         names = self._names()
         finished, begun = (
@@ -508,7 +520,7 @@ class Store:
                         self.ask("removing", partial(self.files.rm_file, self._at(stem + suffix)))
 
     def newest_finite(self, entries: Sequence[CheckpointName]) -> CheckpointName | None:
-        """Of `entries`, the newest first."""
+        """Return the first of `entries`, which are sorted from the newest on, that is finite; None if there is none."""
         for entry in entries:
             with contextlib.suppress(DamagedError):
                 if self.manifest(entry.stem).finite:
@@ -516,10 +528,10 @@ class Store:
         return None
 
     def check(self) -> None:
-        """See that the place can be written to.
+        """Verify that the store can be written to.
 
         Raises:
-            UsageError: it can't.
+            UsageError: it can't be written to.
         """
 
         def probe() -> None:
@@ -530,20 +542,22 @@ class Store:
 
         try:
             self.ask("trying to write", probe)
-        except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
+        except Exception as error:  # noqa: BLE001  each kind of store has its own errors
             raise UsageError(f"checkpoints at {self.url} can't be written: {first_line(error)}") from None
 
     def _make(self) -> None:
-        if not self._objects:  # there it would make a bucket out of a misspelt name
+        if not self._objects:  # an object store would create a bucket from a misspelt name
             self.files.makedirs(self.path, exist_ok=True)
 
     def put(self, name: str, content: bytes) -> None:
-        """A small file: it is there whole or not at all, and lasts."""
+        """Write a small file, atomically and durably."""
         self.ask(f"writing {name}", lambda: self._put(name, content))
 
     def put_new(self, name: str, content: bytes) -> bool:
-        """As `put`, if there is no such file. False: there is one. Of two at once only one succeeds, in a folder and in
-        a store that knows conditional writes (S3, Google's); in others both may.
+        """Like `put`, but only if the file does not exist. Returns False if it exists.
+
+        Of two concurrent calls only one succeeds, in a folder and in a store with conditional writes (S3, Google Cloud
+        Storage). In other stores both may succeed.
         """
         try:
             self.ask(f"writing {name}", lambda: self._put(name, content, new=True))
@@ -594,13 +608,13 @@ class Store:
                 return
             except (FileExistsError, FileNotFoundError, PermissionError):
                 raise
-            except Exception as error:  # who does not know conditional writes says so in its own way
+            except Exception as error:  # each store without conditional writes has its own error
                 if self.files.exists(place):
                     raise FileExistsError(place) from error
         self.files.pipe_file(place, content)
 
     def _create(self, place: str) -> Any:
-        """A new file, for writing. Who may read its folder may read it: in a run's own folder nobody else."""
+        """Create a file for writing. It is readable for those who may read its folder: in a run's folder, its owner."""
         if not self.local:
             return self.files.open(place, "wb")
         mode = os.stat(self.path).st_mode & 0o666
@@ -609,7 +623,7 @@ class Store:
         )
 
     def _settle(self, file: Any) -> None:
-        """Local: what the manifest speaks of must be on the disk before it is, if the power goes."""
+        """Flush the file, and sync it to the disk in a folder: after a power failure no manifest may lack its state."""
         file.flush()
         if self.local:
             os.fsync(file.fileno())
@@ -621,19 +635,19 @@ class Store:
         return self._at(stem + PAYLOAD) if self.local else f"{self.url}/{stem}{PAYLOAD}"
 
     def _found(self, name: str) -> tuple[str, int]:
-        """Where a file is and how long, 0 where nobody says.
+        """Return the path and the size of a file, 0 if the store does not report the size.
 
         Raises:
-            DamagedError: it is no file; a FIFO would have its reader wait for ever.
-            FileNotFoundError: there is none.
+            DamagedError: it is no regular file; a reader of a FIFO would wait for ever.
+            FileNotFoundError: it does not exist.
         """
         place = self._at(name)
         if not self.local:
             return place, self.files.size(place) or 0
-        found = os.stat(place)
-        if not stat.S_ISREG(found.st_mode):
-            raise DamagedError(f"{name} is no file")
-        return place, found.st_size
+        status = os.stat(place)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{name} is no regular file")
+        return place, status.st_size
 
     def _at(self, name: str) -> str:
         return f"{self.path}/{name}"
@@ -644,13 +658,13 @@ class Store:
             return self.files.ls(self.path, detail=False)
 
         try:
-            found = self.ask("listing", listed)
+            paths = self.ask("listing", listed)
         except FileNotFoundError:
             return set()
-        return {name.rstrip("/").rpartition("/")[2] for name in found}
+        return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
     def _ours(self, entry: CheckpointName, *, unreadable: bool) -> bool:
-        """True if a checkpoint is of this store's run. `unreadable`: what holds of one that can't be read."""
+        """Return True if a checkpoint belongs to this store's run. `unreadable`: the result if it can't be read."""
         if self.run is None:
             return True
         if entry.run:
@@ -670,7 +684,7 @@ class Store:
 
 
 class _Limited:
-    """A remote store's file, each of whose writes has a limit."""
+    """A file of a remote store with a time limit for each write."""
 
     def __init__(self, file: Any, what: str) -> None:
         self._file, self._what = file, what
@@ -688,30 +702,28 @@ def _begin(manifest: Manifest) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, with its notes, in one line."""
+    """Return the first line of an error's message, with its notes."""
     line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
     return f"{line} ({'; '.join(notes)})" if notes else line
 
 
 def step_of(path: str) -> int | None:
-    """The step in a checkpoint's path, or URL; None if it is no checkpoint's."""
+    """Return the step in a checkpoint's path or URL; None if it is not the name of a checkpoint."""
     form = _NAME.fullmatch(path.rpartition("/")[2])
     return int(form[2]) if form else None
 
 
 # --- place ------------------------------------------------------------------------------------------------------------
 #
-# A place of checkpoints as a user or a setting names it: a store, or one checkpoint in it.
-#
-# Loads no torch: the command line looks here before anything is started.
+# A location of checkpoints that a user or a setting names: a store, or one checkpoint in it.
 
 
 def look(place: str, run: RunIdentity | None = None) -> tuple[Store, list[CheckpointName] | None]:
-    """The store at `place`, of `run` alone if it is given; with the one entry, if it names a file.
+    """Return the store at `place`, restricted to `run` if it is given; with the one entry if `place` is a file.
 
     Raises:
-        UsageError: the file is no checkpoint's, or of what a failed script left between two steps.
+        UsageError: the file is no checkpoint, or holds the state of a failed script between two steps.
     """
     if not place.endswith(PAYLOAD):
         return Store(place, run), None
@@ -720,18 +732,18 @@ def look(place: str, run: RunIdentity | None = None) -> tuple[Store, list[Checkp
     for entry in store.entries():
         if entry.stem == stem:
             if not entry.whole:
-                why = "saved where the script failed between two steps, so its update may be done by half"
-                raise UsageError(f"{place}: {why}; resume from a step-... beside it")
+                why = "saved when the script failed between two steps, so its update may be incomplete"
+                raise UsageError(f"{place}: {why}; resume from a step-... file in the same folder")
             return store, [entry]
-    raise UsageError(f"{place}: no checkpoint there with its manifest {stem}{MANIFEST} beside it")
+    raise UsageError(f"{place}: no checkpoint with a manifest {stem}{MANIFEST} in the same folder")
 
 
 @contextlib.contextmanager
 def reaching(place: str) -> Generator[None]:
-    """Whatever a store's client raises within, as an error of ours.
+    """Convert any exception of a store's client within the context to a FarandoleError.
 
     Raises:
-        FarandoleError: the place can't be read.
+        FarandoleError: the store can't be read.
     """
     try:
         yield
@@ -739,13 +751,13 @@ def reaching(place: str) -> Generator[None]:
         raise
     except Exception as error:
         raise FarandoleError(
-            f"checkpoints at {place} can't be read ({type(error).__name__}: {first_line(error)}); see that the place "
-            f"can be reached, and start the run again"
+            f"checkpoints at {place} can't be read ({type(error).__name__}: {first_line(error)}); make the store "
+            f"reachable, and start the run again"
         ) from error
 
 
 def newest(place: str, run: RunIdentity | None = None) -> Manifest | None:
-    """The newest manifest at `place` that can be read, of `run` alone if it is given."""
+    """Return the newest manifest at `place` that can be read; only of `run` if it is given. None if there is none."""
     store, entries = look(place, run)
     for entry in entries or store.entries():
         with contextlib.suppress(DamagedError):
@@ -755,22 +767,23 @@ def newest(place: str, run: RunIdentity | None = None) -> Manifest | None:
 
 
 def incomplete(place: str, *, after: int = -1, run: RunIdentity | None = None) -> str:
-    """A word on the states at `place` of a later step than `after` that are there without their manifest: nothing goes
-    on from them. "" for none. Nobody may be writing there. Of `run` alone, if it is given.
+    """Return a message about states at `place` of a later step than `after` without a manifest; "" if there are none.
+
+    No run can resume from them. The result is right only while no process writes there. `run`: only those of this run.
     """
     store, one = look(place, run)
-    left = [] if one else [entry for entry in store.unfinished() if entry.step > after]
-    if not left:
+    unfinished = [] if one else [entry for entry in store.unfinished() if entry.step > after]
+    if not unfinished:
         return ""
-    more = f" and {len(left) - 1} more like it" if len(left) > 1 else ""
+    more = f", and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
     return (
-        f"{store.place(left[0].stem)} is incomplete{more}: its writer was killed, and nothing can go on from it; "
-        f"remove it, or leave it to the next checkpoints"
+        f"{store.place(unfinished[0].stem)} is incomplete{more}: its writer was killed, and no run can resume from it; "
+        f"remove it, or let the next checkpoints remove it"
     )
 
 
 def incomplete_here(place: str, *, after: int = -1) -> str:
-    """The same of a place on this machine's disk that can be read, "" of any other: a store may take its time."""
+    """Like `incomplete` for a readable folder; "" for a remote store, which may be slow."""
     if "://" in place:
         return ""
     try:

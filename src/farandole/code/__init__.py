@@ -1,3 +1,4 @@
-"""The script and the modules beside it as the run began with them: copied once, executed by every worker. It runs
-before any of the script's own imports, so nothing heavy may be imported here.
+"""The script and the modules in its folder at the run's beginning: copied once, executed by every worker.
+
+This package runs before the script's own imports, so it must import nothing heavy.
 """

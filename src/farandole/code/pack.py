@@ -1,9 +1,9 @@
-"""The run's code as one file, for hosts that have nothing of it: packed once as the run starts.
+"""The run's code as one file, for hosts that do not have it: packed once when the run starts.
 
-Which files that are is `pack.py`'s matter, what looks like a secret `pack.py`'s; `pack.py` is the other end.
-Each file is read once, and what the local workers execute is taken from the pack too (`modules`): so an edit at any
-moment makes nobody differ. Invariant: the same files give the same hash, whatever their times, owners and order, and
-whichever zlib compresses them; it is a fact of every worker's signature.
+This file also selects the files, withholds those that look like a secret, and unpacks them on the other hosts. Each
+file is read once, and local workers execute the packed content too (`modules`): so an edit at any time does not make
+workers differ. Invariant: the same files give the same hash, for any times, owners and order, and for any version of
+zlib that compresses them. The hash is a fact of every worker's signature.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from farandole.platform import files as file_lock
 
 # --- withheld ---------------------------------------------------------------------------------------------------------
 #
-# What of a working folder does not travel with a run: what looks like a secret, by its name or by how it begins. Pure.
+# The files of a working folder that are not packed: those that look like a secret, by name or by content. Pure.
 #
-# It is a net and no wall: a password in a script's text is not seen. What it takes out is told by name, and whoever
-# wants it on the other hosts all the same names the file itself in a list (`--files`).
+# It is a safety net, not a guarantee: a password in a script's text is not detected. Withheld files are reported by
+# name. A user who needs one on the other hosts names the file itself in a list (`--files`).
 
-LOOKED_AT = 64 * 1024  # bytes of a file's beginning
+LOOKED_AT = 64 * 1024  # bytes that are searched at a file's beginning
 FOLDERS = {".aws", ".ssh", ".gnupg", ".azure", ".gcloud", ".kube", ".docker", ".kaggle"}
 NAMES = {
     ".env", ".netrc", "_netrc", ".pgpass", ".pypirc", ".git-credentials", ".htpasswd", ".boto", ".s3cfg",
@@ -46,7 +46,7 @@ NAMES = {
     "kaggle.json", "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk",
 }  # fmt: skip
 SUFFIXES = (".pem", ".key", ".p12", ".pfx", ".jks", ".keystore", ".kdbx", ".ppk", ".ticket", ".tfstate", ".env")
-SHOWN = {"example", "sample", "template", "dist"}  # .env.example is made to be shown
+SHOWN = {"example", "sample", "template", "dist"}  # a file such as .env.example is meant to be public
 CONTENT = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\s|\\[rn])+(?:[A-Za-z0-9+/=]{16}|Proc-Type)"
     rb"|PuTTY-User-Key-File-\d"
@@ -56,7 +56,7 @@ CONTENT = re.compile(
 
 
 def by_name(name: str) -> bool:
-    """Whether `name`, relative to the working folder, looks like a secret's."""
+    """Return True if `name`, relative to the working folder, looks like the name of a secret."""
     *folders, last = (part.casefold() for part in PurePosixPath(name).parts)
     if last in NAMES or last.endswith(SUFFIXES) or not FOLDERS.isdisjoint(folders):
         return True
@@ -64,7 +64,7 @@ def by_name(name: str) -> bool:
 
 
 def by_content(content: bytes) -> bool:
-    """Whether a file that begins with `content` holds a private key, an AWS secret or a ticket."""
+    """Return True if a file that begins with `content` holds a private key, an AWS secret or a ticket."""
     return CONTENT.search(content[:LOOKED_AT]) is not None
 
 

@@ -1,16 +1,16 @@
-"""What a worker executes of the script's folder: the run's copies of it (`pack.py`), whatever is edited meanwhile.
+"""Executes the run's copies of the script and the modules in its folder (`pack.py`), whatever is edited meanwhile.
 
 `__file__`, `sys.argv[0]`, `sys.path[0]`, the working folder and the lines in a traceback are those of the originals.
 
-Invariant: what was executed is told as facts of the worker's signature (`facts`), so that a worker with files of its
-own, which has no copies, is compared at the door.
+Invariant: the executed sources are facts of the worker's signature (`facts`), so that a worker with its own files,
+which has no copies, is compared at admission.
 
 DataLoader's processes: forked ones inherit all of this; spawned ones (spawn, forkserver) run the script once more, as
-multiprocessing has it, and `code/spawned.py` sees to it that they run the copy.
+multiprocessing does, and `code/spawned.py` makes them run the copy.
 
-Left out: what is installed, extension modules, data files, modules that another import hook loads. Nothing is read
-from or written to __pycache__, whose times of day can't tell two edits of a second apart: a worker compiles what it
-imports, 50,000 lines in about a second.
+Not covered: installed packages, extension modules, data files, modules that another import hook loads. __pycache__ is
+neither read nor written, because its time stamps can't distinguish two edits within a second: a worker compiles the
+modules that it imports, 50,000 lines in about a second.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from farandole.settings import Settings
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 OWN = "farandole's code"
-_DIGITS = 16  # of a SHA-256: nobody is to be outwitted
+_DIGITS = 16  # digits of a SHA-256: enough, because this does not protect against an attacker
 _SPAWNED = "farandole.code.spawned"
 
 
 class Sources(MetaPathFinder):
-    """What this process executes of the script's folder. `copies`: the run's, None for the files themselves."""
+    """The sources of the script's folder that this process executes. `copies`: the run's; None for the files."""
 
     def __init__(self, script: str, copies: Path | None) -> None:
         self.origin = Origin.read(copies) if copies else Origin.of(script)
         self._script = script
         self._copies = copies
-        self._executed: dict[str, str] = {}  # what, and its hash
-        self._places: dict[str, Path | None] = {}  # folders, and where they are below the script's
+        self._executed: dict[str, str] = {}  # hash of each executed source, by fact name
+        self._places: dict[str, Path | None] = {}  # path of each folder relative to the script's
         self._installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
     def run(self) -> None:
@@ -69,10 +69,10 @@ class Sources(MetaPathFinder):
         return iter(sorted(self._executed.items(), key=lambda fact: (fact[0].startswith("module "), fact)))
 
     def source(self, what: str, name: Path, file: str) -> bytes:
-        """What to execute for `file`, which is `name` in the script's folder; it is told as the fact `what`."""
+        """Return the source to execute for `file`, `name` in the script's folder; record it as fact `what`."""
         source = copied(self._copies, name, file) if self._copies else Path(file).read_bytes()
         self._executed[what] = _hash(source)
-        with suppress(SyntaxError, UnicodeDecodeError):  # compiling tells it better
+        with suppress(SyntaxError, UnicodeDecodeError):  # compiling gives a better error
             lines = decode_source(source).splitlines(keepends=True)
             linecache.cache[file] = (len(source), None, lines, file)  # without a time: it is never looked up again
         return source
@@ -97,14 +97,17 @@ class Sources(MetaPathFinder):
         return spec if place is None else self._spec(fullname, spec.origin, place / os.path.basename(spec.origin))
 
     def _first_kept(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
-        """And the folders elsewhere that come before it, where another module of that name would be the one meant."""
+        """Return the first copied module, and the folders outside the script's that come before it in the search.
+
+        A module of the same name in one of these folders takes precedence.
+        """
         for number, folder in enumerate(folders) if self._copies else ():
             if spec := self._kept(fullname, folder):
                 return spec, [each for each in folders[:number] if self.place(each) is None]
         return None, []
 
     def _kept(self, fullname: str, folder: str) -> ModuleSpec | None:
-        """From the copies, for the original may be gone, or a package by now."""
+        """Find a module among the copies, because the original may be deleted, or be a package now."""
         place, tail = self.place(folder), fullname.rpartition(".")[2]
         if place is None or self._copies is None:
             return None
@@ -123,20 +126,20 @@ class Sources(MetaPathFinder):
         return spec_from_file_location(fullname, file, loader=_Loader(f"module {fullname}", file, name, self))
 
     def place(self, folder: str) -> Path | None:
-        """Where `folder` is below the script's; None if it is elsewhere, or holds what is installed."""
+        """Return the path of `folder` relative to the script's; None if it is outside, or holds installed packages."""
         if folder not in self._places:
             self._places[folder] = next(self._below(folder), None)
         return self._places[folder]
 
     def _below(self, folder: str) -> Iterator[Path]:
-        for known in (os.path.abspath(folder), os.path.realpath(folder)) if folder else ():
-            path = Path(known)
+        for form in (os.path.abspath(folder), os.path.realpath(folder)) if folder else ():
+            path = Path(form)
             if path.is_relative_to(self.origin.root) and not any(map(path.is_relative_to, self._installed)):
                 yield path.relative_to(self.origin.root)
 
 
 class _Loader(SourceFileLoader):
-    """Of one file of the script's folder: `what` it is, as a fact's name."""
+    """The loader of one file of the script's folder. `what`: the name of its fact."""
 
     def __init__(self, what: str, file: str, name: Path, sources: Sources) -> None:
         super().__init__(what.partition(" ")[2], file)
@@ -154,10 +157,10 @@ _current: Sources | None = None
 
 
 def install(script: str, copies: Path | None) -> Sources:
-    """Have this process execute `script` and the modules of its folder from `copies`, or take note of what they are.
+    """Make this process execute `script` and the modules of its folder from `copies`; without copies only record them.
 
     Raises:
-        FarandoleError: the copies are not there.
+        FarandoleError: the copies do not exist.
     """
     global _current
     _current = sources = Sources(script, copies)
@@ -172,7 +175,7 @@ def install(script: str, copies: Path | None) -> Sources:
 
 
 def _tell_spawned() -> None:
-    """Have processes that multiprocessing spawns begin with `code/spawned.py` instead of the script's original."""
+    """Make processes that multiprocessing spawns begin with `code/spawned.py` instead of the script's original."""
     before = spawn.get_preparation_data
 
     def prepared(name: str) -> dict[str, Any]:
@@ -188,7 +191,7 @@ def _tell_spawned() -> None:
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """What of the code must be equal in all workers: "script NAME", "module NAME" for each, farandole's own."""
+    """Yield the facts of the code that must be equal in all workers: "script NAME", "module NAME", farandole's own."""
     yield from _current.facts() if _current else _as_they_are()
     if pack := Settings.read().pack:
         yield FACT, pack
@@ -196,19 +199,19 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def of_kept(copies: Path) -> tuple[tuple[str, str], ...]:
-    """The facts of a run that has only begun, whose script was copied to `copies`.
+    """Return the facts of a run that has just begun, whose script was copied to `copies`.
 
     Raises:
-        FarandoleError: it was not.
+        FarandoleError: the script was not copied.
     """
     return of_file(str(copies / Origin.read(copies).name))
 
 
 def of_file(script: str) -> tuple[tuple[str, str], ...]:
-    """The same for a script itself.
+    """Return the facts of a script itself.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the script can't be read.
     """
     return (f"script {Path(script).resolve().name}", _hash(Path(script).read_bytes())), (OWN, own())
 
@@ -219,7 +222,7 @@ def _hash(source: bytes) -> str:
 
 @functools.cache
 def own() -> str:
-    """A hash of this package's sources."""
+    """Return a hash of this package's sources."""
     package, digest = Path(farandole.__file__).parent, hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
@@ -228,7 +231,7 @@ def own() -> str:
 
 
 def _as_they_are() -> Iterator[tuple[str, str]]:
-    """The facts of a script that Python itself runs: from the files, which is all that is left of what it executed."""
+    """Yield the facts of a script that Python itself runs, from the files: its executed sources are not recorded."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if not script:
         return
@@ -245,14 +248,14 @@ def _as_they_are() -> Iterator[tuple[str, str]]:
 
 # --- commit -----------------------------------------------------------------------------------------------------------
 #
-# Which commit the script is of, and whether its files are as they were committed: as git says it.
+# The git commit of the script, and whether its files have uncommitted changes.
 
 LIMIT_S = 5.0
 DIRTY = ", with changes that are not committed"
 
 
 def commit(folder: Path) -> str:
-    """Of the repository that `folder` lies in; "" where it is in none, or git can't tell."""
+    """Return the commit of the repository that contains `folder`; "" if there is none, or git fails."""
     head = _git(folder, "rev-parse", "HEAD")
     if not head:
         return ""
@@ -263,7 +266,7 @@ def commit(folder: Path) -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What it prints; None where it fails."""
+    """Return the output of git; None if it fails."""
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)

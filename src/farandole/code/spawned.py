@@ -1,8 +1,8 @@
-"""What a spawned process of a worker's begins with: the run's copy of the script, as `__mp_main__`.
+"""The start of a process that a worker spawns: it runs the run's copy of the script, as `__mp_main__`.
 
-multiprocessing's start methods "spawn" and "forkserver" run the script once more in each new process, for what its
-objects refer to. It would run the file that is there by now (`code/snapshot.py`). Everything here becomes a name of the
-script's, hence the underscores.
+multiprocessing's start methods "spawn" and "forkserver" run the script once more in each new process, because objects
+refer to it. Without this module they would run the present file (`code/snapshot.py`). All names here become names of
+the script, so they begin with an underscore.
 """
 
 import sys as _sys

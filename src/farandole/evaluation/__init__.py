@@ -1,3 +1,4 @@
-"""Evaluations: rounds without an update, whose metrics are summed as lanes in the order of the tree. Nothing here
-changes the replica, and nothing here imports torchmetrics: if a metric is one of its, the script has.
+"""Evaluations: rounds without an update, whose metrics are summed as lanes in the order of the tree.
+
+This package does not change the replica, and does not import torchmetrics: a script that uses its metrics does.
 """

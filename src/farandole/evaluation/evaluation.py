@@ -1,21 +1,21 @@
-"""Evaluations: rounds without an update, in which only lanes are summed.
+"""Evaluations: rounds without an update, which sum only lanes.
 
-The whole data is one window. Its micro-batches are dealt out like a step's, a crash is handled like in a step: the dead
-worker's micro-batches are computed by the others, from whatever they had in hand. Who has notice stays until the end;
-joiners wait for the next training step, since they can't take part in the middle of a loop body. So each sample counts
-once, and the result has the same bits on all workers and for any number of them. What is summed says
-`evaluation/metrics.py`.
+The whole dataset is one window. Its micro-batches are assigned like a step's, and a crash is handled like in a step:
+the other workers compute the dead worker's micro-batches again. A worker with a preemption notice stays until the end.
+Joiners wait for the next training step, because they can't take part in the middle of a loop body. So each sample
+counts once, and the result has the same bits on all workers and for any number of workers. `evaluation/metrics.py`
+defines the lanes.
 
     run.evaluate(model, test_set, lambda logits, y: logits.argmax(1) == y)                     # accuracy, a float
     run.evaluate(model, test_set, {"accuracy": correct, "loss": F.cross_entropy})               # one pass, a dict
     run.evaluate(model, test_set, torchmetrics.F1Score("multiclass", num_classes=10, average="macro"))
 
-`predict` is for batches that are not (inputs, targets). It gives what the metrics take, whatever that is:
+`predict` is for batches that are not (inputs, targets). It returns the arguments of the metrics:
 
     # A language model, batches of tokens, shape (micro-batch, length); `loss_of` gives a mean over all of them.
     loss = run.evaluate(model, texts, loss_of, predict=lambda model, tokens: (model(tokens[:, :-1]), tokens[:, 1:]))
 
-    # Detection: lists of pictures and of boxes, which `match(model, batch)` turns into three counts a picture.
+    # Detection: lists of pictures and of boxes. `match(model, batch)` returns three counts per picture.
     counts = {"hits": lambda hits, *_: hits, "boxes": lambda *all: all[1], "truths": lambda *all: all[2]}
     mean = run.evaluate(model, pictures, counts, predict=match, collate_fn=lists)
     recall, precision = mean["hits"] / mean["truths"], mean["hits"] / mean["boxes"]
@@ -39,13 +39,13 @@ from farandole.plan.shards import Window
 from farandole.worker.rounds import Rounds, task
 
 Predict = Callable[[Any, Any], tuple[Any, ...]]
-Make = Callable[[int, torch.Tensor], int]  # one micro-batch into its zeroed lanes; how many samples it had
-KEPT = 4  # datasets, such as the test set, part of the training set, ...; one made for each evaluation is not gathered
+Make = Callable[[int, torch.Tensor], int]  # fills the zeroed lanes of one micro-batch; returns its number of samples
+KEPT = 4  # datasets whose loaders are kept; a script that makes a new dataset for each evaluation does not fill memory
 _SAMPLES, _FIRST = 0, 1  # lanes; then the metric's
 
 
 class Evaluation:
-    """Evaluates over the workers of `rounds`. Keeps the loaders of a few datasets, and partial sums of each size."""
+    """Evaluates over the workers of `rounds`. It keeps the loaders of a few datasets, and partial sums of each size."""
 
     def __init__(
         self, rounds: Rounds, device: torch.device, seed: int, on_deaths: Callable[[str], None] | None = None
@@ -54,18 +54,16 @@ class Evaluation:
         self._device = device
         self._seed = seed
         self._on_deaths = on_deaths
-        self._loaders: dict[int, tuple[dict[str, Any], Loader]] = {}  # by id; the last used is last
+        self._loaders: dict[int, tuple[dict[str, Any], Loader]] = {}  # by the dataset's id; the last used is last
         self._sums: dict[int, Partials] = {}
 
     def result(
         self, model: torch.nn.Module, dataset: Any, metric: Any, step: int, *, predict: Predict | None, micro: int,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """See `Run.evaluate`; `step` names the random state."""
+        """Return the result of an evaluation. See `Run.evaluate`; `step` selects the random state."""
         if options.get("drop_last"):
-            raise UsageError(
-                "run.evaluate(drop_last=True): an evaluation counts every sample; hand in a Subset instead"
-            )
+            raise UsageError("run.evaluate(drop_last=True): an evaluation counts every sample; pass a Subset instead")
         loader = self._loader(dataset, micro, options)
         window = Window(start=0, stop=loader.length, micro=loader.batch.micro)
         wanted = tally(metric, window.shards, self._device)
@@ -98,7 +96,7 @@ class Evaluation:
     def _gather(
         self, loader: Loader, window: Window, more: ListContents | None, lanes: int, make: Make, step: int
     ) -> None:
-        """The second round, if there is need of one: what was kept is put, what went with a worker is made anew."""
+        """Run the second round, if it is necessary: put kept contents, and compute those of lost workers again."""
         if more is None:
             return
 
@@ -110,18 +108,18 @@ class Evaluation:
 
         lost = [shard for shard in range(window.shards) if not more.has(shard)]
         more.fill(self._round(loader, window, more.lanes, put, lost, step)[1])
-        self._sums.pop(_FIRST + more.lanes, None)  # as many will hardly be wanted again
+        self._sums.pop(_FIRST + more.lanes, None)  # this size will hardly be needed again
 
     def _loader(self, dataset: Any, micro: int, options: dict[str, Any]) -> Loader:
-        """The one of the last time, with its processes, if the same is asked for."""
-        known, loader = self._loaders.pop(id(dataset), ({}, None))
-        asked = {"micro": micro, **options}
-        if loader is None or loader.dataset is not dataset or known != asked:
+        """Return the loader of the last evaluation, with its processes, if the arguments are equal; else a new one."""
+        previous, loader = self._loaders.pop(id(dataset), ({}, None))
+        requested = {"micro": micro, **options}
+        if loader is None or loader.dataset is not dataset or previous != requested:
             if loader is not None:
                 loader.close()
             policy = GlobalBatch(max(micro, 1), micro=micro)
             loader = Loader(dataset, policy, seed=0, shuffle=False, on_deaths=self._on_deaths, **options)
-        self._loaders[id(dataset)] = asked, loader
+        self._loaders[id(dataset)] = requested, loader
         if len(self._loaders) > KEPT:
             self._loaders.pop(next(iter(self._loaders)))[1].close()
         return loader
@@ -129,7 +127,10 @@ class Evaluation:
     def _round(
         self, loader: Loader, window: Window, size: int, make: Make, fetched: Container[int], step: int
     ) -> tuple[int, torch.Tensor]:
-        """The samples, and `size` lanes, summed over all micro-batches. Of those, `fetched` will ask the loader."""
+        """Return the number of samples, and `size` lanes, summed over all micro-batches.
+
+        `fetched`: the micro-batches that need data of the loader.
+        """
         rounds = self._rounds
         count = _FIRST + size
         partials = self._sums.get(count) or self._sums.setdefault(count, Partials(Layout([], lanes=count)))
@@ -153,20 +154,20 @@ class Evaluation:
             rounds.close(todo[0])
 
     def _given(self, model: torch.nn.Module, batch: Any, predict: Predict | None) -> tuple[Any, ...]:
-        """The metric's arguments for one micro-batch."""
+        """Return the metric's arguments for one micro-batch."""
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), batch)
         if predict is not None:
             given: Any = predict(model, batch)
             if not isinstance(given, tuple):
                 raise UsageError(
-                    f"run.evaluate: predict gave a {type(given).__name__}; it must give a tuple of what the metric "
-                    f"takes, such as (outputs, targets)"
+                    f"run.evaluate: predict returned a {type(given).__name__}; it must return a tuple of the metric's "
+                    f"arguments, such as (outputs, targets)"
                 )
             return given
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            found = f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+            form = f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
             raise UsageError(
-                f"run.evaluate: a batch of this dataset is {found}, not (inputs, targets); "
+                f"run.evaluate: a batch of this dataset is {form}, not (inputs, targets); "
                 f"add predict=lambda model, batch: (outputs, targets)"
             )
         inputs, targets = batch

@@ -1,11 +1,11 @@
-"""Metrics as lanes: what one micro-batch adds to an evaluation's sums, and what the sums say at the end.
+"""Metrics as lanes: the contribution of a micro-batch to an evaluation's sums, and the result from the sums.
 
-Invariant: what a micro-batch puts into the lanes depends on nothing but the micro-batch. Lanes are float64 and added in
-the order of the tree, so the result has the same bits whoever computed which micro-batch, and however often.
+Invariant: the contribution of a micro-batch depends only on the micro-batch. Lanes are float64 and summed in the order
+of the tree, so the result has the same bits for any assignment of micro-batches to workers, and for any repetition.
 
-- A function is one lane, the sum of its values; its result is their mean over all samples.
-- A `torchmetrics` metric has lanes for its states (`evaluation/metrics.py`).
-- A mapping of names to metrics is one after the other, from one pass.
+- A function has one lane, the sum of its values; its result is their mean over all samples.
+- A `torchmetrics` metric has lanes for its states (`States`).
+- A mapping of names to metrics has the lanes of one metric after the other, from one pass.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from farandole.errors import UsageError
 #
 # States of metrics that grow with the samples, such as all scores for an exact AUROC, all boxes for a mean precision.
 #
-# How many lanes they need is known only when every micro-batch was seen, so they take two rounds. The first sums how
-# many numbers each micro-batch has to say, with a lane for each micro-batch, and its worker keeps them. The second
-# has as many lanes as there are numbers: each micro-batch fills its own, to which all others add zero. Who is lost in
-# between loses what it kept: whoever inherits such a micro-batch computes it again.
+# The number of lanes is known only after every micro-batch, so these states take two rounds. The first one sums the
+# count of numbers of each micro-batch, with a lane for each micro-batch, and the worker keeps the numbers. The second
+# one has a lane for each number: each micro-batch fills its own lanes, to which all others add zero. A worker that is
+# lost in between loses its numbers: the worker that inherits such a micro-batch computes it again.
 #
-# A list is told as float64: the number of its tensors, and of each its type, its shape, its values. Whole numbers are
-# exact up to 2**53. What is not a tensor is refused.
+# A list is encoded as float64: the number of its tensors, then the type, shape and values of each. Whole numbers are
+# exact up to 2**53. An element that is not a tensor is refused.
 
 LANES = 1 << 24  # 128 MB for one partial sum
 EXACT = 1 << 53  # float64 holds every whole number up to here
@@ -42,7 +42,7 @@ _DTYPES = (
 
 
 class Lists:
-    """The list states of one metric over one evaluation. `names` are for errors."""
+    """The list states of one metric in one evaluation. `names` are used in error messages."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.states: list[list[torch.Tensor]] = [[] for _ in names]  # over all samples, once `fill` was called
@@ -53,32 +53,32 @@ class Lists:
 
     @property
     def length(self) -> int:
-        """Numbers over all micro-batches, once `measure` was called."""
+        """The count of numbers in all micro-batches; valid after `measure`."""
         return self._ends[-1]
 
     def keep(self, states: Sequence[Any], shard: int) -> int:
-        """What one micro-batch left in the states; how many numbers that is."""
-        told = [number for name, state in zip(self._names, states, strict=True) for number in _told(name, state)]
-        self._kept[shard] = torch.cat(told)
+        """Keep the states after one micro-batch. Returns their count of numbers."""
+        numbers = [part for name, state in zip(self._names, states, strict=True) for part in _encoded(name, state)]
+        self._kept[shard] = torch.cat(numbers)
         return len(self._kept[shard])
 
     def measure(self, lengths: torch.Tensor) -> None:
-        """The first round's sums: the numbers of each micro-batch, shape (shards,)."""
+        """Set the first round's sums: the count of numbers of each micro-batch, shape (shards,)."""
         self._ends = list(accumulate(int(length) for length in lengths))
 
     def has(self, shard: int) -> bool:
         return shard in self._kept
 
     def put(self, shard: int, lanes: torch.Tensor) -> None:
-        """Into zeroed lanes, what was kept of one micro-batch."""
-        if (kept := self._kept.get(shard)) is not None:  # else all its samples were bad
+        """Write the kept numbers of one micro-batch into zeroed lanes."""
+        if (kept := self._kept.get(shard)) is not None:  # None if all its samples were bad
             stop = self._ends[shard]
             lanes[stop - len(kept) : stop] = kept
 
     def fill(self, sums: torch.Tensor) -> None:
-        """The second round's sums."""
+        """Decode `states` from the second round's sums."""
         at = 0
-        while at < len(sums):  # a micro-batch each
+        while at < len(sums):  # one micro-batch per iteration
             for state in self.states:
                 count, at = int(sums[at]), at + 1
                 for _ in range(count):
@@ -94,7 +94,7 @@ class Lists:
 
 
 class ListContents:
-    """The second round: the numbers themselves. Raises `UsageError` if they are too many."""
+    """The second round, which sums the numbers themselves. Raises `UsageError` if there are too many."""
 
     def __init__(self, lists: Sequence[Lists], kind: str) -> None:
         self._lists = lists
@@ -102,8 +102,8 @@ class ListContents:
         self.lanes = sum(self._sizes)
         if self.lanes > LANES:
             raise UsageError(
-                f"run.evaluate: the list states of {kind} have come to {self.lanes:,} numbers, at most {LANES:,} "
-                f"can be gathered; use a metric of a fixed size, such as AUROC(thresholds=200)"
+                f"run.evaluate: the list states of {kind} have {self.lanes:,} numbers, but at most {LANES:,} can be "
+                f"gathered; use a metric of a fixed size, such as AUROC(thresholds=200)"
             )
 
     def has(self, shard: int) -> bool:
@@ -118,22 +118,23 @@ class ListContents:
             one.fill(place)
 
 
-def _told(name: str, state: Any) -> Iterator[torch.Tensor]:
+def _encoded(name: str, state: Any) -> Iterator[torch.Tensor]:
+    """Yield the float64 encoding of a list state. Raises UsageError if it has a value that can't be encoded."""
     tensors = [state] if isinstance(state, torch.Tensor) else state
     yield torch.tensor([len(tensors)], dtype=torch.float64)
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _DTYPES:
-            found = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise UsageError(
-                f"run.evaluate: {name} holds a {found}, which can't be gathered; lists of real tensors can, or use a "
-                f"function with a value a sample"
+                f"run.evaluate: {name} holds a {kind}, which can't be gathered; use lists of real tensors, or a "
+                f"function with one value per sample"
             )
         values = tensor.detach().to("cpu")
         most = max(int(values.max()), -int(values.min())) if values.dtype == torch.int64 and values.numel() else 0
         if most > EXACT:
             raise UsageError(
-                f"run.evaluate: {name} holds {most}, and whole numbers are exact up to 2**53 = {EXACT}; "
-                f"keep it in a floating-point type"
+                f"run.evaluate: {name} holds {most}, but whole numbers are exact only up to 2**53 = {EXACT}; "
+                f"use a floating-point type"
             )
         head = [_DTYPES.index(values.dtype), values.dim(), *values.shape]
         yield torch.tensor(head, dtype=torch.float64)
@@ -142,25 +143,26 @@ def _told(name: str, state: Any) -> Iterator[torch.Tensor]:
 
 # --- torchmetric ------------------------------------------------------------------------------------------------------
 #
-# A metric of torchmetrics as lanes: its states, and what they come to.
+# A metric of torchmetrics as lanes: its states, and the result from their sums.
 #
-# It is updated from its initial state by each micro-batch, as if each were a process of a distributed job. States
-# that are summed over processes are lanes as they are; counts stay exact up to 2**53. Of other states (max, min,
-# mean, or none, as Pearson's) each micro-batch has lanes of its own, to which all others add zero, and the metric's
-# own reduction follows at the end. Lists of tensors take a second round (`evaluation/metrics.py`). What guesses
-# from a batch's values whether they are logits guesses for each micro-batch: give it probabilities.
+# Each micro-batch updates the metric from its initial state, as if each were a process of a distributed job. States
+# that are summed over processes are lanes without a change; counts are exact up to 2**53. For other states (max, min,
+# mean, or none, as in Pearson's) each micro-batch has its own lanes, to which all others add zero, and the metric's own
+# reduction follows at the end. Lists of tensors take a second round (`Lists`). A metric that guesses from a batch's
+# values whether they are logits does so for each micro-batch: pass probabilities to it.
 #
-# torchmetrics is never imported here: if a metric is one of its, it has been.
+# This module never imports torchmetrics: if the metric belongs to it, the script has imported it.
 
 
 def is_torchmetric(metric: Any) -> bool:
+    """Return True for a metric or a collection of torchmetrics."""
     library = sys.modules.get("torchmetrics")
     return library is not None and isinstance(metric, (library.Metric, library.MetricCollection))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """One state of one metric: `owner` is its place among the metrics that a metric is made of."""
+    """One state of one metric. `owner`: the index of its metric among those that a metric consists of."""
 
     owner: int
     name: str
@@ -172,7 +174,7 @@ class _State:
 
 
 class States:
-    """A metric of torchmetrics, or a collection. The user's object stays as it is; copies of it do the work."""
+    """A metric of torchmetrics, or a collection. Copies do the work, and the user's object does not change."""
 
     def __init__(self, metric: Any, shards: int, device: torch.device) -> None:
         self._shards = shards
@@ -182,7 +184,7 @@ class States:
         owners = _owners(self._fresh)
         self._states = [state for place, owner in enumerate(owners) for state in _states(place, owner)]
         self._sizes = [state.numel * (1 if state.summed else shards) for state in self._states]
-        self._listed = [  # the same of states that are lists
+        self._listed = [  # the states that are lists
             (place, name)
             for place, owner in enumerate(owners)
             for name, value in owner.metric_state.items()
@@ -191,15 +193,15 @@ class States:
         names = [f"{type(owners[place]).__name__}'s state {name!r}" for place, name in self._listed]
         self._lists = Lists(names, device)
         if self._listed:
-            self._sizes.append(shards)  # how long each micro-batch's are
+            self._sizes.append(shards)  # the lengths of each micro-batch's lists
         self.lanes = sum(self._sizes)
 
     def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         del samples
-        working = self._fresh.clone()  # `reset` is not enough: what else an update leaves must not reach the next one
+        working = self._fresh.clone()  # not `reset`: other values that an update leaves must not reach the next one
         collection = isinstance(working, sys.modules["torchmetrics"].MetricCollection)
         for each in working.values(copy_state=False) if collection else (working,):
-            each.update(*given)  # one by one: a collection shares states that are nearly equal after one micro-batch
+            each.update(*given)  # separately: a collection shares states that are nearly equal after one micro-batch
         owners = _owners(working)
         places = lanes.split(self._sizes)
         if self._listed:
@@ -210,7 +212,7 @@ class States:
                 raise UsageError(
                     f"run.evaluate: an update changed the shape of {type(owners[state.owner]).__name__}'s state "
                     f"{state.name!r} from {state.shape} to {tuple(value.shape)}, so it can't be summed; "
-                    f"tell the metric its number of outputs or classes"
+                    f"pass the number of outputs or classes to the metric"
                 )
             (place if state.summed else place.view(self._shards, -1)[shard]).copy_(value.detach().reshape(-1))
 
@@ -224,8 +226,8 @@ class States:
         del samples
         final = self._fresh.clone()
         owners = _owners(final)
-        for (at, name), found in zip(self._listed, self._lists.states, strict=True):
-            setattr(owners[at], name, found)
+        for (at, name), tensors in zip(self._listed, self._lists.states, strict=True):
+            setattr(owners[at], name, tensors)
         for state, place in zip(self._states, sums.split(self._sizes), strict=False):
             value = self._typed(state, place, type(owners[state.owner]).__name__)
             if state.summed or self._shards == 1:
@@ -235,19 +237,19 @@ class States:
                 value = state.reduction(value) if state.reduction else value
             setattr(owners[state.owner], state.name, value)
         for owner in owners:
-            owner._update_count = self._shards  # else it warns that it was never updated
+            owner._update_count = self._shards  # prevents a warning that the metric was never updated
         return final.compute()
 
     def _typed(self, state: _State, place: torch.Tensor, kind: str) -> torch.Tensor:
-        """In the state's own type; of whole numbers, sums that have become fractions stay such."""
+        """Return the sums in the state's own type; for an integer type, sums with fractions stay floating point."""
         if state.dtype.is_floating_point:
             return place.to(self._device, state.dtype)
         if not torch.equal(place, place.round()) or place.isinf().any():
             return place.to(self._device, torch.get_default_dtype())
         if place.abs().max() > EXACT:
             raise UsageError(
-                f"run.evaluate: {kind}'s state {state.name!r} has come to {place.abs().max():.0f}, and whole numbers "
-                f"are exact up to 2**53 = {EXACT}; keep it in a floating-point type"
+                f"run.evaluate: {kind}'s state {state.name!r} is {place.abs().max():.0f}, but whole numbers are exact "
+                f"only up to 2**53 = {EXACT}; use a floating-point type"
             )
         return place.to(self._device, state.dtype)
 
@@ -260,7 +262,7 @@ def _states(place: int, owner: Any) -> Iterator[_State]:
         if not isinstance(value, torch.Tensor) or value.is_complex():
             raise UsageError(
                 f"run.evaluate: {type(owner).__name__} can't be summed over workers: its state {name!r} is complex; "
-                f"use a function with a value a sample"
+                f"use a function with one value per sample"
             )
         reduction = owner._reductions[name]
         yield _State(
@@ -270,7 +272,7 @@ def _states(place: int, owner: Any) -> Iterator[_State]:
 
 
 def _owners(metric: Any) -> list[Any]:
-    """The metrics that hold the states: the metric itself, a collection's members, what wrappers wrap."""
+    """Return the metrics that hold the states: the metric itself, a collection's members, wrapped metrics."""
     kind = sys.modules["torchmetrics"].Metric
     owners = (module for module in metric.modules() if isinstance(module, kind))
     return list(
@@ -282,29 +284,28 @@ def _owners(metric: Any) -> list[Any]:
 
 
 class Tally(Protocol):
-    """A metric over one evaluation. `lanes`: how many it needs, equal on all workers; `lists`: what needs more, once it
-    is known how many."""
+    """A metric in one evaluation. `lanes`: its number of lanes, equal on all workers."""
 
     lanes: int
 
     def lists(self, sums: torch.Tensor) -> list[Lists]:
-        """The list states, told by the lanes' sums how long they are; `result` is for after they were filled."""
+        """Return the list states, with the lengths from the lanes' sums. Fill them before the call of `result`."""
         ...
 
     def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
-        """Into zeroed lanes, what one micro-batch of `samples` says; `given` are the metric's arguments."""
+        """Write the values of one micro-batch of `samples` into zeroed lanes. `given`: the metric's arguments."""
         ...
 
     def result(self, sums: torch.Tensor, samples: int) -> Any:
-        """The metric over all `samples`, from the lanes' sums over all micro-batches. See the function."""
+        """Return the metric over all `samples`, from the lanes' sums over all micro-batches. See function `result`."""
         ...
 
 
 def tally(metric: Any, shards: int, device: torch.device) -> Tally:
-    """The tally of `metric` for an evaluation of `shards` micro-batches on `device`.
+    """Return the tally of `metric` for an evaluation of `shards` micro-batches on `device`.
 
     Raises:
-        UsageError: no metric, or one whose states can't be summed, or too large ones.
+        UsageError: `metric` is no metric, or its states can't be summed or are too large.
     """
     if is_torchmetric(metric):
         made = States(metric, shards, device)
@@ -315,34 +316,34 @@ def tally(metric: Any, shards: int, device: torch.device) -> Tally:
         made = _Mean(metric)
     else:
         raise UsageError(
-            f"run.evaluate(metric={metric!r}): give a function of (outputs, targets), a torchmetrics.Metric or "
-            f"MetricCollection, or a mapping of names to such"
+            f"run.evaluate(metric={metric!r}): pass a function of (outputs, targets), a torchmetrics.Metric or "
+            f"MetricCollection, or a mapping of names to these"
         )
     if made.lanes > LANES:
         raise UsageError(
-            f"run.evaluate: {type(metric).__name__} has {made.lanes:,} numbers to sum over {shards} micro-batches, at "
-            f"most {LANES:,} can be; use a larger micro=, or a coarser metric"
+            f"run.evaluate: {type(metric).__name__} has {made.lanes:,} numbers to sum over {shards} micro-batches, but "
+            f"the limit is {LANES:,}; use a larger micro=, or a coarser metric"
         )
     return made
 
 
 def contents(tally: Tally, sums: torch.Tensor, metric: Any) -> ListContents | None:
-    """What a second round has to sum, if anything.
+    """Return the contents for a second round; None if there is none.
 
     Raises:
-        UsageError: it is too much.
+        UsageError: there are too many numbers.
     """
     lists = tally.lists(sums)
     return ListContents(lists, type(metric).__name__) if lists else None
 
 
 def result(tally: Tally, sums: torch.Tensor, samples: int) -> Any:
-    """The metric over all `samples`: single numbers as Python's own, tensors on the CPU."""
+    """Return the metric over all `samples`: single numbers as Python numbers, tensors on the CPU."""
     return _plain(tally.result(sums, samples))
 
 
 def number(name: str, value: Any) -> bool | int | float | str:
-    """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
+    """Return `value` as a Python number or text, for a line of metrics. Raises UsageError if it is something else."""
     value = _plain(value)
     if isinstance(value, bool):
         return value
@@ -352,7 +353,7 @@ def number(name: str, value: Any) -> bool | int | float | str:
         return float(value)
     if isinstance(value, str):
         return str.__str__(value)
-    raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
+    raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text per name")
 
 
 class _Mean:
@@ -367,10 +368,10 @@ class _Mean:
         del shard
         values: Any = self._metric(*given)
         if not isinstance(values, torch.Tensor) or values.numel() not in (1, samples):
-            found = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
+            form = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
             raise UsageError(
-                f"run.evaluate: the metric gave {found} for {samples} samples; "
-                f"it must give one value a sample, or their mean as one number, in a tensor"
+                f"run.evaluate: the metric returned {form} for {samples} samples; "
+                f"it must return one value per sample, or their mean as one number, in a tensor"
             )
         lanes[0] = values.detach().to("cpu").double().sum() * (samples / values.numel())
 
@@ -383,7 +384,7 @@ class _Mean:
 
 
 class _Several:
-    """Metrics by name, each with lanes of its own."""
+    """Metrics by name, each with its own lanes."""
 
     def __init__(self, tallies: dict[str, Tally]) -> None:
         self._tallies = tallies
@@ -404,7 +405,7 @@ class _Several:
 
 
 def _plain(value: Any) -> Any:
-    """Single numbers of torch and NumPy as Python's own, also within a mapping; tensors on the CPU."""
+    """Return single numbers of torch and NumPy as Python numbers, also within a mapping; tensors on the CPU."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in cast("Mapping[str, Any]", value).items()}
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):

@@ -1,4 +1,4 @@
-"""What makes the bits: the settings of torch that bear on them, and a fingerprint of what this machine computes. What a
-difference means for a run is not decided here but in `protocol/numeric_facts.py`, and no model of anybody's is
-known.
+"""The causes of bits: torch's settings that affect them, and a fingerprint of this machine's results.
+
+`protocol/numeric_facts.py` decides the consequences of a difference. This package does not depend on the user's model.
 """

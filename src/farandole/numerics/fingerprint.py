@@ -1,18 +1,18 @@
-"""The numeric fingerprint: what a few fixed operations give on this machine, each as a digest of its bits.
+"""The numeric fingerprint: the results of some fixed operations on this machine, each as a digest of its bits.
 
-Kernels follow the CPU's maker, its instructions, the sizes of its caches, libraries' versions and switches, and the
-shape of the operands; no name tells all of that. So it is computed: forward and backward, in float32, with bfloat16 for
-a product, by torch, by NumPy, and by the decoder of images where one is loaded. One operation is one fact of the
-worker's signature, and who differs in one is told which.
+Libraries select kernels by the CPU's vendor, its instructions, the sizes of its caches, library versions and switches,
+and the shape of the operands; no name describes all of that. So the fingerprint is computed: forward and backward, in
+float32, with bfloat16 for a product, by torch, by NumPy, and by the decoder of images if one is loaded. Each operation
+is one fact of the worker's signature, so a difference is reported with the operation's name.
 
 Invariant: equal machines give equal digests, whatever their scripts have done before. Inputs come from integer
-arithmetic, lie in memory of their own that is 64-byte aligned, and have their dtype and device said; nothing is drawn
-from a generator of the script's, and no setting of torch's is changed. Those in force do count (`settings.py`), so do
-the intra-op threads of this process.
+arithmetic, have their own 64-byte aligned memory, and an explicit dtype and device; no generator of the script is used,
+and no setting of torch is changed. The present settings (`settings.py`) and the number of intra-op threads of this
+process do affect the digests.
 
-It takes 35 ms on one thread of a busy machine, 70 to 90 ms the first time in a process, where kernels are made and
-pages are touched. It proves little about a model whose shapes are others: that is for the proof by a shard. Left out:
-operators that none of our examples use (Fourier transforms, linear algebra).
+It takes 35 ms on one thread of a busy machine, 70 to 90 ms the first time in a process, which creates kernels and
+touches pages. It proves little about a model with other shapes: the admission check by a shard covers that. Not
+included: operators that none of our examples use (Fourier transforms, linear algebra).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from torch import Tensor
 from farandole.numerics import settings
 from farandole.protocol.numeric_facts import DECODER, OPERATION
 
-POOL = 1 << 16  # numbers, from which all inputs are taken
+POOL = 1 << 16  # count of numbers from which all inputs are taken
 Operands = tuple[Tensor, ...]
-Operation = Callable[[Any], "Tensor | Sequence[Tensor]"]  # of all operands
+Operation = Callable[[Any], "Tensor | Sequence[Tensor]"]  # takes all operands as one argument
 
 
 def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
-    """Each operation's name, and the digest of its results: 16 hexadecimal digits, of 63 bits."""
+    """Yield each operation's name, and the digest of its results: 16 hexadecimal digits, of 63 bits."""
     inputs = Inputs(device)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for name, operation, operands in _operations(inputs):
@@ -53,9 +53,10 @@ def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 class Inputs:
-    """Numbers in (-0.5, 0.5) that look like chance: a hash of 0, 1, 2, ... (the finalizer of splitmix64).
+    """Pseudo-random numbers in (-0.5, 0.5): a hash of 0, 1, 2, ... (the finalizer of splitmix64).
 
-    Each operand is taken at another place of the pool. Its upper 23 bits make a number that float32 holds exactly.
+    Each operand is taken at another offset of the pool. The upper 23 bits of a hash give a number that float32 holds
+    exactly.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +69,7 @@ class Inputs:
         self._pool = torch.from_numpy(exact - np.float32(0.5)).repeat(2)
 
     def __call__(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An operand of that shape; torch allocates aligned memory."""
+        """Return an operand of `shape`; torch allocates aligned memory."""
         made = torch.empty(shape, dtype=dtype, device=self._device)
         numel = made.numel()
         self.place = (self.place + 12345) % POOL
@@ -76,13 +77,13 @@ class Inputs:
         return made.copy_(taken.view(shape))
 
     def whole(self, below: int, *shape: int) -> Tensor:
-        """Whole numbers in [0, below)."""
+        """Return a tensor of whole numbers in [0, below)."""
         taken = (self.bits[: int(np.prod(shape))] % np.uint64(below)).astype(np.int64)
         return torch.from_numpy(taken).view(shape).to(self._device)
 
 
 def _operations(take: Inputs) -> Iterator[tuple[str, Operation, Operands]]:
-    """The name, what is done, and with what."""
+    """Yield the name, the operation and the operands."""
     for rows, inner, columns in ((64, 1024, 512), (33, 257, 65), (1, 300, 77), (8, 2048, 10), (256, 96, 384)):
         yield (
             f"matmul of {rows}x{inner} by {inner}x{columns}",
@@ -181,9 +182,9 @@ def _pooled(o: Any) -> Sequence[Tensor]:
 
 
 def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
-    """The digest; where torch has been told to refuse what can't be computed twice alike, that it has.
+    """Return the digest, or a text if torch refuses the operation because it is not deterministic.
 
-    What follows has the same inputs in either case.
+    The next operations have the same inputs in both cases.
     """
     place = take.place
     try:
@@ -197,7 +198,7 @@ def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
 
 
 def _forward_and_backward(operation: Operation, operands: Operands, take: Inputs) -> list[Tensor]:
-    """The results, and the gradients of all operands where the results' are fixed."""
+    """Return the results, and the gradients of all operands for fixed gradients of the results."""
     leaves = tuple(operand.detach().requires_grad_() for operand in operands)
     made = operation(leaves)
     results = [made] if isinstance(made, Tensor) else list(made)
@@ -206,7 +207,7 @@ def _forward_and_backward(operation: Operation, operands: Operands, take: Inputs
 
 
 def _adam(take: Inputs) -> list[Tensor]:
-    """Three steps, as torch.optim.Adam takes them."""
+    """Return the state after three steps of the arithmetic of torch.optim.Adam."""
     parameter, mean, square = take(40, 101), torch.zeros_like(take(40, 101)), torch.zeros_like(take(40, 101))
     for step in (1, 2, 3):
         gradient = take(40, 101)
@@ -218,7 +219,7 @@ def _adam(take: Inputs) -> list[Tensor]:
 
 
 def _random(device: torch.device) -> list[Tensor]:
-    """By a generator of our own. A version may make others of the same seed."""
+    """Return random numbers of an own generator. Another version may give other numbers for the same seed."""
     generator = torch.Generator(device).manual_seed(5)
 
     def made(*shape: int) -> Tensor:
@@ -227,7 +228,7 @@ def _random(device: torch.device) -> list[Tensor]:
     return [
         made(37).uniform_(generator=generator),
         made(37).normal_(generator=generator),
-        made(7).normal_(generator=generator),  # fewer are made in another way
+        made(7).normal_(generator=generator),  # torch uses another algorithm for small tensors
         made(37).bernoulli_(0.3, generator=generator),
         made(37).exponential_(generator=generator),
         torch.randint(1000, (37,), device=device, generator=generator),
@@ -251,7 +252,7 @@ def _numpy(take: Inputs) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _images(take: Inputs) -> Iterator[tuple[str, Any]]:
-    """Decoded and resized, as images on their way to a model are. Written here, so the encoder counts as well."""
+    """Yield decoded and resized images. They are encoded here, so the encoder affects the digests too."""
     from PIL import Image
 
     x = np.arange(61)[:, None] * 3 + np.arange(83) * 2

@@ -1,4 +1,4 @@
-"""How a worker computes under each of `--bits`: with torch's kernels as they are, or with others in their place.
+"""The modes of `--bits`: a worker computes with torch's own kernels, or with other kernels in their place.
 
 `MODES` has a function for each mode that replaces kernels. The function imports the module of the mode.
 """
@@ -17,25 +17,25 @@ T = TypeVar("T")
 
 
 class Mode(Protocol):
-    """What a mode does in the thread of the training script."""
+    """The actions of a mode in the thread of the training script."""
 
     def begin(self, threads: int, device: torch.device) -> None:
-        """Replace kernels, for this process. Raises UsageError where that is not possible."""
+        """Replace kernels for this process. Raises UsageError if that is not possible."""
 
     def watch(self) -> None:
-        """From now on look at the operators that run."""
+        """Check the operators that run, from now on."""
 
     def until_the_second(self, steps: Iterator[T]) -> Iterator[T]:
-        """The same steps. The watch ends when the second one has ended."""
+        """Return the same steps. The check of operators ends when the second step has ended."""
         ...
 
     def first(self, what: str) -> AbstractContextManager[None]:
-        """Watch while this context is open, if `what` is done for the first time."""
+        """Check the operators while this context is open, if it is the first one for `what`."""
         ...
 
 
 class PlainMode:
-    """torch's kernels as they are."""
+    """The mode with torch's own kernels."""
 
     def begin(self, threads: int, device: torch.device) -> None: ...
 
@@ -58,17 +58,17 @@ def _portable(report: Callable[[str], None]) -> Mode:
 MODES: dict[str, Callable[[Callable[[str], None]], Mode]] = {"portable": _portable}
 
 
-def _nobody(operator: str) -> None:
+def _no_report(operator: str) -> None:
     del operator
 
 
-def begin(bits: str, threads: int, device: torch.device, report: Callable[[str], None] = _nobody) -> Mode:
+def begin(bits: str, threads: int, device: torch.device, report: Callable[[str], None] = _no_report) -> Mode:
     """Prepare this process for `bits`, before the script's first work on `device`.
 
-    `report` is called with the name of each operator for which the mode can't promise its results, once each.
+    `report` is called once with the name of each operator whose results the mode can't guarantee.
 
     Raises:
-        UsageError: work has begun without what `bits` needs, or this machine can't compute so.
+        UsageError: work has begun without the settings that `bits` needs, or this machine does not support the mode.
     """
     mode = MODES[bits](report) if bits in MODES else PlainMode()
     mode.begin(threads, device)

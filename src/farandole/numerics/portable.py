@@ -1,22 +1,22 @@
-"""`--bits portable`: the same bits on every x86 CPU with AVX2, of whatever maker, at full speed.
+"""`--bits portable`: bit-identical results on every x86 CPU with AVX2, of any vendor, at full speed.
 
-What differs between such CPUs, and what is done about it:
+The differences between such CPUs, and the measures against them:
 
-- ATen's, oneDNN's and NumPy's kernels follow the instruction set: all are held to AVX2 (`platform/cpu.py`).
-- MKL's follow the maker. Held to COMPATIBLE they are the same everywhere, and products take three times as long. So
-  products are taken over by NumPy's OpenBLAS: its kernels for Haswell run on every CPU with AVX2, do the same there,
-  take any layout, and loop over a batch in C.
-- A few of MKL's functions refine the hardware's estimate of 1/x or 1/sqrt(x), which makers define each for themselves:
-  square root, arc tangent, some logarithms. They are computed from what does not. IEEE 754 fixes the square root, and
-  NumPy's is the hardware's own instruction.
-- oneDNN's LSTM differs; torch's own, made of products, does not.
+- ATen, oneDNN and NumPy select kernels by the instruction set: all are restricted to AVX2 (`platform/cpu.py`).
+- MKL selects kernels by the vendor. Restricted to COMPATIBLE they are the same everywhere, but products take three
+  times as long. So NumPy's OpenBLAS computes products: its kernels for Haswell run on every CPU with AVX2, give the
+  same bits there, take any layout, and loop over a batch in C.
+- A few of MKL's functions refine the hardware's estimate of 1/x or 1/sqrt(x), which each vendor defines differently:
+  square root, arc tangent, some logarithms. They are computed from functions that do not. IEEE 754 fixes the square
+  root, and NumPy's is the hardware's own instruction.
+- oneDNN's LSTM differs; torch's own, composed of products, does not.
 
-`take_over` puts this in the place of torch's kernels, for this process and those it forks. Invariant: an operator that
-is taken over takes what torch's takes; types that are not taken over go to torch's own kernel. bfloat16 products are
-computed in float32, as no CPU without AVX-512 has them.
+`take_over` puts these kernels in the place of torch's, for this process and those that it forks. Invariant: a replaced
+operator accepts the same arguments as torch's; for types without a replacement it calls torch's own kernel. bfloat16
+products are computed in float32, because CPUs without AVX-512 do not have them.
 
-Left out: float64 beyond products, roots and logarithms, complex numbers, CUDA, what torch.compile makes. What is known
-to be portable is in `portable.py`, and `portable.py` names the rest when it first runs.
+Not covered: float64 except products, roots and logarithms, complex numbers, CUDA, code of torch.compile. This file
+lists the operators that are known to be portable, and reports any other when it first runs.
 """
 
 from __future__ import annotations

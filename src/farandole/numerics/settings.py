@@ -1,11 +1,12 @@
-"""What of torch's settings bears on bits, as facts: a name, and its value in words. And each can be set by them.
+"""torch's settings that affect bits, as facts: a name and its value as text. A fact can also be applied.
 
-A script may alter them at any time, some for the calling thread alone (denormals). Reading all takes 16 us, so a run
-looks in every step (`settings.py`). Where a thread of ours computes, it follows the training thread (`flush_as`).
+A script may alter the settings at any time, some only for the calling thread (denormals). Reading all of them takes
+16 us, so a run checks them in every step (`Alterations`). A thread of farandole that computes uses the settings of the
+training thread (`flush_as`).
 
-Left out: what only environment variables say (it shows in the fingerprint), generators, the processes of a loader,
-which have what was set when they were forked, and the threads within an operator (`--threads` above 1): torch lets
-denormals be flushed in the calling thread alone, so which elements of a large tensor are flushed is nobody's promise.
+Not included: settings of environment variables alone (the fingerprint shows them), generators, the processes of a
+loader, which have the settings at their fork, and the threads within an operator (`--threads` above 1): torch sets the
+flushing of denormals only in the calling thread, so it is not defined which elements of a large tensor are flushed.
 """
 
 from __future__ import annotations
@@ -30,46 +31,48 @@ from farandole.protocol.numeric_facts import SETTING, THREADS
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
-_SMALLEST = 2.0**-1022  # of float64 that is not denormal
+_SMALLEST = 2.0**-1022  # the smallest normal float64
 _DETERMINISTIC = ("off", "warn", "on")  # as torch numbers them
 
 
 class Setting(NamedTuple):
+    """The functions that read and write a setting."""
+
     read: Callable[[], object]
-    write: Callable[[Any], None]  # what its words stand for
+    write: Callable[[Any], None]  # takes the value, not its text
 
 
 def setting_facts() -> Iterator[tuple[str, str]]:
-    """All of them, of the calling thread."""
+    """Yield the name and the text of all settings of the calling thread."""
     for name, setting in _SETTINGS.items():
         yield name, _words(setting.read())
 
 
 def setting_values() -> tuple[object, ...]:
-    """The same, not in words: so that nothing is to be told is known sooner."""
+    """Return the values of all settings, not as text: a comparison of values is faster."""
     return tuple([setting.read() for setting in _SETTINGS.values()])
 
 
 def put(name: str, value: str) -> None:
-    """Set what a fact says, in the calling thread. What is not known here stays as it is."""
+    """Apply a fact in the calling thread. An unknown name is ignored."""
     if name in _SETTINGS:
         _SETTINGS[name].write(_meant(value))
 
 
 def flushes() -> bool:
-    """Whether the calling thread takes denormal numbers for zero. Python's own multiplication shows it."""
+    """Return True if the calling thread flushes denormal numbers to zero. Python's own multiplication shows it."""
     half = _SMALLEST * 0.5
     return half == 0.0
 
 
 def flush_as(flushing: bool) -> None:
-    """The calling thread is to do as another one does."""
+    """Set the flushing of denormals in the calling thread, to that of another thread."""
     if flushes() is not flushing:
         torch.set_flush_denormal(flushing)
 
 
 def _attribute(path: str) -> Setting:
-    """Of torch.backends."""
+    """Return the setting for an attribute of torch.backends."""
     owner, _, name = path.rpartition(".")
     read = attrgetter(path)
 
@@ -140,23 +143,23 @@ def _meant(words: str) -> Any:
         return words == "on"
     if words.isdigit():
         return int(words)
-    found = getattr(torch, words, None)
-    return found if isinstance(found, torch.dtype) else words
+    attribute = getattr(torch, words, None)
+    return attribute if isinstance(attribute, torch.dtype) else words
 
 
 # --- alterations ------------------------------------------------------------------------------------------------------
 #
-# Settings that a script alters while it trains: noticed as the next inner loop begins, and the same on all workers.
+# Settings that a script alters while it trains: detected when the next inner loop begins, and equal on all workers.
 #
-# What counts is what is in force where shards are computed, so each step looks as its inner loop begins, when the
-# loop's body has done what it does. What was altered since the worker asked in belongs to the run's state like any
-# value that a script sets: joiners and resumed runs get it. All settings are in the digest of the next step, so one
-# that is altered on one worker alone ends the run as any replica does that differs, by its name
-# (`training/digest.py`).
+# Only the settings during the computation of shards matter. So each step checks them when its inner loop begins, after
+# the first part of the loop's body. Settings that were altered since the worker requested admission belong to the run's
+# state, like any value that a script sets: joiners and resumed runs get them. All settings are in the digest of the
+# next step. So a setting that is altered on one worker alone ends the run like any other difference of replicas, with
+# the setting's name (`training/digest.py`).
 
 
 class Alterations:
-    """Of the training thread. Begins with the settings as they are."""
+    """The altered settings of the training thread. The present settings are the initial ones."""
 
     def __init__(self) -> None:
         self._first = dict(setting_facts())
@@ -165,26 +168,26 @@ class Alterations:
 
     @property
     def known(self) -> Mapping[str, str]:
-        """All settings, as they were when last looked at."""
+        """All settings at the last check, as text by name."""
         return self._known
 
     @property
     def altered(self) -> dict[str, str]:
-        """Those that are others than in the beginning."""
+        """The settings that differ from the initial ones, as text by name."""
         return {name: value for name, value in self._known.items() if self._first[name] != value}
 
     def look(self) -> list[tuple[str, str, str]]:
-        """What was altered since the last look: names, and their values before and now."""
+        """Return the settings that were altered since the last check: name, old value, new value."""
         values = setting_values()
         if values == self._values:
             return []
         self._values = values
-        found = [(name, self._known[name], now) for name, now in setting_facts() if self._known[name] != now]
-        self._known.update((name, now) for name, _, now in found)
-        return found
+        changes = [(name, self._known[name], now) for name, now in setting_facts() if self._known[name] != now]
+        self._known.update((name, now) for name, _, now in changes)
+        return changes
 
     def take(self, altered: Mapping[str, str]) -> None:
-        """Set what the run had altered by then, and nothing else: the rest is as it was when this worker asked in."""
+        """Apply the settings that the run has altered. All others get their initial values of this worker."""
         for name, first in self._first.items():
             value = altered.get(name, first)
             if self._known[name] != value:
@@ -195,45 +198,45 @@ class Alterations:
 
 # --- cuda -------------------------------------------------------------------------------------------------------------
 #
-# What a worker sets that drives a CUDA device, before the script's first work there; `--bits same` needs most of it.
+# The settings of a worker on a CUDA device, made before the script's first work there; mostly for `--bits same`.
 #
 # A GPU computes the same bits twice with
 #
-# - torch's deterministic algorithms: an operator without one is an error, which is told by its name (`explained`);
-# - cuDNN without its benchmark, which picks kernels by the clock, and deterministic;
-# - cuBLAS's workspace of a fixed size (`platform/cpu.py`), read when its handle is made.
+# - torch's deterministic algorithms: an operator without one is an error that names the operator (`explained`);
+# - cuDNN without its benchmark, which selects kernels by time, and in deterministic mode;
+# - cuBLAS's workspace of a fixed size (`platform/cpu.py`), read when its handle is created.
 #
-# Whoever alters one of these before the run's first step is refused, and later changes are told as any setting's are.
-# TF32 stays as torch or the script has it; it is a fact like the others (`settings.py`). With `--bits any` nothing of
-# this is set. The device is made the current one in any case, so that "cuda" alone is this worker's own.
+# A script that alters one of these before the run's first step is refused; later changes are reported like those of any
+# setting. TF32 keeps the value of torch or the script; it is a fact like the others. With `--bits any`
+# none of this is set. In any case the worker's device becomes the current one, so that "cuda" means this device.
 #
-# Left out: streams of the script's own. What is handed to other threads, of ours or the exchange's, is ordered on the
-# default stream only.
+# Not supported: the script's own streams. Data for other threads, of farandole or of the exchange, is ordered only on
+# the default stream.
 
 _log = logging.getLogger(__name__)
 NEEDED = {"deterministic algorithms": "on", "cuDNN benchmark": "off", "cuDNN deterministic": "on"}  # facts of settings
 _NO_FORM = re.compile(r"([\w ]+?) does not have a deterministic implementation, but you set 'torch\.use_deter")
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch, farandole))
-_asked_for = False  # deterministic algorithms, by us
+_asked_for = False  # True after `_be_deterministic` has switched on deterministic algorithms
 
 
 def local_device() -> torch.device:
-    """The one that this worker drives: that of its slot on the host, of those that are visible to it."""
+    """Return this worker's device: the visible GPU with the number of its slot on the host, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", surroundings.slot() % torch.cuda.device_count())
 
 
 def devices() -> int:
-    """How many this process sees."""
+    """Return the number of CUDA devices that this process sees."""
     return torch.cuda.device_count()
 
 
 def begin(device: torch.device, bits: str) -> None:
-    """Before the script's first work on `device`; nothing for a CPU.
+    """Prepare `device` before the script's first work there. It does nothing for a CPU.
 
     Raises:
-        UsageError: work there has begun, without what `bits` needs.
+        UsageError: work there has begun without the settings that `bits` needs.
     """
     if device.type != "cuda":
         return
@@ -242,16 +245,16 @@ def begin(device: torch.device, bits: str) -> None:
     torch.cuda.set_device(device)
     if surroundings.slot() >= (devices := torch.cuda.device_count()):
         _log.warning(
-            "workers share %s: this one is in slot %d of its host (FARANDOLE_SLOT), where %d can be seen; the bits are "
-            "the same, the speed is not", device, surroundings.slot(), devices,
+            "workers share %s: this one has slot %d of its host (FARANDOLE_SLOT), where %d devices are visible; "
+            "results are bit-identical, but slower", device, surroundings.slot(), devices,
         )  # fmt: skip
 
 
 def refuse_altered(device: torch.device, bits: str) -> None:
-    """The script is about to train.
+    """Check torch's settings before the script trains.
 
     Raises:
-        UsageError: it has altered what `begin` has set.
+        UsageError: the script has altered a setting that `begin` has made.
     """
     if device.type != "cuda" or bits != "same":
         return
@@ -259,24 +262,24 @@ def refuse_altered(device: torch.device, bits: str) -> None:
     for name, needed in NEEDED.items():
         if (found := facts[SETTING + name]) != needed:
             raise UsageError(
-                f"{name}: the script has it {found} after farandole.join(), and --bits same needs it {needed} on CUDA; "
-                f"leave it as farandole.join() sets it, or give the run --bits any"
+                f"{name}: the script has set it to {found} after farandole.join(), but --bits same needs {needed} on "
+                f"CUDA; do not change it, or start the run with --bits any"
             )
 
 
 def operator(error: BaseException) -> str:
-    """The operator of which `error` says that it has no deterministic form; "" if it says something else."""
+    """Return the operator that has no deterministic form, according to `error`; "" for another error."""
     found = _NO_FORM.search(str(error)) if isinstance(error, RuntimeError) else None
     return found[1].strip() if found else ""
 
 
 def explained(error: BaseException) -> BaseException:
-    """What the script has raised; in words of ours where it comes of what is set here."""
+    """Return the script's exception `error`, or a NotDeterministic with a remedy if the settings here caused it."""
     if not _asked_for or not (name := operator(error)):
         return error
     return NotDeterministic(
-        f"{name}{_place(error)} has no form on CUDA that computes the same bits twice, and --bits same needs one: use "
-        f"another operator in its place, or give the run --bits any"
+        f"{name}{_place(error)} has no deterministic form on CUDA, and --bits same needs one: use another operator, or "
+        f"start the run with --bits any"
     )
 
 
@@ -296,7 +299,7 @@ def _be_deterministic() -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Where the script has called it, as a remark."""
+    """Return the script's file and line of the call, in parentheses."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((*_LIBRARIES, "<")):
             return f" ({Path(frame.filename).name}, line {frame.lineno})"

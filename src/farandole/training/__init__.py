@@ -1,3 +1,4 @@
-"""The loop of a training script: steps, gradients, the replica, the learning rate, the way through the data, and the
-state of all of it. It sees other workers through `worker` alone: no connection is opened here, and no view decided.
+"""The training loop: steps, gradients, the replica, the learning rate, the progress through the data, and their state.
+
+It communicates with other workers only through the package `worker`: it opens no connection, and decides no view.
 """

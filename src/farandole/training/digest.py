@@ -1,18 +1,17 @@
-"""Digests of the replica: a small one for every step's control word, and one of each value and tensor to tell what
-differs.
+"""Digests of the replica: a small one for every step's commit message, and one per value to name differences.
 
-A step's digest is of the replica as the step begins. In it are
+A step's digest covers the replica at the step's beginning. It includes
 
-    (a) all plain values: the settings of parameter groups, what schedulers and other objects hold, and torch's own
-        settings that bear on bits;
+    (a) all plain values: the settings of parameter groups, the state of schedulers and other objects, and torch's own
+        settings that affect bits;
     (b) the start-of-step buffers, all of them;
-    (c) a part of parameters, large buffers and optimizers' tensors. Put one after the other they are a run of lines of
+    (c) a part of parameters, large buffers and optimizers' tensors. Concatenated they are a sequence of lines of
         `LINE_BYTES`; step s takes the lines s mod `ROTATION` and every `ROTATION`th from there.
 
-So what differs in (a), in (b), or over more than `LINE_BYTES * ROTATION` bytes (256 KiB) in a row shows in the next
-step, and a single element within `ROTATION` steps. The lines are read in place: views of tensors in the host's memory
-are kept for as long as the tensors stay where they are; those of an accelerator are gathered there and come in one
-copy. Elements count in their order, not as they lie in memory, so a copy in another memory format is equal.
+So a difference in (a), in (b), or over more than `LINE_BYTES * ROTATION` consecutive bytes (256 KiB) is detected in the
+next step, and a difference in a single element within `ROTATION` steps. The lines are read in place: views of tensors
+in host memory are kept until a tensor moves; lines of an accelerator are gathered there and arrive in one copy.
+Elements are taken in their logical order, not in their memory order, so a copy in another memory format is equal.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from farandole.training.replica import Replica
 
 # --- digest -----------------------------------------------------------------------------------------------------------
 
-ROTATION = 512  # steps until every element has been looked at
+ROTATION = 512  # steps until every element has been included once
 LINE_BYTES = 512
-NAME = 256  # characters
+NAME = 256  # most characters of a name
 
 
 class StepDigest:
-    """Of one worker's replica."""
+    """The step digest of one worker's replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -52,7 +51,10 @@ class StepDigest:
         self._buffers = [TensorLines(buffer, 0) for buffer in replica.kept_buffers]
 
     def at(self, step: int, settings: Mapping[str, str]) -> int:
-        """The digest, 63 bits and not 0, where `step` begins. Its buffers and plain values are those kept for it."""
+        """Return the digest at the beginning of `step`: 63 bits, never 0.
+
+        It takes the copies of buffers and plain values that were made for this step.
+        """
         replica = self._replica
         digest = hashlib.sha256(step.to_bytes(8, "little"))
         digest.update(encode(dict(settings))[0])
@@ -70,9 +72,9 @@ class StepDigest:
         return number(digest.digest())
 
     def _placed(self, tensors: list[torch.Tensor]) -> list[TensorLines]:
-        """The tensors as lines: those of the step before, where nothing has moved."""
-        known = self._lines
-        if len(known) != len(tensors) or any(k.moved(t) for k, t in zip(known, tensors, strict=True)):
+        """Return the tensors as lines. The lines of the previous step are reused if no tensor has moved."""
+        cached = self._lines
+        if len(cached) != len(tensors) or any(k.moved(t) for k, t in zip(cached, tensors, strict=True)):
             self._lines, first = [], 0
             for tensor in tensors:
                 self._lines.append(TensorLines(tensor, first))
@@ -81,7 +83,7 @@ class StepDigest:
 
 
 class TensorLines:
-    """A tensor as lines of `LINE_BYTES`, the last one perhaps shorter. `first`: the first one's place in the run."""
+    """A tensor as lines of `LINE_BYTES`; the last may be shorter. `first`: index of its first line in the sequence."""
 
     __slots__ = ("_first", "_flat", "_pointer", "_tail", "_tensor", "_view", "count")
 
@@ -98,10 +100,11 @@ class TensorLines:
             self._tail = flat[whole:] if whole < size else None
 
     def moved(self, tensor: torch.Tensor) -> bool:
+        """Return True if `tensor` is another object, or is at another address."""
         return self._tensor is not tensor or self._pointer != tensor.data_ptr()
 
     def take(self, step: int, rotation: int, digest: Any, elsewhere: list[torch.Tensor]) -> None:
-        """The step's lines into `digest`; where they are on an accelerator, into `elsewhere`."""
+        """Add the step's lines to `digest`; append them to `elsewhere` if they are on an accelerator."""
         start = (step - self._first) % rotation
         if start >= self.count:
             return
@@ -122,10 +125,9 @@ class TensorLines:
 
 
 def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names and digests of everything: torch's settings, then of the replica plain values, buffers, parameters, and
-    optimizers' tensors.
+    """Return names and digests of torch's settings and the replica's plain values, buffers, parameters and moments.
 
-    If there are too many for a message, the last is of all that are left.
+    If there are too many for a message, the last digest covers all remaining values.
     """
     leaves = [*settings.items(), *leaves_of(replica)]
     names = ["".join(c if c.isprintable() else "?" for c in name[:NAME]) for name, _ in leaves]
@@ -137,7 +139,7 @@ def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...]
 
 
 def unlike(replica: Replica, state: Mapping[str, Any]) -> list[str]:
-    """The names of what the replica's objects have otherwise than `state`, which they have just loaded."""
+    """Return the names of the values in which the replica's objects differ from `state`, which they have loaded."""
     now = dict(_walk("", replica.state()["objects"]))
     return [name for name, value in _walk("", state["objects"]) if name not in now or not _same(value, now[name])]
 
@@ -151,22 +153,22 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def leaves_of(replica: Replica) -> list[tuple[str, Any]]:
-    """Each value and tensor of a replica by name: plain values, buffers, parameters, then optimizers' tensors."""
+    """Return each value and tensor of a replica by name: plain values, buffers, parameters, optimizers' tensors."""
     state = replica.state()
-    found = dict(_walk("", state["objects"]))
-    found |= {f"{n}.requires_grad": flag for n, flag in zip(replica.parameters, state["requires_grad"], strict=True)}
-    found |= dict(zip(replica.buffers, state["buffers"], strict=True))
+    leaves = dict(_walk("", state["objects"]))
+    leaves |= {f"{n}.requires_grad": flag for n, flag in zip(replica.parameters, state["requires_grad"], strict=True)}
+    leaves |= dict(zip(replica.buffers, state["buffers"], strict=True))
 
     def place(name: str) -> int:
-        if not isinstance(found[name], torch.Tensor):
+        if not isinstance(leaves[name], torch.Tensor):
             return 0
         return 1 if name in replica.buffers else 2 if name in replica.parameters else 3
 
-    return sorted(found.items(), key=lambda item: place(item[0]))
+    return sorted(leaves.items(), key=lambda item: place(item[0]))
 
 
 def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What is in a nested state, with paths as one would write them; a list of plain values is one."""
+    """Yield the paths and values of a nested state. A list of plain values is one value."""
     if isinstance(value, dict):
         for key, inner in cast("dict[Any, Any]", value).items():
             yield from _walk(f"{name}.{key}".lstrip(".") if isinstance(key, str) else f"{name}[{key}]", inner)
@@ -180,55 +182,55 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def content(value: Any) -> Any:
-    """What of a value or tensor goes into a digest."""
+    """Return the bytes of a value or tensor that go into a digest."""
     return as_bytes(value) if isinstance(value, torch.Tensor) else encode(value)[0]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in order, as bytes; a view where they lie so."""
+    """Return the tensor's elements in logical order, as bytes; a view if memory has the same order."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def as_bytes(tensor: torch.Tensor) -> Any:
-    """A tensor's elements in order, as bytes in the host's memory."""
+    """Return the tensor's elements in logical order, as bytes in host memory."""
     return _flat(tensor).cpu().numpy()
 
 
 def number(digest: bytes) -> int:
-    """63 bits of a digest, and not 0."""
+    """Return 63 bits of a digest, never 0."""
     return int.from_bytes(digest[:8], "little") >> 1 or 1
 
 
 # --- part digests -----------------------------------------------------------------------------------------------------
 #
-# Digests of a replica by who made the sums: which member's sums a difference of the replicas may come from.
+# Digests of a replica's parts by summing member: they tell whose sums may have caused a difference of replicas.
 #
-# A member of a view makes the sums of a part of each bucket, for all. So the elements of parameters in that part, and
-# of the optimizer's tensors of the same shapes, have got their values by its sums, in each step that this view has
-# made. What may be found to differ has come about within the last `ROTATION` steps (`training/digest.py`): the views
-# that have made those are kept, with the buckets that they had. `protocol/coordinator/disputes.py` says what follows
-# from the digests.
+# Each member of a view computes the sums of a part of each bucket, for all members. So its sums have determined the
+# elements of parameters in that part, and of the optimizer's tensors of the same shapes, in each step of this view. A
+# difference that is detected has occurred within the last `ROTATION` steps: the views of these steps are kept, with
+# their buckets. `protocol/coordinator/disputes.py` draws the conclusions from the digests.
 
 Parts = tuple[tuple[PartDigests, ...], int]
 UNKNOWN: Parts = ((), 0)
 
 
 class PartsDigest:
-    """Of one worker's replica."""
+    """The part digests of one worker's replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._made: dict[tuple[int, int], tuple[View, Layout, int]] = {}  # with the last step
+        self._made: dict[tuple[int, int], tuple[View, Layout, int]] = {}  # view, buckets, and the last step with them
 
     def updated(self, view: View, layout: Layout, step: int) -> None:
-        """The update of `step` is made from sums of `view` in the buckets of `layout`."""
+        """Record that the update of `step` uses sums of `view` in the buckets of `layout`."""
         self._made[view.number, int(layout.sizes[:15], 16)] = view, layout, step
         if len(self._made) > MAX_PARTS:
             self._made = {key: made for key, made in self._made.items() if made[2] >= step - ROTATION}
 
     def at(self, step: int, settings: Mapping[str, str]) -> Parts:
-        """The digests where `step` begins, and that of everything else; `UNKNOWN` if there were too many views, or one
-        in which members of a host hand on what others have summed up.
+        """Return the digests at the beginning of `step`, and one digest of everything else.
+
+        Returns `UNKNOWN` if there were too many views, or one in which a member of a host passes on others' sums.
         """
         recent = {key: made for key, made in self._made.items() if made[2] >= step - ROTATION - 1}
         if not recent or len(recent) > MAX_PARTS or any(_hands_on(view) for view, _, _ in recent.values()):
@@ -263,23 +265,23 @@ class PartsDigest:
         )
 
     def _tensors(self) -> Iterator[dict[int, torch.Tensor]]:
-        """By the parameters' numbers: the parameters, then what each optimizer has of that shape, by its keys."""
+        """Yield tensors by parameter index: the parameters, then the optimizers' tensors of that shape, key by key."""
         parameters = list(self._replica.parameters.values())
         yield dict(enumerate(parameters))
         for thing in self._replica.objects.values():
             if isinstance(thing, torch.optim.Optimizer):
                 states: list[Mapping[str, Any]] = [thing.state.get(parameter, {}) for parameter in parameters]
                 for key in sorted({key for state in states for key in state}):
-                    found = {index: state.get(key) for index, state in enumerate(states)}
+                    moments = {index: state.get(key) for index, state in enumerate(states)}
                     yield {
                         index: value
-                        for index, value in found.items()
+                        for index, value in moments.items()
                         if isinstance(value, torch.Tensor) and value.shape == parameters[index].shape
                     }
 
 
 def _hands_on(view: View) -> bool:
-    """Whether what one member has summed up reaches others by way of a third."""
+    """Return True if the sums of a member reach other members through a third one."""
     hosts = Levels.of(view).hosts
     return len(hosts) > 1 and any(len(workers) > 1 for workers in hosts)
 
@@ -288,30 +290,30 @@ def _hands_on(view: View) -> bool:
 #
 # Plain attributes of modules that a script changes while it trains: `dropout.p`, `bn.momentum`, training modes.
 #
-# state_dict() leaves them out, and they decide what is computed. What counts is every public attribute of a replicated
-# module (one whose name doesn't begin with _) whose value is a number, a text, None, or a tuple of those. A value that
-# is the same as when the worker asked for steps is the script's own beginning and belongs to nobody's state: it may
-# differ by worker (a path, a device). A value that has changed since belongs to the run's state, as changed settings of
-# torch do: joiners and resumed runs get it, and it is in each step's digest, so workers in which it differs are named.
+# state_dict() omits them, and they affect results. Included is every public attribute of a replicated module (one whose
+# name doesn't begin with _) whose value is a number, a text, None, or a tuple of those. A value that has not changed
+# since the call of `run.steps` is part of the script's initial state and not of the run's state: it may differ between
+# workers (a path, a device). A value that has changed since belongs to the run's state, like changed settings of torch:
+# joiners and resumed runs get it, and it is in each step's digest, so workers in which it differs are named.
 #
-# Which modules there are, by name and class, is looked at too, and so are functions among the attributes: those can't
-# be handed over, so a joiner in which they differ is refused by name, and a resumed run says it.
+# The modules, by name and class, are compared too, and so are functions among the attributes. These can't be sent, so a
+# joiner in which they differ is refused with the name, and a resumed run reports it.
 #
-# A forward pass may change attributes as well (a counter of calls, the last shape). Then each worker has its own, by
-# the shards that it has computed. So what changes within an inner loop, or an evaluation, is compared with nobody
-# from then on and goes to no joiner. It is told once, since what is computed may depend on it. Checkpoints hold it: a
-# world of one goes on with it.
+# A forward pass may change attributes as well (a counter of calls, the last shape). Then each worker has its own value,
+# depending on the shards that it has computed. So attributes that change within an inner loop, or an evaluation, are
+# not compared from then on, and joiners do not get them. They are logged once, because results may depend on them.
+# Checkpoints contain them: a single process continues with them.
 #
-# Left out: names that begin with _, lists, dicts and tensors that are no buffers, and other objects.
+# Not included: names that begin with _, lists, dicts and tensors that are no buffers, and other objects.
 #
-# A look takes a call for each module, and compares.
+# A check takes one call for each module, and a comparison.
 
 _log = logging.getLogger(__name__)
-_GONE = object()
+_MISSING = object()
 
 
 class ModuleAttributes:
-    """Attributes of the modules among `objects`, as they are now and as they were when this was made."""
+    """The attributes of the modules among `objects`: their present values, and those at this object's creation."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._roots = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
@@ -324,28 +326,28 @@ class ModuleAttributes:
     # --- in the course of a step -----------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """A step begins: what has changed by now belongs to its state."""
+        """Copy the changed attributes, which belong to the state of a step that begins."""
         self._look()
         self._kept = dict(sorted(self._changed.items()))
 
     def shards_begin(self) -> None:
-        """The inner loop begins."""
+        """Check the attributes when the inner loop begins."""
         self._look()
 
     def shards_end(self) -> None:
-        """It has ended: what has changed since it began was changed by forward passes."""
+        """Check the attributes when the inner loop has ended: forward passes have made the changes since it began."""
         new = self._look() - self._own
         if new:
             self._own |= new
             _log.warning(
-                "forward passes change %s, attributes of which each worker has its own: if what is computed depends on "
-                "them, make them buffers; names that begin with _ are not looked at",
+                "forward passes change %s; these attributes differ between workers: if results depend on them, make "
+                "them buffers; names that begin with _ are not checked",
                 ", ".join(sorted(new)),
             )
 
     @contextmanager
     def forward_passes(self) -> Generator[None]:
-        """Around forward passes that each worker makes of its own."""
+        """Return a context for forward passes that differ between workers."""
         self.shards_begin()
         yield
         self.shards_end()
@@ -353,26 +355,26 @@ class ModuleAttributes:
     # --- the state -------------------------------------------------------------------------------------------
 
     def compared(self) -> dict[str, str]:
-        """By name, in words, what is to be equal on all workers as the step in hand began."""
+        """Return, as text by name, the attributes that must be equal on all workers at the current step's beginning."""
         return {name: _words(value) for name, value in self._kept.items() if name not in self._own}
 
     def state(self, *, own: bool) -> dict[str, Any]:
-        """What belongs to the state of the step in hand; with what is this worker's `own`, or without."""
+        """Return the attributes in the state of the current step. `own`: with those of this worker alone."""
         kept = {name: value for name, value in self._kept.items() if own or name not in self._own}
         return {name: [_simple(value)] if _is_plain(value) else _words(value) for name, value in kept.items()}
 
     def take(self, state: Mapping[str, Any]) -> list[str]:
-        """Take over such a state. Returns in words what can't be taken over, and is another here."""
+        """Load the result of `state`. Returns a text for each attribute that can't be set and differs here."""
         self._look()
         unlike: list[str] = []
         for name in {**self._changed, **state}:
             place, attribute = self._place(name)
-            now = _GONE if place is None else place.get(attribute, _GONE)
+            now = _MISSING if place is None else place.get(attribute, _MISSING)
             if name not in state:
-                first = self._first.get(name, _GONE)
+                first = self._first.get(name, _MISSING)
                 if place is not None and _is_plain(first) and _is_plain(now):
                     place[attribute] = first
-            elif isinstance(state[name], list) and place is not None and (now is _GONE or _is_plain(now)):
+            elif isinstance(state[name], list) and place is not None and (now is _MISSING or _is_plain(now)):
                 place[attribute] = state[name][0]
             elif state[name] != _words(now):
                 unlike.append(f"{name}: {state[name]} then, {_words(now) or 'something else'} now")
@@ -380,7 +382,7 @@ class ModuleAttributes:
         return unlike
 
     def put_back(self) -> Callable[[], None]:
-        """Returns what puts all plain attributes back to what they are now."""
+        """Return a function that restores the present values of all plain attributes."""
         self._look()
         before = self._by_name()
 
@@ -393,7 +395,7 @@ class ModuleAttributes:
 
         return put_back
 
-    # --- looking ---------------------------------------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------------------------------
 
     def _scan(self) -> None:
         """List the modules and their attributes anew."""
@@ -403,7 +405,7 @@ class ModuleAttributes:
         self._places: list[tuple[Callable[[Any], Any], dict[str, Any]]] = []
         for root, module in self._roots.items():
             for path, inner in module.named_modules(prefix=root):
-                children = inner.__dict__.get("_modules")  # of a scripted module it is no dictionary
+                children = inner.__dict__.get("_modules")  # not a dictionary in a scripted module
                 self._dicts[path], self._children[path] = inner.__dict__, children if type(children) is dict else {}
                 for place in (self._dicts[path], self._children[path]):
                     if keys := [key for key in place if not key.startswith("_")]:
@@ -413,32 +415,32 @@ class ModuleAttributes:
         self._values = self._read()
 
     def _read(self) -> list[Any]:
-        """The values of all attributes, and how many there are in each place."""
+        """Return the values of all attributes, and the number of entries in each dictionary."""
         return [*(get(place) for get, place in self._places), *map(len, self._all)]
 
     def _by_name(self) -> dict[str, Any]:
-        found = chain.from_iterable(values[1:] for values in self._values[: len(self._places)])
-        return dict(zip(self._names, found, strict=True))
+        values = chain.from_iterable(values[1:] for values in self._values[: len(self._places)])
+        return dict(zip(self._names, values, strict=True))
 
     def _look(self) -> set[str]:
-        """Returns the names of what has changed since the last look."""
+        """Return the names of the attributes that have changed since the last check."""
         try:
             if self._read() == self._values:
                 return set()
-        except Exception:  # noqa: BLE001  an attribute is gone, or is of a kind that can't be compared: a tensor
+        except Exception:  # noqa: BLE001  an attribute is missing, or is a tensor, which can't be compared
             pass
         before = self._by_name()
         self._scan()
         now = self._by_name()
-        found = {name for name in now if _words(before.get(name, _GONE)) != _words(now[name])}
-        for name in (before.keys() - now.keys()) | found:
+        changed = {name for name in now if _words(before.get(name, _MISSING)) != _words(now[name])}
+        for name in (before.keys() - now.keys()) | changed:
             self._changed.pop(name, None)
-            if name in now and _words(now[name]) not in ("", _words(self._first.get(name, _GONE))):
+            if name in now and _words(now[name]) not in ("", _words(self._first.get(name, _MISSING))):
                 self._changed[name] = now[name]
-        return found
+        return changed
 
     def _place(self, name: str) -> tuple[dict[str, Any] | None, str]:
-        """The dictionary in which an attribute lies, or would, and its name there."""
+        """Return the dictionary of an attribute, existing or not, and its name there."""
         path, _, attribute = name.rpartition(".")
         children = self._children.get(path, {})
         return (children if attribute in children else self._dicts.get(path)), attribute
@@ -453,7 +455,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _simple(value: Any) -> Any:
-    """The plain value without what a subclass makes of it: what is handed over is a plain number."""
+    """Return the value as an object of the built-in type, without a subclass."""
     if type(value) is tuple:
         return tuple(map(_simple, cast("tuple[Any, ...]", value)))
     kinds = (kind for kind in (bool, int, float, str) if isinstance(value, kind))
@@ -461,7 +463,7 @@ def _simple(value: Any) -> Any:
 
 
 def _words(value: Any) -> str:
-    """What is compared of a value; "" for one that is not looked at."""
+    """Return the text by which values are compared; "" for a value that is not compared."""
     if _is_plain(value):
         return repr(_simple(value))
     if isinstance(value, nn.Module):

@@ -1,9 +1,9 @@
-"""The gradients of a replica on their way into the partial sums, and back: lanes beside them, and what a rule measures.
+"""The path of a replica's gradients into the partial sums and back to `.grad`, with the lanes and the noise of a rule.
 
 A shard's gradients go into the partial sums while its last backward pass produces them, parameter by parameter, so
-that a bucket can be sent as soon as it is full. Beside them each shard has a row of float64 lanes: its loss, its
-samples, the square of its gradient, that it is one, which parameters it used, and its buffers. Both are summed in the
-order of the tree, so what comes back has the same bits on all workers.
+that a bucket can be sent as soon as it is full. Beside the gradients each shard has a row of float64 lanes: its loss,
+its number of samples, the square of its gradient, a 1 that counts the shard, which parameters it used, and its buffers.
+Gradients and lanes are summed in the order of the tree, so the result has the same bits on all workers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from farandole.training.replica import Replica
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 #
-# What a worker finds of one shard, told by digests: what it read, its loss, its gradients, what its buffers became.
+# A worker's results for one shard, as digests: its input, its loss, its gradients, and its buffers afterwards.
 #
-# For a shard that two workers compute (`protocol/coordinator/verdicts.py`). Whoever computes it has the same digests,
-# or the first name whose digest is another says in what they differ. A gradient is digested as the backward pass
-# produces it, before it is added to any other, and goes no further if the shard is another's.
+# They are made for a shard that two workers compute (`protocol/coordinator/verdicts.py`). Both workers have the same
+# digests, or the first name with a different digest tells in what they differ. A gradient's digest is taken as the
+# backward pass produces it, before it is added to another one. If the shard belongs to another worker, the gradient is
+# not used any further.
 
-NAME = 200  # characters, of those that a name may have on the wire
+NAME = 200  # most characters of a name; the wire allows more
 
 
 class ShardDigests:
-    """Of the open shard. `partials` take what is found, None for the shard of another.
+    """The digests of the open shard. `partials` take its gradients; None for the shard of another worker.
 
-    Used in place of `Partials`: `fold`, `folded`, `close`.
+    It replaces `Partials` for this shard: `fold`, `folded`, `close`.
     """
 
     def __init__(self, names: Sequence[str], partials: Partials | None) -> None:
@@ -47,7 +48,10 @@ class ShardDigests:
         self._read: list[tuple[str, int]] = []
 
     def read(self, batch: Any) -> None:
-        """The shard's micro-batch, before the script gets it. What has no digest, of a class of its own, has none."""
+        """Take the digest of the shard's micro-batch, before the script gets it.
+
+        A batch of a class that can't be encoded has no digest.
+        """
         try:
             skeleton, tensors = encode(batch)
         except UnknownState:
@@ -55,28 +59,29 @@ class ShardDigests:
         self._read.append((MICRO_BATCH, _digest(skeleton, *map(_bytes, tensors))))
 
     def fold(self, index: int, gradient: torch.Tensor) -> None:
-        """The gradient of parameter `index`."""
+        """Take the digest of the gradient of parameter `index`, and pass the gradient on to the partial sums."""
         self._gradients[index] = _digest(_bytes(gradient))
         if self._partials is not None:
             self._partials.fold(index, gradient)
 
     def folded(self, index: int) -> bool:
+        """Return True if `fold` has received the gradient of parameter `index`."""
         return index in self._gradients
 
     def close(self, lanes: torch.Tensor, loss: int, buffers: int) -> tuple[list[str], list[int]]:
-        """The shard is done. `lanes`: of which `loss` is the loss, and those from `buffers` on are the buffers.
+        """Return names and digests of the finished shard, in the order in which it produces the named values.
 
-        Returns names and digests, in the order in which a shard comes by what they name.
+        `lanes`: lane `loss` has the loss, and the lanes from `buffers` on have the buffers.
         """
-        found = [*self._read, ("the loss", _digest(_bytes(lanes[loss : loss + 1])))]
-        found += [(f"the gradient of {self._names[i]}", self._gradients[i]) for i in sorted(self._gradients)]
+        pairs = [*self._read, ("the loss", _digest(_bytes(lanes[loss : loss + 1])))]
+        pairs += [(f"the gradient of {self._names[i]}", self._gradients[i]) for i in sorted(self._gradients)]
         if buffers < len(lanes):
-            found.append(("the buffers", _digest(_bytes(lanes[buffers:]))))
-        return [_plain(name) for name, _ in found], [digest for _, digest in found]
+            pairs.append(("the buffers", _digest(_bytes(lanes[buffers:]))))
+        return [_plain(name) for name, _ in pairs], [digest for _, digest in pairs]
 
 
 def _digest(*parts: Any) -> int:
-    """63 bits, not 0."""
+    """Return a digest of 63 bits, never 0."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -84,7 +89,7 @@ def _digest(*parts: Any) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    """Its elements in their order, not as they lie in memory."""
+    """Return the tensor's bytes in the order of its elements, not in the order of its memory."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
 
 
@@ -95,15 +100,15 @@ def _plain(name: str) -> str:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 Tell = Callable[[Sequence[str], Sequence[int]], None]  # names and digests
-# Lanes, in the order of `close`; then one a parameter (was it used?), then the buffers.
+# The first lanes, in the order of `close`. One lane per parameter follows (1 if it was used), then the buffers.
 _LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
 
 
 class Gradients:
-    """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run.
+    """Moves the replica's gradients into the partial sums, and back to `.grad`. Lives as long as the run.
 
-    `memory`: where the partial sums lie, None for this process's own.
-    `noise`: what the shards' gradients of the last step tell, for a learning-rate rule that asked for it.
+    `memory`: the memory of the partial sums, None for this process's own heap.
+    `noise`: the noise of the last step's gradients over its shards, for a learning-rate rule that needs it; else None.
     """
 
     def __init__(self, replica: Replica, *, memory: Memory | None = None, measures_noise: bool = False) -> None:
@@ -111,19 +116,19 @@ class Gradients:
         self._memory = memory
         self.noise: Noise | None = None
         self._measures_noise = measures_noise
-        self._squares = 0.0  # of the open shard
+        self._squares = 0.0  # squared norm of the open shard's gradient
         self.parameters = list(replica.parameters.values())
         self._flags: list[bool] = []
         self._hooks: list[Any] = []
         self.layout: Layout
         self.partials: Partials
         self._folding = False
-        self._findings: ShardDigests | None = None  # of a shard that two workers compute
+        self._findings: ShardDigests | None = None  # set while the open shard is one that two workers compute
         self._views: dict[int, list[tuple[torch.Tensor, dict[int, torch.Tensor]]]] = {}  # by bucket, the last two
         self.refresh()
 
     def refresh(self) -> bool:
-        """Follow `requires_grad`: a frozen parameter has no bucket. True if anything changed."""
+        """Adapt to changes of `requires_grad`: a frozen parameter has no bucket. Returns True if anything changed."""
         flags = [parameter.requires_grad for parameter in self.parameters]
         if flags == self._flags:
             return False
@@ -141,14 +146,14 @@ class Gradients:
         return True
 
     def follow(self) -> None:
-        """Parameters of the replica were replaced by others of the same shapes and dtypes: the buckets stay."""
+        """Adopt new parameters of the replica, of the same shapes and dtypes. The buckets do not change."""
         self.parameters[:] = self.layout.parameters[:] = self.replica.parameters.values()
         self._views.clear()
         self.unhook()
         self.hook()
 
     def hook(self) -> None:
-        """Have gradients folded as the backward passes of `backward` produce them."""
+        """Register the hooks that add gradients to the partial sums as `backward` produces them."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(self.parameters)
@@ -156,21 +161,25 @@ class Gradients:
         ]
 
     def unhook(self) -> None:
-        """Until `hook`, backward passes are as they would be without any of this."""
+        """Remove the hooks: until `hook`, backward passes behave like torch's."""
         for hook in self._hooks:
             hook.remove()
 
     def examine(self, *, mine: bool) -> ShardDigests:
-        """Two workers compute the shard that comes next. Unless it is `mine`, nothing of it goes into the sums."""
+        """Take digests of the next shard, which two workers compute. Unless it is `mine`, the sums do not include it.
+
+        Returns the object that takes the digests.
+        """
         self._findings = ShardDigests(list(self.replica.parameters), self.partials if mine else None)
         return self._findings
 
     def clear(self) -> None:
+        """Set `.grad` of all parameters to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
-        """One backward pass of the open shard, its gradients scaled by `weight`."""
+        """Run one backward pass of the open shard, with gradients scaled by `weight`. `last`: no other pass follows."""
         self._folding = last
         try:
             loss.backward(torch.full_like(loss, weight))
@@ -178,21 +187,21 @@ class Gradients:
             self._folding = False
 
     def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
-        """The open shard's backward passes are done. `loss`: the sum over its samples, one float64.
+        """Finish the open shard after its backward passes. `loss`: the sum over its samples, one float64.
 
-        `tell`: called with what was found of a shard that two compute, before anybody can have its sums.
+        `tell`: called with the digests of a shard that two workers compute, before its sums can be sent.
         """
         row, sink = self._row, self._findings or self.partials
         for index in self._frozen:
             if self.parameters[index].grad is not None:
                 raise UsageError(
-                    f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with its "
-                    f"requires_grad off; switch it on between two steps, or leave it on where the inner loop ends"
+                    f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with "
+                    f"requires_grad=False; change requires_grad only between two steps"
                 )
         row[_FIRST:] = self._flags_as_lanes
         for index in [index for index in self.layout.where if not sink.folded(index)]:
             gradient = self.parameters[index].grad
-            if gradient is not None:  # of an earlier pass than the last
+            if gradient is not None:  # from a pass before the last one
                 self._fold(index, gradient)
             else:
                 row[_FIRST + index] = 0.0
@@ -202,7 +211,7 @@ class Gradients:
         self._close(tell)
 
     def close_empty(self, tell: Tell) -> None:
-        """The open shard has no sample that could be used: it takes part with zeros."""
+        """Finish an open shard without any usable sample: its lanes are zeros."""
         self._lanes.zero_()
         self._close(tell)
 
@@ -214,10 +223,10 @@ class Gradients:
             self.partials.close(self._lanes)
 
     def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
-        """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples.
+        """Set `.grad` and buffers from the reduced buckets after the round. Returns the loss's sum and the samples.
 
-        `due`: the window's samples, by which the shards' gradients were weighted. Where some of them were left out,
-        the gradient is scaled to the mean over the others.
+        `due`: the window's number of samples, by which the shards' gradients were weighted. If some samples were left
+        out, the gradient is scaled to the mean over the others.
         """
         lanes = reduced[-1]
         samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
@@ -242,13 +251,13 @@ class Gradients:
         return float(lanes[_LOSS]), samples
 
     def _views_of(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The parameters' gradients in a reduced bucket, which lies in two places in turn."""
-        known = self._views.setdefault(bucket.index, [])
-        for place, views in known:
-            if place is flat:
+        """Return the parameters' gradients in a reduced bucket, which alternates between two memory locations."""
+        cached = self._views.setdefault(bucket.index, [])
+        for tensor, views in cached:
+            if tensor is flat:
                 return views
         views = self.layout.views(bucket, flat)
-        known[:] = [*known[-1:], (flat, views)]
+        cached[:] = [*cached[-1:], (flat, views)]
         return views
 
     def _hook(self, index: int) -> Any:
@@ -256,8 +265,8 @@ class Gradients:
             if self._folding and parameter.grad is not None:
                 if (self._findings or self.partials).folded(index):
                     raise UsageError(
-                        f"parameter {list(self.replica.parameters)[index]} got its gradient in two goes of one "
-                        f"backward pass, as reentrant checkpointing makes them; checkpoint with use_reentrant=False"
+                        f"parameter {list(self.replica.parameters)[index]} got its gradient in two parts of one "
+                        f"backward pass, as with reentrant checkpointing; checkpoint with use_reentrant=False"
                     )
                 self._fold(index, parameter.grad)
 
@@ -267,7 +276,7 @@ class Gradients:
         if gradient.layout != torch.strided:
             raise UsageError(
                 f"parameter {list(self.replica.parameters)[index]} got a gradient of layout {gradient.layout}, which "
-                f"can't be added up over workers; use one that is dense (sparse=False)"
+                f"can't be summed over workers; use a dense gradient (sparse=False)"
             )
         if self._measures_noise:
             self._squares += _square(gradient)
@@ -276,5 +285,5 @@ class Gradients:
 
 
 def _square(gradient: torch.Tensor) -> float:
-    """The squared norm, summed up in float64."""
+    """Return the squared norm, summed in float64."""
     return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2

@@ -1,19 +1,20 @@
-"""The loop behind `run.steps`: what happens at the beginning and the end of each step, in which order.
+"""The loop of `run.steps`: the order of actions at the beginning and at the end of each step.
 
-    1. A worker's first step is begun by `Rounds.enter`, with the state that others hold, or as the first of the run.
-    2. *Begin* a step: frozen parameters lose their buckets, gradients are cleared, and buffers are kept, so that the
-       state is that of the step's beginning from here on. Only then the round begins, in which an agreed view takes
-       effect and the state may go to joiners; with it the window of samples is known. Then a checkpoint is copied, if
-       one is due: what it holds is what a joiner of this step is handed.
-    3. The loop body begins with random state from (seed, step): a joiner and a resumed run, which begin with this step,
-       draw there what everybody draws. Then the script computes, in the step's inner loop (`step.py`). As it begins,
-       torch's settings are looked at: what the script has altered is told. With its end the gradient is there.
-    4. *End* the step: a loss that is not finite may end the run, before any update; then the state is whole no more,
-       for the update comes next; then the rule gets this step's factor, before `optimizer.step()` asks for it; then the
-       ledger and the metrics have their lines.
-    5. Whatever the script does next changes the state, until the next step begins, or the run is over.
+    1. `Rounds.enter` begins a worker's first step, with the state of the other workers, or as the first of the run.
+    2. *Begin* a step: frozen parameters lose their buckets, gradients are cleared, and copies of buffers are taken, so
+       that from here on the state is the state at the step's beginning. Only then the round begins. In it an agreed
+       view takes effect, and joiners may receive the state; from then on the window of samples is known. Then a
+       checkpoint is copied, if one is due: it contains the state that a joiner of this step receives.
+    3. The loop body begins with random state from (seed, step). So a joiner and a resumed run, which begin with this
+       step, draw the same random numbers in it as all others. Then the script computes, in the step's inner loop
+       (`step.py`). When the inner loop begins, torch's settings are checked, and changes by the script are reported.
+       When it ends, the gradient is available.
+    4. *End* the step: a loss that is not finite may end the run, before any update. Then the state is no longer that of
+       a whole step, because the update comes next. Then the rule computes this step's factor, which `optimizer.step()`
+       uses. Then the ledger and the metrics get their lines.
+    5. The script's next actions change the state, until the next step begins or the run ends.
 
-All of it is built whole before the worker asks to be let in.
+All objects are complete before the worker requests admission.
 """
 
 from __future__ import annotations
@@ -48,32 +49,32 @@ from farandole.worker.rounds import Rounds, step_task
 
 # --- lines ------------------------------------------------------------------------------------------------------------
 #
-# The lines of metrics that a worker writes: in which order they stand, and by what the copies of one are known.
+# The lines of metrics that a worker sends: their order, and how the coordinator recognises copies.
 #
-# Every worker makes every line, and one of them is heard. Lines stand in the order of (step, index), and the
-# coordinator leaves out what is not beyond the newest that it has. So a step's own line, index 0, goes before
-# whatever is logged between the step's beginning and the next one's: what is logged before the exchange is over waits
-# for it here.
+# Every worker produces every line, and the coordinator writes one copy. Lines are ordered by (step, index), and the
+# coordinator drops a line that is not after the newest line that it has. A step's own line has index 0, so it goes
+# before all lines that the script logs between this step's beginning and the next one's. Lines that the script logs
+# before the exchange is over wait here for it.
 
 
 class MetricLines:
-    """Of one worker, on the thread of its script."""
+    """The metric lines of one worker. Used on the script's thread."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._logged = 0  # since the step in hand began
+        self._logged = 0  # lines since the current step began
         self._early: list[Line] = []
 
     def begin(self) -> None:
-        """A step begins."""
+        """Reset for a step that begins."""
         self._logged = 0
         self._early.clear()
 
     def log(self, step: int, fields: Mapping[str, float | int | bool | str], *, early: bool) -> None:
-        """`early`: the step's exchange is not over yet.
+        """Send a line of the script. `early`: the step's exchange is not over yet, so the line waits for it.
 
         Raises:
-            UsageError: what can't be a line of metrics.
+            UsageError: the fields can't be a line of metrics.
         """
         line = Line(step=step, index=self._logged + 1, fields=fields)
         self._logged += 1
@@ -83,6 +84,7 @@ class MetricLines:
             self._participant.add_line(line)
 
     def step_ended(self, step: int, fields: Metrics) -> None:
+        """Send the step's own line, then the lines that waited for it."""
         for line in (Line(step=step, index=0, fields=fields), *self._early):
             self._participant.add_line(line)
         self._early.clear()
@@ -91,22 +93,22 @@ class MetricLines:
 # --- loop -------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-WARM_S = 20.0  # that a joiner waits at most for data to be near, while the others go on without it
+WARM_S = 20.0  # seconds that a joiner waits at most for its first data, while the others train on
 Phase = Literal["entering", "within", "between", "over"]
 
 
 class Loop:
-    """Of one worker.
+    """The training loop of one worker.
 
     Attributes:
-        phase: `entering` until the first step has begun; `within` a step's inner loop; `between` its end and the next
-            one's beginning; `over` when there is no next one.
-        replica: what is trained.
-        state: the run's state, as this worker holds it.
-        progress: where the run is.
-        learning_rate, gradients: of the step in hand.
-        lines: of metrics.
-        clock: of the steps' time.
+        phase: `entering` until the first step has begun; `within` a step's inner loop; `between` the inner loop's end
+            and the next step's beginning; `over` after the last step.
+        replica: the trained objects.
+        state: this worker's copy of the run's state.
+        progress: the run's position.
+        learning_rate, gradients: those of the current step.
+        lines: the metric lines.
+        clock: the time of the steps.
     """
 
     def __init__(
@@ -138,16 +140,16 @@ class Loop:
 
     @property
     def number(self) -> int:
-        """Of the step in hand, from 0."""
+        """The current step's number, from 0."""
         return self.progress.position.step
 
     @property
     def within(self) -> bool:
-        """Whether the inner loop of the step in hand has not ended."""
+        """True until the inner loop of the current step has ended."""
         return self.phase == "within"
 
     def steps(self) -> Iterator[Step]:
-        """Be let in, and give one step after the other. See `Run.steps`."""
+        """Join the view, and yield the steps. See `Run.steps`."""
         rounds, participant, state = self._rounds, self._participant, self.state
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
         run_state.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
@@ -162,7 +164,7 @@ class Loop:
         while True:
             self._loader.enter(self.progress.position.epoch)
             step = self._step()
-            set_random_state(derive(self._seed, "step", step.number))  # nothing draws between here and the body
+            set_random_state(derive(self._seed, "step", step.number))  # no random draw happens before the loop body
             yield step
             if not step.ended:
                 raise StepAbandoned(
@@ -177,14 +179,17 @@ class Loop:
             self._begin(self.progress.following)
 
     def _expect(self) -> None:
-        """The shards of this worker are others than before: the loader fetches those."""
+        """Have the loader fetch this worker's shards, after these have changed."""
         mine, view = self._rounds.todo(), self._rounds.view
         self._loader.expect(self.progress.upcoming(self._participant.worker, view.lineage(view.members), mine))
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
     def _first(self, position: Position, flags: Sequence[bool] | None) -> Task:
-        """The step in which this worker enters. `flags`: the others' requires_grad; None: it begins the run."""
+        """Return the task of this worker's first step.
+
+        `flags`: the requires_grad of the others' parameters; None if this worker begins the run.
+        """
         if flags is None:
             self.state.begin_run(position)
         else:
@@ -199,7 +204,7 @@ class Loop:
         self._rounds.meter.enter("compute")
 
     def _task(self, position: Position) -> Task:
-        """The step at `position`, which is about to begin."""
+        """Prepare the step at `position`, which begins next, and return its task."""
         self._rounds.check_sums()
         self._look()
         if self.gradients.refresh():
@@ -210,12 +215,12 @@ class Loop:
         return step_task(self.gradients.partials, lambda workers: self.progress.enter(position, workers), position)
 
     def _look(self, *, whole: bool = True) -> None:
-        """Follow what the script has replaced since the last look. See `Replica.look`."""
+        """Find and adopt tensors that the script has replaced since the last check. See `Replica.look`."""
         if self.replica.look(whole=whole):
             self.gradients.follow()
 
     def _step(self) -> Step:
-        """The step that has begun: only after any idle rounds is it known which samples it takes."""
+        """Return the step that has begun. Its samples are known only after all idle rounds."""
         self.state.began(self._rounds.workers)
         self.lines.begin()
         self.clock.begin()
@@ -260,8 +265,9 @@ class Loop:
     # --- the end ---------------------------------------------------------------------------------------------
 
     def end(self) -> tuple[str, StepTime]:
-        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint, and the time
-        since that step.
+        """Finish after the script's end: the state is the whole state after the current step.
+
+        Returns its fingerprint, and the time since that step.
         """
         after = self.clock.end()
         self._look()
@@ -276,11 +282,11 @@ _new_loop: Callable[..., Loop] = Loop
 
 
 def use(factory: Callable[..., Loop]) -> None:
-    """Have `factory` make the loops of this process from now on. It takes the arguments of `Loop`."""
+    """Set the `factory` that creates the loops of this process from now on. It takes the arguments of `Loop`."""
     global _new_loop
     _new_loop = factory
 
 
 def new_loop(*arguments: Any, **options: Any) -> Loop:
-    """The loop of this process: a `Loop`, or what `use` has named."""
+    """Create the loop of this process: a `Loop`, or an object of the factory that `use` has set."""
     return _new_loop(*arguments, **options)

@@ -1,7 +1,7 @@
-"""The run's way through its data: the window of the step in hand, which micro-batches come after it, and where it ends.
+"""The run's progress through its data: the current step's window, the micro-batches after it, and the run's end.
 
-All of it follows from the position and from how many workers have begun the step, so it is the same on every worker.
-Only where the clock is a sum of gains the end of the run is known no sooner than the gain: when the exchange is over.
+All of it follows from the position and from the number of workers that have begun the step, so it is equal on every
+worker. If the clock is a sum of gains, the end of the run is known only with the gain: when the exchange is over.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from farandole.plan.shards import Position, Window, advance, window
 from farandole.platform.bounds import whole
 from farandole.protocol.view import Lineage
 
-_MOST = "a run counts no more than 2**53 steps; ask for fewer, and end the run with `farandole stop`"
+_MOST = "a run counts at most 2**53 steps; use a smaller number, and end the run with `farandole stop`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a run is: so many epochs, or, where they are 0, so many base steps.
+    """The length of a run: a number of epochs, or, if `epochs` is 0, a number of base steps.
 
     Raises:
-        UsageError: neither is given, or both are, or one that is no length.
+        UsageError: neither is given, or both are, or the number is not valid.
     """
 
     epochs: int = 0
@@ -34,8 +34,8 @@ class Length:
     def of(epochs: int | None, base_steps: int | None) -> Length:
         if (epochs is None) == (base_steps is None):
             raise UsageError(
-                f"run.steps(epochs={epochs}, base_steps={base_steps}): a run's length is given in epochs or in base "
-                f"steps, in one of the two"
+                f"run.steps(epochs={epochs}, base_steps={base_steps}): give the run's length either in epochs or in "
+                f"base steps"
             )
         if epochs is not None:
             return Length(epochs=whole("run.steps(epochs={})", epochs, 1, why=_MOST))
@@ -43,15 +43,17 @@ class Length:
 
 
 class Progress:
-    """`workers_at(step, members)`: how many workers count as having begun `step`, if the view has so many members.
+    """The run's position and what follows from it.
 
-    `gains`: the sum of the gains of all steps whose exchange is over, without and with the newest, where that is the
-    rule's clock. It counts for a run whose length is given in base steps; otherwise samples do.
+    `workers_at(step, members)`: returns how many workers count as having begun `step`, in a view of `members` members.
+
+    `gains`: returns the sum of the gains of all steps whose exchange is over, without and with the newest, if this is
+    the rule's clock. It is used for a run whose length is given in base steps; otherwise samples are counted.
 
     Attributes:
-        position: the step in hand, or the one that is about to begin.
-        window: the samples that it takes.
-        foreseen: whether a step's base steps are known when it begins.
+        position: the current step, or the one that begins next.
+        window: the samples of this step.
+        foreseen: True if a step's base steps are known when it begins.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Progress:
         whole(f"run.steps(epochs={length.epochs}) of {len(loader)} steps each, {{}} steps", steps, why=_MOST)
 
     def enter(self, position: Position, workers: int) -> int:
-        """Begin the step at `position` with so many workers; how many shards it has."""
+        """Begin the step at `position` with `workers` workers. Returns the number of its shards."""
         self.position = position
         self._size = self._loader.batch.samples(workers)
         self.window = self._window(position, workers)
@@ -81,59 +83,66 @@ class Progress:
 
     @property
     def ends_epoch(self) -> bool:
+        """True if the step takes the epoch's last samples."""
         return self.window.stop >= self._loader.epoch_samples
 
     @property
     def whole(self) -> int:
-        """The samples that the step's window would have if no epoch ended in it."""
+        """The number of samples that the step's window would have if no epoch ended in it."""
         return min(self._size, self._loader.epoch_samples)
 
     @property
     def following(self) -> Position | None:
-        """The position after the step in hand; None at the run's end. Where gains count: once its exchange is over."""
+        """The position after the current step; None at the run's end.
+
+        If gains are counted, it is valid only when the step's exchange is over.
+        """
         return None if self.over(self.after) else self.after
 
     def over(self, position: Position) -> bool:
-        """Whether the run is at its end at `position`; where gains count, by those that there are."""
+        """Return True if the run is at its end at `position`. If gains are counted, those measured so far decide."""
         if self._length.epochs:
             return position.epoch >= self._length.epochs
         return self._clock(position) >= self._length.base_steps
 
     def _clock(self, position: Position) -> int:
-        """Base steps done at `position`."""
+        """Return the number of base steps done at `position`."""
         if self._gains:
             return int(self._gains()[1])
         return position.epoch * len(self._loader) + -(-position.offset // self._loader.batch.base)
 
     @property
     def after(self) -> Position:
-        """The position after the step in hand, the end of the last epoch included."""
+        """The position after the current step; it may be the end of the last epoch."""
         return advance(self.position, self.window, self._loader.epoch_samples)
 
     @property
     def base_steps(self) -> int:
-        """How many base steps end with this one: windows of the base batch, counted from the epoch's beginning, or the
-        whole part of the sum of gains, once the exchange is over. Those beyond the run's end don't count.
+        """The number of base steps that end within this step. Those after the run's end don't count.
+
+        Base steps are windows of the base batch, counted from the epoch's beginning; or the whole part of the sum of
+        gains, valid when the exchange is over.
         """
         before, after = int(self._gains()[0]) if self._gains else self._clock(self.position), self._clock(self.after)
         return min(after, self._length.base_steps or after) - before
 
     @property
     def total(self) -> int:
-        """The run's steps, if the batch stays what it is."""
+        """The run's number of steps, if the batch size does not change any more."""
         length, size = self._loader.epoch_samples, self._size
         if self._length.base_steps:
             done = self._clock(self.after)
             before, after = self._gains() if self._gains else (0.0, size / self._loader.batch.base)
-            left = max(self._length.base_steps - done, 0)
-            return self.position.step + 1 + (math.ceil(left / (after - before)) if after > before else left)
+            remaining = max(self._length.base_steps - done, 0)
+            return self.position.step + 1 + (math.ceil(remaining / (after - before)) if after > before else remaining)
         epochs_left = self._length.epochs - 1 - self.position.epoch
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 
     def upcoming(self, worker: str, later: Lineage, mine: tuple[int, ...]) -> Iterator[Key]:
-        """The micro-batches of `worker`: `mine` of the step in hand, then by `later`, as long as the view stays.
+        """Yield the micro-batches of `worker`: the shards `mine` of the current step, then those that `later` assigns.
 
-        Where gains count they may be of steps beyond the run's end, and end themselves where gains of 1 would.
+        They are right as long as the view does not change. If gains are counted, some may be of steps after the run's
+        end; they stop where gains of 1 would end the run.
         """
         position, taken = self.position, self.window
         furthest = math.inf if self.foreseen else position.step + self._length.base_steps - self._clock(position)

@@ -1,16 +1,17 @@
-"""What is replicated: the user's modules, optimizers and schedulers, seen as one state.
+"""The replica: the user's modules, optimizers and schedulers as one state.
 
-Every worker holds the same replica bit for bit between two steps. This file knows its parameters and buffers, takes
-and restores its state, names its differences, and computes its fingerprint. It knows nothing of views.
+Every worker holds the same replica, bit for bit, between two steps. This file lists its parameters and buffers, takes
+and restores its state, names its differences, and computes its fingerprint. It does not depend on views.
 
-Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
-computed which shards before. So they are put back before each shard to what they were when the inner loop began, and
-after the step they get one value from those of the shards, carried in the exchange's float64 lanes
-(`training/replica.py`): the mean, or what the script has asked for.
+Buffers: a forward pass may change them (running statistics), and the result of a shard must not depend on the worker
+that computed other shards before. So before each shard they get the values that they had when the inner loop began.
+After the step they get one value from those of the shards, carried in the exchange's float64 lanes (`BufferLanes`): the
+mean, or another reduction that the script has selected.
 
-The loop body may set buffers before the inner loop (a temperature that falls), and so there are two values of each:
-that of the step's beginning, which is the state, and that of the inner loop's. A joiner, or a run that is resumed,
-begins with the step and runs the loop body itself: with the second value it would do `buffer.mul_(0.9)` twice.
+The loop body may set buffers before the inner loop (for example a temperature that falls). So each buffer has two
+values: that at the step's beginning, which is the state, and that at the inner loop's beginning. A joiner, or a run
+that is resumed, begins with the step and runs the loop body itself: with the second value it would apply
+`buffer.mul_(0.9)` twice.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ from farandole.errors import UnknownState, UsageError
 
 # --- buffer lanes -----------------------------------------------------------------------------------------------------
 #
-# How the values that the shards of a step give a buffer become one: the kinds, and their way through float64 lanes.
+# The reduction of a buffer's values after the shards of a step to one value: the kinds, and their float64 lanes.
 #
 # A forward pass may change buffers. Each shard begins with the same values (`start`), and lanes are summed over the
-# shards in the order of the tree, so the result depends on no worker. A buffer's kind says what becomes of its values:
+# shards in the order of the tree, so the result does not depend on the workers. A buffer's kind is its reduction:
 #
-#     mean      the mean over the shards; for floating point, where nothing else is said
-#     agree     the value that all shards have; for integers and booleans, where nothing else is said. If two shards
-#               differ it is an error, since a mean of counts is none
+#     mean      the mean over the shards; the default for floating point
+#     agree     the value that all shards have; the default for integers and booleans. If two shards differ it is an
+#               error, because a mean of counts has no meaning
 #     sum       start + the sum over the shards of (value - start): counters, histograms
-#     max       the largest value, elementwise; of booleans: any. Each shard has lanes of its own: `GlobalBatch` only
-#     last      that of the step's last micro-batch; where this has no usable sample, start
+#     max       the largest value, elementwise; for booleans: any. Each shard has its own lanes: `GlobalBatch` only
+#     last      the value after the step's last micro-batch; `start` if this has no usable sample
 #     gathered  each element from the one shard that has changed it: rows of samples. If two shards have, it is an error
 #
-# Integers go as (value - start), which is exact up to 2^53. That all shards agree shows in sums: for numbers x of n
-# shards n * sum(x^2) = sum(x)^2 only if all are equal. x is the remainder of value - start by the prime `PRIME`,
-# between -PRIME / 2 and PRIME / 2, so that squares stay exact for as many shards as there may be.
+# Lanes carry integers as (value - start), which is exact up to 2^53. Sums show that all shards agree: for numbers x of
+# n shards n * sum(x^2) = sum(x)^2 only if all are equal. x is the remainder of value - start by the prime `PRIME`,
+# between -PRIME / 2 and PRIME / 2, so that squares stay exact for the largest number of shards.
 
 _log = logging.getLogger(__name__)
 KINDS = ("mean", "sum", "max", "last", "gathered")
 AGREE = "agree"
-COUNTS_STEPS = "num_batches_tracked"  # of batch normalization; other counters may mean samples
+COUNTS_STEPS = "num_batches_tracked"  # batch normalization's counter of steps; other counters may count samples
 PRIME = 65521
 EXACT = float(1 << 53)
 MOST_OF_AGREED = float(1 << 40)
-MOST_LANES = 1 << 20  # of one buffer
+MOST_LANES = 1 << 20  # most lanes of one buffer
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """A buffer's lanes: `[at, at + width)`, of which the first `numel` are its values in most kinds."""
+    """A buffer's lanes: `[at, at + width)`. For most kinds the first `numel` of them are its values."""
 
     name: str
     kind: str
@@ -84,17 +85,17 @@ class _Part:
 
 
 class BufferLanes:
-    """The lanes of `buffers`, by full name: first whether each has changed, then what their kinds need.
+    """The lanes of `buffers`, by full name: first one lane per buffer, 1 if it has changed, then those of the kinds.
 
-    `kinds`: by pattern of names (`fnmatch`), for those that are not to be of the usual kind. `shards`: the most that a
-    step has, 0 if nobody knows.
+    `kinds`: kind by pattern of names (`fnmatch`), for buffers that do not use the default kind. `shards`: the largest
+    number of shards in a step, 0 if unknown.
 
     Attributes:
-        count: of all lanes.
-        kinds: of all buffers, by name.
+        count: the number of all lanes.
+        kinds: the kinds of all buffers, by name.
 
     Raises:
-        UsageError: a pattern without a buffer, an unknown kind, or one that does not fit.
+        UsageError: a pattern matches no buffer, a kind is unknown, or a kind does not fit its buffer.
     """
 
     def __init__(self, buffers: Mapping[str, torch.Tensor], kinds: Mapping[str, str], shards: int = 0) -> None:
@@ -118,12 +119,12 @@ class BufferLanes:
         self.count = self._squares.stop
         self._parts = [places[name] for name in buffers]
         self._start64 = torch.zeros(self.count, dtype=torch.float64)
-        self._lanes: torch.Tensor | None = None  # that `write` was called with last
+        self._lanes: torch.Tensor | None = None  # the argument of the last call of `write`
         self._places: list[torch.Tensor] = []
         self._warned: set[str] = set()
 
     def begin(self, start: Sequence[torch.Tensor]) -> None:
-        """The shards of a step begin with the values `start`."""
+        """Set the values `start` with which the shards of a step begin."""
         for part, value in zip(self._parts, start, strict=True):
             if part.kind == AGREE:
                 part.values(self._start64).copy_(value)
@@ -131,7 +132,9 @@ class BufferLanes:
     def write(
         self, lanes: torch.Tensor, start: Sequence[torch.Tensor], now: Sequence[torch.Tensor], *, shard: int, last: bool
     ) -> None:
-        """A shard has made `now` of `start`: fill `lanes`, shape (count,), the same memory each time.
+        """Fill `lanes` after a shard that has changed the buffers from `start` to `now`.
+
+        `lanes` has shape (count,), and is the same memory in each call.
 
         Raises:
             UsageError: an integer has changed by more than can be summed.
@@ -160,7 +163,7 @@ class BufferLanes:
         agreed = lanes[self._agreed]
         large = bool(agreed.numel()) and float(agreed.abs().max()) > EXACT
         agreed -= self._start64[self._agreed]
-        if large:  # than float64 holds: the difference is exact in integers
+        if large:  # larger than float64 holds exactly: the difference is exact in integers
             for part, change, before, value in zip(self._parts, changed, start, now, strict=True):
                 if part.kind == AGREE and change:
                     part.values(lanes).copy_(_encoded(part, before, value))
@@ -193,15 +196,15 @@ class BufferLanes:
     def read(
         self, lanes: torch.Tensor, start: Sequence[torch.Tensor], now: Sequence[torch.Tensor], shards: int
     ) -> None:
-        """The reduced lanes of a step of so many shards: give the buffers `now` their values.
+        """Set the buffers `now` from the reduced lanes of a step of `shards` shards.
 
         Raises:
-            UsageError: shards differ where they must agree, or have changed the same element of what is gathered.
+            UsageError: shards differ in a buffer that must agree, or have changed the same element of a gathered one.
         """
         changes = lanes[: len(self._parts)].tolist()
         self._check_agreed(lanes, shards)
         agreed = self._start64[: self._agreed.stop] + lanes[: self._agreed.stop] / shards
-        large = bool(agreed.numel()) and float(agreed.abs().max()) > EXACT  # than float64 holds
+        large = bool(agreed.numel()) and float(agreed.abs().max()) > EXACT  # larger than float64 holds exactly
         for part, change, before, buffer in zip(self._parts, changes, start, now, strict=True):
             if not change:
                 buffer.copy_(before)
@@ -225,8 +228,8 @@ class BufferLanes:
                 times = part.of(lanes)[part.numel :].view(part.shape)
                 if times.numel() and times.max() > 1:
                     raise UsageError(
-                        f"buffer {part.name}: several micro-batches of a step have changed the same element; what is "
-                        f"gathered has a row for each sample: write to buffer[step.rows]"
+                        f"buffer {part.name}: several micro-batches of a step have changed the same element; a "
+                        f"'gathered' buffer has a row for each sample: write to buffer[step.rows]"
                     )
                 into.copy_(torch.where((times == 1).to(into.device), _decoded(part, before, values), real(before)))
             else:
@@ -237,8 +240,8 @@ class BufferLanes:
         if name not in self._warned:
             self._warned.add(name)
             _log.warning(
-                "buffer %s has grown alike in all micro-batches of a step, which counts once: if each is to count, say "
-                "run.replicate(..., buffers={%r: 'sum'})", name, name,
+                "buffer %s has changed equally in all micro-batches of a step, and the change counts once: to add all "
+                "changes, use run.replicate(..., buffers={%r: 'sum'})", name, name,
             )  # fmt: skip
 
     def _check_agreed(self, lanes: torch.Tensor, shards: int) -> None:
@@ -250,23 +253,23 @@ class BufferLanes:
             place = slice(part.at - self._agreed.start, part.at - self._agreed.start + part.width)
             if part.kind == AGREE and not bool(equal[place].all()):
                 raise UsageError(
-                    f"buffer {part.name} of integers or booleans is another after different micro-batches of a step, "
-                    f"and a mean of counts is none: say what is meant, run.replicate(..., buffers="
-                    f"{{{part.name!r}: 'sum'}}), or one of {', '.join(KINDS)}"
+                    f"buffer {part.name} of integers or booleans differs after different micro-batches of a step, and "
+                    f"a mean of counts has no meaning: name a reduction, run.replicate(..., buffers="
+                    f"{{{part.name!r}: 'sum'}}), or another of {', '.join(KINDS)}"
                 )
 
 
 def _kind(name: str, buffer: torch.Tensor, kinds: Mapping[str, str]) -> str:
     kind = next((kind for pattern, kind in kinds.items() if fnmatchcase(name, pattern)), None)
     if kind == "sum" and buffer.dtype == torch.bool:
-        raise UsageError(f"buffers: {name} of booleans has no sum; use 'max' for any of them")
+        raise UsageError(f"buffers: {name} of booleans has no sum; use 'max' for a logical or")
     if kind == "max" and buffer.is_complex():
         raise UsageError(f"buffers: {name} of complex numbers has no maximum")
     return kind or ("mean" if buffer.is_floating_point() or buffer.is_complex() else AGREE)
 
 
 def check_kinds(kinds: Mapping[str, str], small: Mapping[str, torch.Tensor], large: Mapping[str, torch.Tensor]) -> None:
-    """Raises UsageError for an unknown kind, and for a pattern of no buffer, or of one that is `large`."""
+    """Raise UsageError for an unknown kind, and for a pattern that matches no buffer, or one of `large`."""
     for pattern, kind in kinds.items():
         if kind not in KINDS:
             raise UsageError(f"buffers={{{pattern!r}: {kind!r}}}: no such kind; use one of {', '.join(KINDS)}")
@@ -277,8 +280,8 @@ def check_kinds(kinds: Mapping[str, str], small: Mapping[str, torch.Tensor], lar
                 f"split it"
             )
         if not any(fnmatchcase(name, pattern) for name in small):
-            known = ", ".join(small) or "none"
-            raise UsageError(f"buffers={{{pattern!r}: {kind!r}}}: there is no such buffer; there are {known}")
+            names = ", ".join(small) or "none"
+            raise UsageError(f"buffers={{{pattern!r}: {kind!r}}}: no such buffer; the buffers are {names}")
 
 
 def _width(kind: str, numel: int, shards: int) -> int:
@@ -297,7 +300,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _encoded(part: _Part, start: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """What goes into lanes: values, of integers the difference to the start."""
+    """Return the numbers for the lanes: the values, or for integers their difference to `start`."""
     if not _is_integer(value):
         return real(value).to("cpu", torch.float64)
     difference = (value.to(torch.int64) - start.to(torch.int64)).cpu()
@@ -307,6 +310,7 @@ def _encoded(part: _Part, start: torch.Tensor, value: torch.Tensor) -> torch.Ten
 
 
 def _decoded(part: _Part, start: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the buffer's values from numbers of lanes. Raises UsageError if one does not fit into its dtype."""
     if not _is_integer(start):
         return values.to(start.device)
     whole = start.to(torch.int64) + values.to(start.device, torch.int64)
@@ -318,7 +322,7 @@ def _decoded(part: _Part, start: torch.Tensor, values: torch.Tensor) -> torch.Te
 
 
 def _other(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """True where elements are unequal; nan is nan."""
+    """Return True for each element that differs; nan equals nan."""
     return (one != other) & ~((one != one) & (other != other))
 
 
@@ -333,7 +337,7 @@ def _total(start: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
 
 
 def _too_large(name: str) -> str:
-    return f"buffer {name} changed in one micro-batch by more than can be summed up; keep counts below 2**40"
+    return f"buffer {name} changed in one micro-batch by more than can be summed; keep counts below 2**40"
 
 
 def _residue(values: torch.Tensor) -> torch.Tensor:
@@ -341,21 +345,21 @@ def _residue(values: torch.Tensor) -> torch.Tensor:
 
 
 def real(buffer: torch.Tensor) -> torch.Tensor:
-    """The buffer, of complex numbers as a view of real ones."""
+    """Return the buffer itself, or for complex numbers a view of it as real numbers."""
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 # --- tensor listing ---------------------------------------------------------------------------------------------------
 #
-# The parameters and buffers of a replica's modules by name, and a cheap look whether the modules still hold them.
+# The parameters and buffers of a replica's modules by name, and a cheap check that the modules still hold them.
 #
-# A step looks three times (`training/loop.py`), so a look compares objects and no values. A module keeps its tensors
-# and submodules in three dicts. These are compared with copies of them: equality of dicts begins with the identity of
-# what they hold, in C. Shapes, dtypes and devices, which another `.data` changes, take ten times as long: each step
-# looks at those of `FORMS` tensors, in turn. `model.half()` changes all of them, so it shows in the next step; where
-# a single one of a large model has another form, torch refuses its gradient, and then all are looked at.
+# A step checks three times (`training/loop.py`), so a check compares objects and no values. A module keeps its tensors
+# and submodules in three dicts. These are compared with copies of them: equality of dicts first compares the identity
+# of the values, in C. Shapes, dtypes and devices, which an assignment to `.data` changes, take ten times as long: each
+# step checks those of `FORMS` tensors, in turn. `model.half()` changes all of them, so the next step finds it. If a
+# single tensor of a large model has another form, torch refuses its gradient, and then all are checked.
 #
-# A buffer that is assigned anew (`self.mean = 0.9 * self.mean + 0.1 * mean`) is followed: its value is copied into the
+# A buffer that is assigned anew (`self.mean = 0.9 * self.mean + 0.1 * mean`) is adopted: its value is copied into the
 # listed tensor, and that tensor is put back. So a replica holds the same buffers from its beginning to its end.
 
 _Form = tuple[torch.Size, torch.dtype, torch.device]
@@ -364,10 +368,10 @@ FORMS = 32
 
 
 class TensorListing:
-    """The tensors of `modules`, listed now.
+    """A list of the tensors of `modules`, made when this object is created.
 
     Attributes:
-        parameters, buffers: by full name; a tensor that several modules share goes by its first name.
+        parameters, buffers: tensors by full name; a tensor that several modules share has its first name.
         paths: for each module of `modules` all paths of its `state_dict()` that are parameters or buffers.
     """
 
@@ -393,18 +397,18 @@ class TensorListing:
 
     def _look_at(self, owners: Iterable[Mapping[str, Any]]) -> None:
         dicts = [owner.get(kind) for owner in owners for kind in ("_parameters", "_buffers", "_modules")]
-        known = [each for each in dicts if isinstance(each, dict)]  # those of torch.jit are none
-        self._dicts: list[dict[str, Any]] = known
-        self._copies = [dict(each) for each in known]
+        plain = [each for each in dicts if isinstance(each, dict)]  # torch.jit's are no dicts
+        self._dicts: list[dict[str, Any]] = plain
+        self._copies = [dict(each) for each in plain]
         listed = {id(buffer): name for name, buffer in self.buffers.items()}
-        self._slots = [(each, key, value) for each in known for key, value in each.items() if id(value) in listed]
+        self._slots = [(each, key, value) for each in plain for key, value in each.items() if id(value) in listed]
         self._names = [listed[id(buffer)] for _, _, buffer in self._slots]
         self._owners = [owner for owner, _, _ in self._slots]
         self._keys = [key for _, key, _ in self._slots]
         self._listed = [buffer for _, _, buffer in self._slots]
         self._single = [
             (each, key, value)
-            for each in known
+            for each in plain
             for key, value in each.items()
             if isinstance(value, torch.nn.Parameter) and value.numel() <= 1
         ]
@@ -416,13 +420,14 @@ class TensorListing:
         """Copy the values of buffers that were assigned anew into the listed tensors, and put those back.
 
         Raises:
-            UsageError: one has another shape, dtype or device, or is shared and was assigned in one place of several.
+            UsageError: a buffer has another shape, dtype or device, or is shared by several modules and was assigned in
+                only one of them.
         """
         if all(map(operator.is_, map(dict.get, self._owners, self._keys), self._listed)):
             return
         for place, (owner, key, buffer) in enumerate(self._slots):
             value = owner.get(key)
-            if value is buffer or value is None:  # one that is gone is a difference of names
+            if value is buffer or value is None:  # `follow` finds a removed buffer, by its name
                 continue
             name = self._names[place]
             if self._names.count(name) > 1:
@@ -437,20 +442,20 @@ class TensorListing:
             owner[key] = buffer
 
     def holds(self) -> bool:
-        """True if the modules still hold the listed tensors, each under its name. `adopt` comes before it."""
+        """Return True if the modules still hold the listed tensors, each under its name. Call `adopt` before it."""
         try:
             same = self._dicts == self._copies
-        except Exception:  # noqa: BLE001  a tensor in another one's place: as a truth value torch refuses what `==` gives
+        except Exception:  # noqa: BLE001  another tensor is in the place: torch refuses the truth value of its `==`
             return False
         return same and all(
             owner.get(key) is tensor for owner, key, tensor in self._single
-        )  # `==` may be true of these
+        )  # `==` may be true for two different tensors of one element
 
     def check_forms(self, *, some: bool = False) -> None:
-        """Compare shapes, dtypes and devices with those of the beginning. `some`: of `FORMS` tensors, in turn.
+        """Compare shapes, dtypes and devices with those of the beginning. `some`: only of `FORMS` tensors, in turn.
 
         Raises:
-            UsageError: names the first tensor that differs.
+            UsageError: a tensor differs. The message names the first one.
         """
         self._looks += 1
         every = -(-len(self._tensors) // FORMS) if some else 1
@@ -463,10 +468,10 @@ class TensorListing:
                 raise UsageError(_changed(kind, name, form, tensor))
 
     def follow(self, modules: Mapping[str, torch.nn.Module]) -> TensorListing:
-        """The listing of the same modules where some tensors were replaced by others of the same name and form.
+        """Return a new listing of the same modules, after tensors were replaced by others of the same name and form.
 
         Raises:
-            UsageError: a tensor came, is gone, or has another shape, dtype or device.
+            UsageError: a tensor was added or removed, or has another shape, dtype or device.
         """
         now = TensorListing(modules)
         _compare_names("parameter", self.parameters, now.parameters)
@@ -485,13 +490,14 @@ class TensorListing:
 
 
 def _compare_names(kind: str, then: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> None:
-    gone = [name for name in then if name not in now]
+    removed = [name for name in then if name not in now]
     new = [name for name in now if name not in then]
-    if not gone and not new:
+    if not removed and not new:
         return
-    parts = [f"{kind} {names[0]}{_more(names)} {what}" for names, what in ((gone, "is gone"), (new, "is new")) if names]
-    shared = [name for name, tensor in now.items() for old in gone if tensor is then[old]]
-    tied = f"; {gone[0]} is {shared[0]} now" if gone and shared else ""
+    changes = ((removed, "was removed"), (new, "was added"))
+    parts = [f"{kind} {names[0]}{_more(names)} {what}" for names, what in changes if names]
+    shared = [name for name, tensor in now.items() for old in removed if tensor is then[old]]
+    tied = f"; {removed[0]} is {shared[0]} now" if removed and shared else ""
     raise UsageError(f"{' and '.join(parts)} since run.replicate{tied}; {REMEDY}")
 
 
@@ -501,7 +507,7 @@ def _more(names: list[str]) -> str:
 
 def _changed(kind: str, name: str, then: _Form, now: Any) -> str:
     new = _words(_FORM(now)) if isinstance(now, torch.Tensor) else f"a {type(now).__name__}"
-    return f"{kind} {name} was {_words(then)} when it was replicated and is {new} now; {REMEDY}"
+    return f"{kind} {name} was {_words(then)} at run.replicate and is {new} now; {REMEDY}"
 
 
 def _words(form: _Form) -> str:
@@ -510,36 +516,35 @@ def _words(form: _Form) -> str:
 
 
 REMEDY = (
-    "a worker that joins or resumes begins with the model as the script makes it, so change a model's form before "
-    "run.replicate (for an export, convert a copy)"
+    "a worker that joins or resumes begins with the model that the script creates, so change a model's form only "
+    "before run.replicate (for an export, convert a copy)"
 )
 
 
 # --- plain values -----------------------------------------------------------------------------------------------------
 #
-# Plain values of the replica as a step begins: everything in its state that is no large tensor.
+# Plain values of the replica when a step begins: all parts of its state except large tensors.
 #
 # A loop body may step a scheduler before the inner loop. A joiner or a resumed run begins with the step and runs that
-# body itself, so the state must hold the rate from before: with the later one it would step twice. So everything
-# plain is kept as it is when a step begins, and the state is put together from that: rates and other settings of
-# parameter groups, numbers in optimizers' states, all that schedulers and other objects give, what modules have as
-# extra state; and small tensors among those (a rate may be one). Parameters and moments are too large to be kept. A
-# change of them in a loop body before its inner loop is seen by their version counters (`changed`), and then the
-# state is called what it is: not a step's beginning. Not seen: what a script writes through `.data` or NumPy, which
-# PyTorch doesn't count.
+# body itself, so the state must hold the rate from before: with the later rate it would step twice. So all plain values
+# are copied when a step begins, and the state is composed of these copies: rates and other settings of parameter
+# groups, numbers in optimizers' states, the whole state of schedulers and other objects, the extra state of modules;
+# and small tensors among those (a rate may be one). Parameters and moments are too large to be copied. If a loop body
+# changes them before its inner loop, their version counters show it (`changed`), and then the state is not treated as
+# that of a step's beginning. Changes through `.data` or NumPy are not detected, because PyTorch doesn't count them.
 #
-# It is kept as `encode` makes it, so a value that can't be handed to a joiner or written to a checkpoint is an error at
-# the beginning of the first step that has it. The same bytes are the plain part of the step's digest.
+# The values are kept in the encoding of `encode`. So a value that can't be sent to a joiner or written to a checkpoint
+# is an error at the beginning of the first step that has it. The same bytes are the plain part of the step's digest.
 
-WHOLE_BYTES = 4096  # a tensor among plain values is one of them up to here
+WHOLE_BYTES = 4096  # a tensor up to this size is a plain value
 _version = attrgetter("_version")
 
 
 class PlainValues:
-    """Plain values of `objects`. `state()`: the whole state, to name by its path what can't be sent.
+    """The plain values of `objects`. `state()`: the whole state, to find the path of a value that can't be sent.
 
     Attributes:
-        skeleton: the plain values as `encode` makes it.
+        skeleton: the plain values, encoded by `encode`.
         small: copies of the small tensors among them.
         large: the other tensors of optimizers and of objects that are no modules, by reference.
     """
@@ -557,28 +562,28 @@ class PlainValues:
         self._versions: list[int] = []
 
     def keep(self, parameters: Sequence[torch.Tensor]) -> None:
-        """A step begins: these are the values that belong to its state. `parameters`: and large buffers.
+        """Copy the values that belong to the state of a step that begins. `parameters`: also the large buffers.
 
         Raises:
-            UnknownState: a value can't be sent without pickling; names its path.
+            UnknownState: a value can't be sent without pickling. The message names its path.
         """
         values, tensors = self._collect()
         try:
-            self.skeleton, found = encode(values)
+            self.skeleton, referenced = encode(values)
             if not _same(tensors, self._of_optimizers):
                 encode(tensors)
         except UnknownState:
             self.skeleton = b""
-            encode(self._state())  # names it by its path
+            encode(self._state())  # raises an error that names the path
             raise
         self._parameters, self._of_optimizers = [*parameters], tensors
-        self._in_skeleton = [t if _is_large(t) else t.clone() for t in found]
+        self._in_skeleton = [t if _is_large(t) else t.clone() for t in referenced]
         self.small = [t for t in self._in_skeleton if not _is_large(t)]
-        self.large = [*tensors, *(t for t in found if _is_large(t))]
+        self.large = [*tensors, *(t for t in referenced if _is_large(t))]
         self._versions = self._current_versions()
 
     def changed(self) -> bool:
-        """Returns True if a tensor that is not kept was changed or replaced since the last `keep`."""
+        """Return True if a tensor that is not copied was changed or replaced since the last `keep`."""
         modules = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
         kept = set(map(id, self._parameters))
         return (
@@ -588,7 +593,7 @@ class PlainValues:
         )
 
     def put_into(self, objects: dict[str, Any]) -> None:
-        """Replace the plain values in the state_dicts of all objects by those that were kept."""
+        """Replace the plain values in the state_dicts of all objects by those of the last `keep`."""
         if not self.skeleton:
             return
         kept = decode(self.skeleton, self._in_skeleton)
@@ -604,7 +609,7 @@ class PlainValues:
         return [*map(_version, self._parameters), *map(_version, self.large)]
 
     def _collect(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The plain values by object, and the tensors in optimizers' states."""
+        """Return the plain values by object, and the tensors in optimizers' states."""
         values: dict[str, Any] = {}
         tensors: list[torch.Tensor] = []
         for name, thing in self._objects.items():
@@ -615,8 +620,8 @@ class PlainValues:
                 groups = [
                     {key: value for key, value in group.items() if key != "params"} for group in thing.param_groups
                 ]
-                found, numbers = _in_states(thing.state)
-                tensors += found
+                moments, numbers = _in_states(thing.state)
+                tensors += moments
                 values[name] = (groups, numbers)
             else:
                 values[name] = thing.state_dict()
@@ -624,11 +629,11 @@ class PlainValues:
 
 
 def _in_states(states: Mapping[Any, Any]) -> tuple[list[torch.Tensor], dict[int, Any]]:
-    """The tensors in an optimizer's states, and everything else there by the place of its state."""
+    """Return the tensors in an optimizer's states, and all other values there by the index of their state."""
     if set(map(type, states.values())) <= {dict}:
         values = list(chain.from_iterable(map(dict.values, states.values())))
         if set(map(type, values)) <= {torch.Tensor}:
-            return values, {}  # as it is with torch's own, of which a large model has thousands
+            return values, {}  # fast path for torch's optimizers: a large model has thousands of states
     tensors: list[torch.Tensor] = []
     numbers: dict[int, Any] = {}
     for index, state in enumerate(states.values()):
@@ -654,12 +659,12 @@ def _put_into_optimizer(state: dict[str, Any], groups: list[dict[str, Any]], num
 
 
 def _is_usual(thing: Any) -> bool:
-    """Returns True for an optimizer whose state_dict() gives its `state` and `param_groups`, and nothing else."""
+    """Return True for an optimizer whose state_dict() has its `state` and `param_groups`, and nothing else."""
     return isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict
 
 
 def _extra_keys(thing: Any) -> tuple[str, ...]:
-    """The keys of a module's state_dict() that are neither parameters nor buffers."""
+    """Return the keys of a module's state_dict() that are neither parameters nor buffers."""
     if not isinstance(thing, torch.nn.Module):
         return ()
     named = {name for name, _ in thing.named_parameters(remove_duplicate=False)}
@@ -677,26 +682,28 @@ def _is_large(tensor: torch.Tensor) -> bool:
 
 # --- replica ----------------------------------------------------------------------------------------------------------
 
-_OTHER_BYTES = 1 << 20  # steps that optimizers count, and the like
+_OTHER_BYTES = 1 << 20  # allowance for small values, such as the step counts of optimizers
 WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
 LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
 
 
 @runtime_checkable
 class Stateful(Protocol):
+    """An object whose state can be taken and loaded."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class Replica:
-    """The objects handed to `run.replicate`, by name.
+    """The objects passed to `run.replicate`, by name.
 
-    `buffer_kinds`: see `BufferLanes`; `shards`: the most that a step has, 0 if nobody knows.
+    `buffer_kinds`: see `BufferLanes`; `shards`: the largest number of shards in a step, 0 if unknown.
 
     Raises:
-        UsageError: an object without state_dict() and load_state_dict(), no module with parameters at all, a
-            SyncBatchNorm, or kinds of buffers that do not fit.
+        UsageError: an object has no state_dict() or load_state_dict(), no module has parameters, a module has a
+            SyncBatchNorm, or kinds of buffers do not fit.
     """
 
     def __init__(
@@ -706,7 +713,7 @@ class Replica:
             if not isinstance(thing, Stateful):
                 raise UsageError(
                     f"replicate({name}={type(thing).__name__}): it has no state_dict() and load_state_dict(); "
-                    f"only what has both can be handed to a joining worker"
+                    f"joining workers need both to receive an object's state"
                 )
         self.objects = cast("dict[str, Stateful]", dict(objects))
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
@@ -717,7 +724,7 @@ class Replica:
         self.parameters = dict(self._listing.parameters)
         self.buffers = self._listing.buffers
         if not self.parameters:
-            raise UsageError(f"replicate({', '.join(objects) or 'nothing'}): no module with parameters is among them")
+            raise UsageError(f"replicate({', '.join(objects) or 'nothing'}): no object is a module with parameters")
         self.ids = frozenset(map(id, self.parameters.values()))
         for name, thing in objects.items():
             if isinstance(thing, torch.optim.Optimizer):
@@ -725,7 +732,7 @@ class Replica:
                 if foreign:
                     raise UsageError(
                         f"replicate({name}={type(thing).__name__}): {foreign} of its parameters are in none of the "
-                        f"modules, so their gradients would stay each worker's own; hand in the module that has them"
+                        f"modules, so their gradients would differ between workers; pass the module that has them"
                     )
         self._in_groups: dict[str, list[torch.nn.Parameter]] = {}
         self._grouped: dict[
@@ -751,7 +758,10 @@ class Replica:
         self._flags: list[bool] = []
 
     def _align(self) -> None:
-        """Alignment is part of numerics: a parameter made from a mapped file or a NumPy array moves once, here."""
+        """Copy parameters that are not aligned, such as those from a mapped file or a NumPy array.
+
+        Alignment affects the bits of results.
+        """
         with torch.no_grad():
             for parameter in self.parameters.values():
                 if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
@@ -759,24 +769,24 @@ class Replica:
 
     @property
     def kept_buffers(self) -> list[torch.Tensor]:
-        """The copies in which `keep_buffers` keeps what changes, always the same ones."""
+        """The copies into which `keep_buffers` writes the small buffers; always the same tensors."""
         return self._kept
 
     @property
     def constants(self) -> dict[str, torch.Tensor]:
-        """The buffers that are too large to change."""
+        """The large buffers, which a step must not change, by name."""
         return self._constants
 
     # --- what is trained -------------------------------------------------------------------------------------
 
     def look(self, *, whole: bool = True) -> bool:
-        """Compare what is trained with what was listed, and follow it: buffers that were assigned anew, and parameters
-        and modules that were replaced by others of the same names, shapes and dtypes. True if a parameter was replaced.
+        """Compare the trained objects with the listing, and adopt changes. Returns True if a parameter was replaced.
 
-        `whole`: look at shapes, dtypes and the optimizers' groups too.
+        Changes are buffers that were assigned anew, and parameters and modules that were replaced by others of the same
+        names, shapes and dtypes. `whole`: check shapes, dtypes and the optimizers' groups too.
 
         Raises:
-            UsageError: what can't be followed, because whoever joins or resumes could not take it over.
+            UsageError: a change can't be adopted, because a worker that joins or resumes could not load it.
         """
         self._listing.adopt()
         replaced = False
@@ -796,24 +806,24 @@ class Replica:
                 elif isinstance(thing, WITH_FUNCTIONS) and len(thing.lr_lambdas) != self._functions[name]:
                     raise UsageError(
                         f"{name} ({type(thing).__name__}) has {len(thing.lr_lambdas)} functions and began with "
-                        f"{self._functions[name]}: functions can't be handed to a joining worker; begin with one for "
-                        f"each group that the optimizer will have, or use a schedule without functions of yours"
+                        f"{self._functions[name]}: functions can't be sent to a joining worker; begin with one for "
+                        f"each group that the optimizer will have, or use a schedule without your own functions"
                     )
         return replaced
 
     def stays(self) -> None:
-        """Compare what is trained with what was listed where an inner loop ends, in which no parameter may be replaced.
+        """Compare the trained objects with the listing at the end of an inner loop, which may replace no parameter.
 
         Raises:
-            UsageError: a parameter or module was replaced, came or went.
+            UsageError: a parameter or module was replaced, added or removed.
         """
         self._listing.adopt()
         if not self._listing.holds():
             then, now = self._listing, self._listing.follow(self._modules)
             new = [name for name, p in now.parameters.items() if p is not then.parameters[name]]
             raise UsageError(
-                f"parameter {new[0]} was replaced within a step's inner loop, so that some micro-batches have trained "
-                f"another one; replace it after the inner loop"
+                f"parameter {new[0]} was replaced within a step's inner loop, so some micro-batches have used the "
+                f"other one; replace it after the inner loop"
                 if new
                 else "a module was replaced within a step's inner loop; replace it after the inner loop"
             )
@@ -828,21 +838,21 @@ class Replica:
         if foreign:
             raise UsageError(
                 f"{kind} has {len(foreign)} parameters that are in none of the replicated modules, the first of shape "
-                f"{list(foreign[0].shape)}: they were replaced, or never handed in; put those of the modules into its "
-                f"param_groups"
+                f"{list(foreign[0].shape)}: they were replaced, or never passed to run.replicate; put the modules' "
+                f"parameters into its param_groups"
             )
         stale = [p for p in optimizer.state if all(p is not q for q in now) and hasattr(p, "shape")]
         if stale:
             raise UsageError(
                 f"{kind} holds the state of {len(stale)} parameters that are in none of its groups, the first "
                 f"{self._name_of(stale[0])}, which torch can't put into its state_dict(): "
-                f"call {name}.state.pop(parameter) for those that you take out of a group, or switch their "
-                f"requires_grad off and leave them in it"
+                f"call {name}.state.pop(parameter) for each parameter that you remove from a group, or keep it in the "
+                f"group with requires_grad=False"
             )
         self._in_groups[name] = now
 
     def check_forms(self) -> None:
-        """Raises UsageError if a tensor has another shape, dtype or device than at the beginning; names it."""
+        """Raise UsageError, with the tensor's name, if a shape, dtype or device differs from the beginning."""
         self._listing.check_forms()
 
     def _name_of(self, parameter: torch.Tensor) -> str:
@@ -852,7 +862,7 @@ class Replica:
     # --- buffers ---------------------------------------------------------------------------------------------
 
     def keep_buffers(self) -> None:
-        """A step begins: these are the values of buffers, and the plain values, that belong to the state.
+        """Copy the buffers and the plain values that belong to the state of a step that begins.
 
         Raises:
             UnknownState: a value can't be sent without pickling.
@@ -875,7 +885,7 @@ class Replica:
             self._kept_groups[name] = self._groups_of(optimizer)
 
     def begin_shards(self) -> None:
-        """The inner loop begins: these are the values that every shard starts from.
+        """Copy the buffers' values with which every shard starts, when the inner loop begins.
 
         Raises:
             UsageError: the loop body has changed a large buffer since the step began.
@@ -887,7 +897,7 @@ class Replica:
         self._lanes.begin(self._start)
 
     def reset_buffers(self, shard: int = 0, shards: int = 1) -> None:
-        """The shard of that number, of so many in the step, begins."""
+        """Reset the buffers for shard number `shard` of `shards` in the step."""
         self._listing.adopt()
         self._shard, self._is_last = shard, shard == shards - 1
         with torch.no_grad():
@@ -895,7 +905,7 @@ class Replica:
                 buffer.copy_(start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
-        """After a shard: fill `lanes`, shape (self.lanes,), the same memory each time.
+        """Fill `lanes`, shape (self.lanes,), the same memory in each call, after a shard.
 
         Raises:
             UsageError: the shard's forward pass has changed a large buffer, or an integer by too much.
@@ -906,10 +916,10 @@ class Replica:
             self._lanes.write(lanes, self._start, self._in_lanes, shard=self._shard, last=self._is_last)
 
     def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
-        """After a step of so many shards: the buffers' values from the reduced lanes, shape (self.lanes,).
+        """Set the buffers from the reduced lanes, shape (self.lanes,), after a step of `shards` shards.
 
         Raises:
-            UsageError: what the shards have made of a buffer does not fit together.
+            UsageError: the shards' values of a buffer can't be reduced by its kind.
         """
         with torch.no_grad():
             self._lanes.read(lanes, self._start, self._in_lanes, shards)
@@ -919,45 +929,45 @@ class Replica:
             if buffer._version != self._versions[name]:
                 raise UsageError(
                     f"buffer {name} of {buffer.numel()} elements was changed {where}; buffers above "
-                    f"{LARGEST_LANE_BUFFER} elements are taken for constants within a step: change it in the loop body "
-                    f"after the inner loop, on all workers alike, or split it"
+                    f"{LARGEST_LANE_BUFFER} elements must be constant within a step: change it in the loop body after "
+                    f"the inner loop, equally on all workers, or split it"
                 )
 
     # --- state -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The state by reference, as it was at the last `keep_buffers`: within a step nothing else changes."""
+        """Return the state at the last `keep_buffers`, by reference. Within a step its large tensors do not change."""
         state = self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
         self.plain.put_into(state["objects"])
         state["groups"] |= self._kept_groups
         return {**state, "requires_grad": [*self._flags]} if self._flags else state
 
     def _state(self, kept: dict[int, torch.Tensor]) -> dict[str, Any]:
-        """`kept`: what to give instead of a buffer, by its id."""
+        """Return the present state. `kept`: copies to use instead of buffers, by the buffer's id."""
         objects: dict[str, Any] = {}
         for name, thing in self.objects.items():
             state = dict(thing.state_dict())
-            for path, tensor in self._listing.paths.get(name, {}).items():  # as listed, whatever is there by now
+            for path, tensor in self._listing.paths.get(name, {}).items():  # the listed tensors, not the module's
                 if path in state:
                     state[path] = kept.get(id(tensor), tensor).detach()
             objects[name] = state
         hidden = [kept.get(id(b), b).detach() for b in self.buffers.values()]
         return {
             "objects": objects,
-            "buffers": hidden,  # once more, with those that state_dict() leaves out
+            "buffers": hidden,  # all buffers again, with those that state_dict() omits
             "requires_grad": [p.requires_grad for p in self.parameters.values()],
             "groups": {n: self._groups_of(o) for n, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)},
         }
 
     def _groups_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        """The names of the parameters in each group: an optimizer's own state knows them by their places only."""
+        """Return the names of the parameters in each group; an optimizer's own state has only their indices."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
 
     def _regroup(self, name: str, optimizer: torch.optim.Optimizer, groups: list[list[str]]) -> None:
-        """Give the optimizer groups of these parameters: the script has changed them since its beginning.
+        """Set the parameters of the optimizer's groups by name, if the run has changed the groups since its beginning.
 
-        Their settings come with the optimizer's own state.
+        The groups' settings come with the optimizer's own state.
         """
         if groups == self._groups_of(optimizer):
             return
@@ -970,14 +980,15 @@ class Replica:
 
     @property
     def most_bytes(self) -> int:
-        """That the state may take after some steps. What an object of the user's has comes on top."""
-        buffers = 2 * sum(map(_padded, self.buffers.values()))  # of an object, and once more
+        """The bytes that the state may take after some steps, without those of the user's own objects."""
+        buffers = 2 * sum(map(_padded, self.buffers.values()))  # the state has them twice
         return sum(map(_padded, self.parameters.values())) + buffers + self.moment_bytes + _OTHER_BYTES
 
     @property
     def moment_bytes(self) -> int:
-        """That optimizers take from their first step on: the moments of Adam's kind, and momentum. Those of others come
-        on top.
+        """The bytes that optimizers take from their first step on: Adam's moments, and momentum.
+
+        Those of other optimizers are not included.
         """
         return sum(
             (2 if "betas" in group else 1 if group.get("momentum") else 0) * _padded(parameter)
@@ -989,7 +1000,10 @@ class Replica:
         )
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state of the same replica elsewhere. None of its tensors is kept: it may all be views of one."""
+        """Load the state of the same replica from another worker or a checkpoint.
+
+        All tensors are copied, because they may all be views of one tensor.
+        """
         self._listing.adopt()
         for name, thing in self.objects.items():
             given = state["objects"][name]
@@ -1008,7 +1022,7 @@ class Replica:
         self.keep_buffers()
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes, dtypes and bits of the whole state, as hex."""
+        """Return the SHA-256 of names, shapes, dtypes and bits of the whole state, as hex."""
         self._listing.adopt()
         digest = hashlib.sha256()
         skeleton, tensors = encode(self._state({}))
@@ -1018,8 +1032,10 @@ class Replica:
         return digest.hexdigest()
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What must be equal in all workers: the classes of the objects, names, shapes and dtypes of the tensors, and
-        what optimizers and schedulers have settings for: another version of torch may have more.
+        """Yield the facts that must be equal on all workers.
+
+        They are the classes of the objects, names, shapes and dtypes of the tensors, and the names of the settings of
+        optimizers and schedulers: another version of torch may have more.
         """
         for name, thing in self.objects.items():
             yield f"object {name}", type(thing).__name__
@@ -1045,13 +1061,13 @@ def _refuse_synchronized(name: str, module: torch.nn.Module) -> None:
         if isinstance(each, torch.nn.SyncBatchNorm):
             raise UsageError(
                 f"replicate: {name}.{path} is a SyncBatchNorm, which needs a torch.distributed process group and would "
-                f"depend on the workers; use BatchNorm, whose batch is the micro-batch (a larger micro=) and whose "
+                f"depend on the workers; use BatchNorm, whose batch is the micro-batch (increase micro=) and whose "
                 f"running statistics are the mean over all micro-batches, or GroupNorm"
             )
 
 
 def _own(value: Any) -> Any:
-    """The nested value with copies of its tensors."""
+    """Return the nested value with copies of its tensors."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) is dict:
@@ -1062,16 +1078,17 @@ def _own(value: Any) -> Any:
 
 
 def _put_back(given: Any, now: Any) -> Any:
-    """What is to be in the place of `now`: itself, with the tensors of `given` for those of another dtype or shape. An
-    optimizer casts what it loads to the dtype of its parameters.
+    """Return `now` with the tensors of `given` in place of those of another dtype or shape.
+
+    An optimizer casts the tensors that it loads to the dtype of its parameters; this restores them.
     """
     if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor):
         alike = (given.dtype, given.shape) == (now.dtype, now.shape)
         return now if alike else given.to(now.device, copy=True)
     if isinstance(given, dict) and isinstance(now, dict):
-        known, into = cast("dict[Any, Any]", given), cast("dict[Any, Any]", now)
-        for key in [key for key in known if key in into]:
-            value = _put_back(known[key], into[key])
+        source, into = cast("dict[Any, Any]", given), cast("dict[Any, Any]", now)
+        for key in [key for key in source if key in into]:
+            value = _put_back(source[key], into[key])
             if value is not into[key]:
                 into[key] = value
     elif isinstance(given, list | tuple) and isinstance(now, list | tuple) and len(given) == len(now):

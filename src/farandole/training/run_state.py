@@ -1,9 +1,9 @@
-"""The run's state as a whole: handed to joiners, written to checkpoints, taken back from either.
+"""The whole state of the run: it is sent to joiners, written to checkpoints, and loaded from both.
 
-Beside what is replicated it says where the run is, how many workers began each step so far (its history, which a replay
-needs: lines of metrics die with who has not sent them yet), and which `origin` it comes from. An origin is a beginning
-of the state, from nothing or from a checkpoint: everyone who was handed the state has the origin of who began it. The
-ledger needs it, to tell steps that count from those that a resumed run has taken again.
+Beside the replica it holds the run's position, the number of workers that began each step so far (the history, which a
+replay needs: unsent lines of metrics are lost with a worker), and its `origin`. An origin is a beginning of the state,
+from nothing or from a checkpoint: all workers that received the state have the origin of the worker that began it. The
+ledger needs it, to distinguish steps that count from those that a resumed run repeats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
-from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
+from farandole.errors import CheckpointsGone, FarandoleError, WorkerSuperseded
 from farandole.numerics import modes
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
@@ -55,35 +55,35 @@ from farandole.worker.participant import Participant
 
 # --- options ----------------------------------------------------------------------------------------------------------
 #
-# Options of a script that a checkpoint overrules: what its optimizers, schedulers and frozen parameters begin with.
+# Options of a script that a checkpoint overrides: the initial settings of optimizers, schedulers, frozen parameters.
 #
-# A run that is resumed goes on with the rates, and whatever else its optimizers and schedulers hold, of the checkpoint.
-# A rate that somebody has given on the command line meanwhile counts for nothing, and that must be said. A rate in the
-# checkpoint is another than the script's own also where nothing was given, since schedulers change it; so what the
-# script began with is kept in the state and compared with what the resumed script begins with.
+# A resumed run continues with the rates of the checkpoint, and with all other state of its optimizers and schedulers.
+# A new rate on the command line has no effect, and the user must see that. The rate in the checkpoint differs from the
+# script's initial rate also without a new option, because schedulers change it. So the state keeps the script's initial
+# settings, which are compared with those of the resumed script.
 
-LONGEST = 100  # characters of a value
+LONGEST = 100  # most characters of a value
 
 
 def options_of(replica: Replica) -> dict[str, str]:
-    """The settings of optimizers and schedulers, and which parameters are frozen, in words by name."""
-    found: dict[str, str] = {}
+    """Return the settings of optimizers and schedulers, and the frozen parameters, as text by name."""
+    options: dict[str, str] = {}
     for name, thing in replica.objects.items():
         if isinstance(thing, torch.optim.Optimizer):
             for index, group in enumerate(thing.param_groups):
                 settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-                found |= {f"{name}.param_groups[{index}].{key}": _words(value) for key, value in settings.items()}
+                options |= {f"{name}.param_groups[{index}].{key}": _words(value) for key, value in settings.items()}
         elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-            found |= {f"{name}.{key}": _words(value) for key, value in thing.state_dict().items()}
+            options |= {f"{name}.{key}": _words(value) for key, value in thing.state_dict().items()}
     frozen = [name for name, parameter in replica.parameters.items() if not parameter.requires_grad]
-    return found | {f"{name}.requires_grad": "False" for name in frozen}
+    return options | {f"{name}.requires_grad": "False" for name in frozen}
 
 
 def overruled(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """At most one line: what the script has now, where it had something else when the run began."""
+    """Return at most one line: the options that differ now from those at the run's beginning."""
     unlike = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     words = [f"{name} is {now.get(name, 'none')} in this script, and was {then.get(name, 'none')}" for name in unlike]
-    return [f"the checkpoint overrules what the script sets: {in_words(words)}"] if words else []
+    return [f"the checkpoint overrides settings of the script: {in_words(words)}"] if words else []
 
 
 def _words(value: Any) -> str:
@@ -98,12 +98,12 @@ _log = logging.getLogger(__name__)
 
 
 class RunState:
-    """One worker's.
+    """The run's state in one worker.
 
     Attributes:
-        position: the step that the state is the beginning of.
-        whole: whether it is that of a whole step; not so between a step's end and the next one's beginning.
-        settings: torch's, as the script alters them.
+        position: the state is that at the beginning of this step.
+        whole: True if the state is that of a whole step; False between a step's end and the next one's beginning.
+        settings: torch's settings, with the script's changes.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RunState:
         self._replica = replica
         self.settings = Alterations()
         self.attributes = ModuleAttributes(replica.objects)
-        self._options = options_of(replica)  # as the run began with them
+        self._options = options_of(replica)  # the options at the run's beginning
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self.parts = PartsDigest(replica)
@@ -142,9 +142,9 @@ class RunState:
         self._origin = ""
         self._history: list[tuple[int, int]] = []
         self._found = RestoredState()
-        self._finite = True  # the newest step's loss
+        self._finite = True  # False if the newest step's loss is not finite
         self._stop_on_nan = stop_on_nan
-        self._has_state = False  # other than the script's own beginning
+        self._has_state = False  # True if the state is not the script's initial state
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
         self._saver: CheckpointSaver | None = None
@@ -163,43 +163,43 @@ class RunState:
 
     @whole.setter
     def whole(self, whole: bool) -> None:
-        self._participant.whole = whole  # the heartbeats tell
+        self._participant.whole = whole  # heartbeats report it
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
     def digest(self) -> int:
-        """Of the replica as the step in hand began."""
+        """Return the digest of the replica at the beginning of the current step."""
         return self._digest.at(self.position.step, self._compared)
 
     def digests(self) -> Digests:
-        """Of everything in the replica as it is between two steps, or as the step in hand began."""
+        """Return the digests of all parts of the replica: between two steps, or at the current step's beginning."""
         try:
             if not self.whole:
                 self._keep()
             names, digests = digest.each(self._replica, self._compared)
             parts, rest = self.parts.at(self.position.step, self._compared)
-        except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
+        except (RuntimeError, FarandoleError) as error:  # the others must not wait for the digests
             _log.warning("no digests of the replica: %s", error)
             (names, digests), (parts, rest) = ((), ()), UNKNOWN
         return Digests(step=self.position.step, names=names, digests=digests, parts=parts, rest=rest)
 
     @property
     def _compared(self) -> Mapping[str, str]:
-        """Settings and attributes that have to be equal on all workers, by name."""
+        """The settings and attributes that must be equal on all workers, by name."""
         settings = self.settings.known if self._equal_settings else {}
         return {**settings, **self.attributes.compared()}
 
     def begin(self, position: Position) -> None:
-        """A step begins, or the run is over.
+        """Make the present state that of `position`: a step begins, or the run is over.
 
         Raises:
-            UnknownState: the state has a value that can't be handed on or saved.
+            UnknownState: the state has a value that can't be sent or saved.
         """
         self._keep()
         self.position, self.whole = position, True
 
     def _keep(self) -> None:
-        """What may change before the step's update is kept as it is now. See `Replica.keep_buffers`."""
+        """Copy the values that may change before the step's update. See `Replica.keep_buffers`."""
         self._replica.keep_buffers()
         self.attributes.keep()
         self._altered = self.settings.altered
@@ -207,23 +207,23 @@ class RunState:
 
     @property
     def updated(self) -> bool:
-        """True if a parameter, or another large tensor, was changed since the step in hand began."""
+        """True if a parameter, or another large tensor, was changed since the current step began."""
         return self._replica.plain.changed()
 
     @property
     def _begins_step(self) -> bool:
-        """True if what would be saved now is the state of a step's beginning."""
+        """True if a checkpoint written now would hold the state at a step's beginning."""
         return self.whole and not self._replica.plain.changed()
 
     def began(self, workers: int) -> None:
-        """So many workers have begun the step in hand."""
+        """Record that `workers` workers have begun the current step."""
         if not self._history or self._history[-1][1] != workers:
             self._history.append((self.position.step, workers))
 
     def judge(self, step: int, loss: float) -> bool:
-        """The step's exact loss is known, equal on all workers. False: all of them end here, in the same way.
+        """Check the step's exact loss, which is equal on all workers. False: the run ends here, on all workers.
 
-        They hold the state as of the step's beginning then: the update has not been made yet.
+        All workers hold the state at the step's beginning then, because the update has not been made yet.
         """
         finite = math.isfinite(loss)
         stops = self._stop_on_nan and not finite
@@ -234,7 +234,7 @@ class RunState:
         return not stops
 
     def checkpoint(self) -> None:
-        """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
+        """Copy the state for a checkpoint, if one is due and this worker is the one that writes checkpoints."""
         if self._saver:
             at_once, self._participant.instructions.save_at_once = self._participant.instructions.save_at_once, False
             snapshot = partial(self.snapshot, own=True)
@@ -242,10 +242,10 @@ class RunState:
                 self.position, snapshot, leads=self._participant.instructions.saves, at_once=at_once
             )
 
-    # --- handed on and taken over ----------------------------------------------------------------------------
+    # --- sending and loading ---------------------------------------------------------------------------------
 
     def snapshot(self, *, own: bool = False) -> dict[str, Any]:
-        """The state by reference, as of the step's beginning. `own`: with what is no other worker's business."""
+        """Return the state at the step's beginning, by reference. `own`: with the values of this worker alone."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
         ours = {
             "learning_rate": self._rates,
@@ -259,30 +259,31 @@ class RunState:
         return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Take over what others hold."""
+        """Load the state that another worker has sent at the join."""
         self._load(state)
         self._enter(state["origin"])
 
     def renew(self, state: dict[str, Any]) -> None:
-        """Take over what another holds as of the same step, from which this replica has drifted apart."""
+        """Load another worker's state of the same step, because this replica differs from it."""
         self.whole = False
         self._load(state)
         self.whole = True
 
     def unreached(self) -> str:
-        """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
+        """Return why this worker can't write to the run's checkpoints; "" if it can, or the run has none."""
         return reach.unreached(self._own, self._identity.id if self._identity else "") if self._own else ""
 
     def restore(self, view: View) -> Position | None:
-        """The newest checkpoint, for who has to begin the first `view`; the script's own beginning if there is none.
+        """Load the newest checkpoint, in the worker that begins the first `view`. Returns its position.
 
-        None: the run has a newer one than is to be found here, so another is to begin; or it is at the end of what the
-        script asks for. That is told, and ends the run.
+        Without any checkpoint, the script's initial state is the run's. Returns None if the run has a newer checkpoint
+        than this worker finds, so that another worker must begin; or if the checkpoint is at the end of the length that
+        the script requests. The latter is reported, and ends the run.
 
         Raises:
-            CheckpointsGone: so it is for a world of one.
+            CheckpointsGone: a single process does not find the newest checkpoint.
             FarandoleError: there are checkpoints that can't be used, or can't be reached.
-            RunEnded: there is none, and this worker has taken over a state before.
+            WorkerSuperseded: there is none, and this worker has loaded another worker's state before.
         """
         with reaching(" and ".join(self._places)):
             try:
@@ -293,8 +294,8 @@ class RunState:
             found = self._found = restore.find(self._places, self._identity)
         if found.manifest is None:
             if self._has_state:
-                raise RunEnded(
-                    "the state that this worker had taken over is no longer the run's: another process takes its place"
+                raise WorkerSuperseded(
+                    "the state that this worker has received is no longer the run's: another process replaces it"
                 )
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
@@ -305,11 +306,11 @@ class RunState:
             self._options = options
         except Exception as error:
             raise DamagedError(
-                f"{found.path}: what it holds is not the state of this script's objects "
-                f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint that it has written"
+                f"{found.path}: its content is not the state of this script's objects "
+                f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint of this script"
             ) from error
         unlike = digest.unlike(self._replica, found.state)
-        found.differences += [f"{name} is not what it was: load_state_dict() has changed or lost it" for name in unlike]
+        found.differences += [f"{name} differs: load_state_dict() has changed or lost it" for name in unlike]
         self._has_state = True
         if self._over(found.position):
             self._participant.tell(Restored(step=found.position.step, path=found.path, done=True))
@@ -317,11 +318,11 @@ class RunState:
         return found.position
 
     def _load(self, state: dict[str, Any]) -> list[str]:
-        """Returns in words what belongs to the state, can't be taken over, and is another here."""
+        """Load `state`. Returns a text for each part of it that can't be loaded and differs here."""
         self._replica.load(state)
         unlike = self.attributes.take(state.get("attributes", {}))
         self._options = state.get("options", self._options)
-        if "learning_rate" in state:  # not so in a checkpoint from before there were rules
+        if "learning_rate" in state:  # checkpoints of versions without rules lack it
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
@@ -330,7 +331,7 @@ class RunState:
         return unlike
 
     def begin_run(self, position: Position) -> None:
-        """The first view begins with the state that `restore` has left here."""
+        """Begin the first view with the state that `restore` has loaded."""
         found, self._found = self._found, RestoredState()
         origin = secrets.token_hex(8)
         if self._ledger:
@@ -356,24 +357,24 @@ class RunState:
         if self._saver:
             self._saver.enter((position or self.position).step)
 
-    # --- the last one ----------------------------------------------------------------------------------------
+    # --- the last checkpoint ---------------------------------------------------------------------------------
 
     def save(self, between: bool) -> Saved:
-        """Write the last checkpoint; not so if the state is that between two steps and `between` is false. With
-        `between` it is none to go on from, whole or not.
+        """Write the last checkpoint, except if the state is one between two steps and `between` is false.
 
-        Within a step it is the state of the step's beginning, whatever the loop body has done to plain values and
-        buffers meanwhile. If it has changed other tensors too, the state counts as one between two steps.
+        With `between` a run can't resume from the checkpoint, whole or not. Within a step the state is that at the
+        step's beginning, even if the loop body has changed plain values and buffers since. If it has changed other
+        tensors too, the state counts as one between two steps.
 
         Raises:
-            OSError: its place is full or can't be reached.
-            FarandoleError: it has none.
+            OSError: the store is full or can't be reached.
+            FarandoleError: this worker has no store.
         """
         if self._saver is None:
             raise FarandoleError("this worker has no run folder to save to")
         begins = self._begins_step
         if not begins and not between:
-            return Saved(error="this state is that between two steps", between=True)
+            return Saved(error="the state is one between two steps", between=True)
         if not begins:
             self._keep()
         whole = begins and not between
@@ -382,14 +383,14 @@ class RunState:
         return Saved(path=path, finite=finite, seconds=round(time.monotonic() - began, 6))
 
     def end_alone(self) -> bool:
-        """A world of one saves by itself. False: it could not, and has told why."""
+        """Write the last checkpoint of a single process. Returns False, with a report, if that fails."""
         if self._saver is None:
             return True
         try:
             between = not self._begins_step
             saved = self.save(between=between)
             saved.between = between
-        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+        except Exception as error:  # noqa: BLE001  no error may look like a normal end
             saved = Saved(error=first_line(error))
         self._participant.tell(saved)
         return not saved.error
@@ -411,21 +412,21 @@ class RunState:
 
 # --- signature --------------------------------------------------------------------------------------------------------
 #
-# A run's identity: what must be equal in all of its workers for the bits to be equal.
+# A worker's signature: the facts that must be equal on all workers for equal bits.
 #
-# Library versions, the kind of device, the intra-op threads, torch's settings and the fingerprint are numerics,
-# judged by `protocol/numeric_facts.py`, and so is what the data is decoded by; the code, the data's length,
-# what else it says of itself, the batch policy and the replicated tensors are the job. A joiner in which something of
-# the job differs is refused, the first difference named.
+# Library versions, the kind of device, the intra-op threads, torch's settings, the fingerprint and the decoder of the
+# data are numerics, which `protocol/numeric_facts.py` compares. The code, the data's length and its other facts, the
+# batch policy and the replicated tensors are the job. A joiner with a different job is refused, and the first
+# difference is named.
 
 
 def signature(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Signature:
-    """This worker's signature, in the order in which differences are told. Raises UsageError: it is too large."""
+    """Return this worker's signature; differences are reported in its order. Raises UsageError if it is too large."""
     return Signature.of(_facts(device, loader, length, replica))
 
 
 def machine(device: torch.device) -> Iterator[tuple[str, str]]:
-    """What the libraries and the hardware contribute to the bits, with the threads and settings of this process."""
+    """Yield the facts of the libraries and the hardware that affect bits, with this process's threads and settings."""
     yield numeric_facts.TORCH, str(torch.__version__)
     yield numeric_facts.NUMPY, np.__version__
     yield numeric_facts.DEVICE, _name(device)
@@ -434,8 +435,9 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[str, str]]:
-    """What a worker on this machine would have; for a process in which nothing is trained yet. The script's settings
-    are to be `like` those.
+    """Yield the numeric facts of a worker on this machine, for a process that does not train.
+
+    It applies the script's settings `like`, by name of the fact, to this process.
     """
     device = cuda.local_device()
     for name, value in like.items():
@@ -470,24 +472,24 @@ def _name(device: torch.device) -> str:
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 #
-# The process's heap: keep what is freed, and touch it before it is needed.
+# The process's heap: keep freed memory, and touch memory before it is needed.
 #
-# Activations and gradients come and go by the megabyte. glibc's malloc gives large ones back to the kernel, which
-# zeroes them again page by page at their next use: a step of 45 ms of a small convolutional net had 2,000 page
-# faults, some 3 ms, and none after `keep_freed_memory`. A joiner that takes over 10 MB of state has all of its page
-# faults while everyone waits for it: copying them took 38 ms in memory that was never touched before, 3 ms in memory
-# that was. Other allocators and systems are left as they are.
+# Each step allocates and frees megabytes of activations and gradients. glibc's malloc returns large blocks to the
+# kernel, which zeroes them again page by page at their next use: a step of 45 ms of a small convolutional net had 2,000
+# page faults, some 3 ms, and none after `keep_freed_memory`. A joiner that receives 10 MB of state has all of its page
+# faults while everyone waits for it: the copy took 38 ms in memory that was never touched before, 3 ms in touched
+# memory. Other allocators and systems are not changed.
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-_LARGEST = 32 << 20  # bytes; the largest threshold that glibc takes: larger pieces are always mapped afresh
+_LARGEST = 32 << 20  # bytes; the largest threshold that glibc accepts: larger blocks are always mapped anew
 _PIECE = 16 << 20
 _MOST = 512 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, in one arena for all threads, so that one can use what another has touched.
+    """Make glibc keep freed memory, in one arena for all threads, so that a thread reuses what another has touched.
 
-    Whoever has set glibc's own MALLOC_* variables has decided otherwise.
+    It does nothing if one of glibc's own MALLOC_* variables is set.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -501,6 +503,6 @@ def keep_freed_memory() -> None:
 
 
 def touch(size: int) -> None:
-    """Have `size` bytes of heap, 512 MB at most, touched and free."""
+    """Touch `size` bytes of heap, at most 512 MB, and free them."""
     pieces = [torch.zeros(_PIECE, dtype=torch.uint8) for _ in range(min(size, _MOST) // _PIECE + 1)]
     pieces.clear()

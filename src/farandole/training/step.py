@@ -1,10 +1,10 @@
-"""One step, as the user's loop sees it: micro-batches to compute, then the reduced gradient.
+"""One step of the user's loop: it yields micro-batches to compute, then sets the reduced gradient.
 
-The inner loop is where elasticity hides. Each micro-batch is a shard: before it is yielded the random state is seeded
-from (run seed, step, shard) and buffers are put back to the loop's start, so what it computes does not depend on who
-computes it. `backward` folds its gradients into the partial sums as they are produced (`gradients.py`). When this
-worker's shards are done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited
-instead.
+The inner loop hides the changes of the workers. Each micro-batch is a shard. Before the loop yields it, the random
+state is seeded from (run seed, step, shard), and buffers get their values of the loop's start. So its result does not
+depend on the worker that computes it. `backward` adds its gradients to the partial sums as they are produced
+(`gradients.py`). When this worker's shards are done, the loop waits for the end of the round. If a peer dies meanwhile,
+the loop yields the shards that this worker inherits.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from farandole.worker.timing import Meter
 
 
 class Step:
-    """One optimizer update in the making.
+    """A step: an iterable over this worker's micro-batches, for one optimizer update.
 
     Attributes:
         number: the step's number in the run, from 0.
         epoch: the epoch's number, from 0.
-        samples: samples in the step's global batch; of these, `skipped` were left out because they were bad.
-        left_out: samples that the epoch ends without, in its last step, with `drop_last=True`.
+        samples: number of samples in the step's global batch; `skipped` of these were left out because they were bad.
+        left_out: in an epoch's last step, the number of samples that the epoch omits with `drop_last=True`; else 0.
         view: the view in which the step runs.
-        ends_epoch: whether it takes the epoch's last samples.
+        ends_epoch: True if the step takes the epoch's last samples.
     """
 
     def __init__(
@@ -79,13 +79,14 @@ class Step:
         self._ledger = ledger
         self._on_begin, self._on_end = on_begin, on_end
         self._shard = -1
-        self._mine = True  # else it is computed to check another worker
-        self._used = 0  # of the open shard's samples
+        self._mine = True  # False: this worker computes the shard only to check another worker
+        self._used = 0  # number of samples in the open shard, without bad ones
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._result: tuple[float, int] | None = None
 
     @property
     def view(self) -> View:
+        """The view in which the step runs."""
         return self._rounds.view
 
     @property
@@ -93,7 +94,7 @@ class Step:
         """The exact mean loss over the global batch, equal on all workers.
 
         Raises:
-            StepAbandoned: asked for before the inner loop has ended.
+            StepAbandoned: the inner loop has not ended.
         """
         if self._result is None:
             raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
@@ -102,8 +103,9 @@ class Step:
 
     @property
     def base_steps(self) -> int:
-        """For how many steps of the base batch it counts, so that a schedule does not drift when the batch follows the
-        workers: call `schedule.step()` that often. 1 under `GlobalBatch`.
+        """The number of steps of the base batch that this step counts for. 1 under `GlobalBatch`.
+
+        Call `schedule.step()` that often, so that a schedule does not drift when the batch grows with the workers.
 
         Raises:
             StepAbandoned: the run's length is given in base steps, its rule counts gains, and the inner loop has not
@@ -111,35 +113,36 @@ class Step:
         """
         if self._base_steps is None:
             raise StepAbandoned(
-                f"step {self.number}: how many base steps it counts for is known after the inner loop has ended, since "
-                f"it is the gain that is measured in it"
+                f"step {self.number}: step.base_steps is known after the inner loop has ended, because it is the gain "
+                f"that the inner loop measures"
             )
         return self._base_steps
 
     @property
     def rows(self) -> slice:
-        """The rows of the step's global batch that the micro-batch in hand has: for a buffer of kind "gathered".
+        """The current micro-batch's rows in the step's global batch, for a buffer of kind "gathered".
 
         Raises:
             UsageError: outside the inner loop.
         """
         if self._shard < 0:
-            raise UsageError(f"step {self.number}: step.rows are those of a micro-batch, within the inner loop")
+            raise UsageError(f"step {self.number}: step.rows exists only for a micro-batch, within the inner loop")
         first = self._window.shard(self._shard)[0] - self._window.start
         return slice(first, first + self._used)
 
     @property
     def skipped(self) -> int:
-        """Samples that were left out, with `on_bad_sample="skip"`; known after the inner loop."""
+        """The number of bad samples left out, with `on_bad_sample="skip"`; 0 until the inner loop has ended."""
         return self.samples - self._result[1] if self._result is not None else 0
 
     @property
     def ended(self) -> bool:
+        """True if the inner loop has ended."""
         return self._result is not None
 
     def __iter__(self) -> Iterator[Any]:
         if self._shard >= 0 or self.ended:
-            raise StepAbandoned(f"step {self.number}: its micro-batches can be iterated over once")
+            raise StepAbandoned(f"step {self.number}: a step can be iterated over only once")
         rounds = self._rounds
         self._on_begin()
         self._gradients.replica.begin_shards()
@@ -174,33 +177,33 @@ class Step:
             yield batch
             if self._shard >= 0:
                 raise UsageError(
-                    f"step {self.number}: micro-batch {shard} was taken but not finished; call step.backward(loss) "
+                    f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
                     f"once for each micro-batch (with last=False for all but the last of several)"
                 )
         self._end()
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """The micro-batch's backward pass. `loss`: one number, the mean over the micro-batch.
+        """Run the micro-batch's backward pass. `loss`: one number, the mean over the micro-batch.
 
-        It is weighted by the micro-batch's part of the batch's samples, so that `.grad` is the gradient of the mean
-        over the batch. Nobody sees in a number whether it is a mean: with `reduction="sum"` the gradient is larger by
-        the micro-batch's samples, and so depends on `micro`. A loss that is scaled, by a constant or a GradScaler, is
-        scaled in `step.loss` and in the metrics too.
+        The loss is weighted by the micro-batch's share of the batch's samples, so `.grad` becomes the gradient of the
+        mean over the batch. farandole can't see whether a number is a mean: with `reduction="sum"` the gradient is
+        larger by the micro-batch's number of samples, and so depends on `micro`. If a constant or a GradScaler scales
+        the loss, `step.loss` and the metrics have the scaled value too.
 
         `last=False`: another backward pass over the same micro-batch follows.
 
-        The `.grad` that the inner loop leaves is good until the next step begins: clone what is to be kept.
+        `.grad` is valid from the inner loop's end until the next step begins: clone gradients that you keep.
 
         Raises:
             LossNotScalar: the loss is not one number.
-            UsageError: outside the inner loop, or twice for one micro-batch.
+            UsageError: the call is outside the inner loop, or is the second for one micro-batch.
         """
         if self._shard < 0:
-            raise UsageError(f"step {self.number}: step.backward outside a micro-batch, or once too often for it")
+            raise UsageError(f"step {self.number}: step.backward outside a micro-batch, or twice for one micro-batch")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            form = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise LossNotScalar(
-                f"step.backward(loss): the loss has {found}; hand in one number, the mean over the micro-batch "
+                f"step.backward(loss): the loss has {form}; pass one number, the mean over the micro-batch "
                 f"(loss.mean(), or reduction='mean')"
             )
         samples = self._used
@@ -239,35 +242,35 @@ class Step:
 
 # --- step clock -------------------------------------------------------------------------------------------------------
 #
-# The wall time of a worker's steps, of which no part is in two steps and none in none.
+# The wall time of a worker's steps. Each moment belongs to exactly one step.
 #
-# A step's time runs from the end of the inner loop before to the end of its own, so the update, schedules, logging and
-# evaluations between two inner loops belong to the step that follows them. A worker's first step begins when the script
-# is handed it: what came before is no step's (the start, the time between two starts of a continued run). So the steps'
-# times add up to the time from the first step's beginning to the last one's end. What follows the last step is an
-# interval of the same kind.
+# A step's time runs from the end of the previous inner loop to the end of its own. So the update, schedules, logging
+# and evaluations between two inner loops belong to the step that follows them. A worker's first step begins when the
+# script receives it: the time before belongs to no step (the start, and the time between two starts of a resumed run).
+# So the steps' times add up to the time from the first step's beginning to the last step's end. The time after the last
+# step is an interval of the same kind.
 #
-# Three parts of each are told apart: evaluations, `run.once`, and pauses (a view is stopped or takes effect, or fewer
-# workers are there than the minimum). They are disjoint: a pause within an evaluation is a pause.
+# Three parts of each interval are counted separately: evaluations, `run.once`, and pauses (a view is stopped or takes
+# effect, or fewer workers than the minimum are present). They are disjoint: a pause within an evaluation is a pause.
 
 
 class StepClock:
-    """Of one worker, on the thread of its script. `meter` says how long it has been in pauses."""
+    """The clock of one worker's steps. Used on the script's thread. `meter` measures pauses; `clock` returns ns."""
 
     def __init__(self, meter: Meter, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._meter, self._clock = meter, clock
         self._began: int | None = None
-        self._paused = 0  # as the interval in hand began
-        self._apart = {"evaluation": 0, "once": 0}  # of it, ns
+        self._paused = 0  # ns of pauses before the current interval
+        self._apart = {"evaluation": 0, "once": 0}  # parts of the current interval, ns
 
     def begin(self) -> None:
-        """A step is handed to the script. Only the first one begins here."""
+        """Start the first interval when the script receives its first step. Later calls have no effect."""
         if self._began is None:
             self._began, self._paused = self._clock(), self._meter.paused()
 
     @contextmanager
     def apart(self, part: Literal["evaluation", "once"]) -> Generator[None]:
-        """What is done within is that part of the interval in hand, but for the pauses in it."""
+        """Count the time within the context as `part` of the current interval, without the pauses in it."""
         began, paused = self._clock(), self._meter.paused()
         try:
             yield
@@ -275,7 +278,7 @@ class StepClock:
             self._apart[part] += self._clock() - began - (self._meter.paused() - paused)
 
     def end(self) -> StepTime:
-        """The interval in hand ends now, and the next one begins."""
+        """End the current interval and begin the next one. Returns the ended one's times."""
         now, paused = self._clock(), self._meter.paused()
         began = now if self._began is None else self._began
         ended = StepTime(
@@ -293,30 +296,31 @@ def _s(ns: int) -> float:
 
 # --- once -------------------------------------------------------------------------------------------------------------
 #
-# Work that one worker does while the others wait: a round without samples, in which one shard is the work.
+# Work of one worker while the others wait: a round without samples, in which one shard represents the work.
 #
 #     with run.once() as mine:
 #         if mine:
 #             torch.save(model.state_dict(), "model.tmp")
 #             os.replace("model.tmp", "model.pt")
 #
-# 1. Every worker begins a round of as many shards as workers. Shard 0 is the work, and so that of rank 0; the others
+# 1. Every worker begins a round with one shard per worker. Shard 0 is the work, so rank 0 holds it; the other shards
 #    are empty.
-# 2. Whoever holds the work enters the `with` with True, does it, and closes its shard when it leaves it.
-# 3. The others close their empty shards and wait before they enter: until the round has ended, False, or until the work
-#    falls to them because its holder is gone, True.
+# 2. The holder of the work enters the `with` block with True, does the work, and closes the shard when it leaves the
+#    block.
+# 3. The others close their empty shards and wait before they enter the block: with False when the round has ended, or
+#    with True if they inherit the work because its holder is lost.
 #
-# So it is done *at least once*: a worker that dies in the middle leaves half of it, and another one begins it anew.
-# Hence the temporary name and `os.replace` above. Nobody's body runs twice: a `with` is enough.
+# So the work is done *at least once*: if a worker dies in the middle, the work is incomplete, and another one begins it
+# anew. Hence the temporary name and `os.replace` above. No worker runs the block twice: a `with` statement is enough.
 #
-# Nobody reports the holder as stalled, however long it takes (`Rounds.begin`, `patient`). If its process dies or
-# freezes, it is lost as always. What it changes of its own (random state, buffers, training modes and other plain
-# attributes of modules) is put back: it goes on as the others do. Left out: parameters and optimizers, which the work
-# must leave as they are.
+# No worker reports the holder as stalled, however long the work takes (`Rounds.begin`, `patient`). If the holder's
+# process dies or freezes, it is lost as usual. Its own state that the work may change (random state, buffers, training
+# modes and other plain attributes of modules) is restored, so that it continues like the others. Parameters and
+# optimizers are not restored: the work must not change them.
 
 
 class Once:
-    """See the module's head."""
+    """Runs `run.once`: work of one worker while the others wait. See the comment above."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
@@ -324,13 +328,13 @@ class Once:
         self._working = False
 
     def refuse(self, what: str) -> None:
-        """Raises UsageError while this worker is at the work: `what` needs all of them."""
+        """Raise UsageError while this worker does the work, because `what` needs all workers."""
         if self._working:
-            raise UsageError(f"run.{what} within run.once: all workers must call it, and only one is here; move it out")
+            raise UsageError(f"run.{what} within run.once: all workers must call it; move it out of the `with` block")
 
     @contextmanager
     def work(self, replica: Replica, attributes: ModuleAttributes, step: int, clock: StepClock) -> Generator[bool]:
-        """See `Run.once`. An exception from within is the script's failure, which ends the run and this round."""
+        """See `Run.once`. An exception in the block is a failure of the script, which ends the run and this round."""
         with clock.apart("once"):
             yield from self._work(replica, attributes, step)
 
@@ -350,7 +354,7 @@ class Once:
         assert not again, "work that was done was dealt out again"
 
     def _work_is_mine(self) -> bool:
-        """Go through the round: to its end, False, or to where the work is this worker's, True."""
+        """Go through the round. Returns False at its end, or True as soon as this worker holds the work."""
         rounds = self._rounds
         while True:
             rounds.sync()
@@ -369,7 +373,7 @@ class Once:
 
 
 def _keep(replica: Replica, attributes: ModuleAttributes) -> Callable[[], None]:
-    """What puts back whatever the work may change of this worker's own. Larger buffers are constants."""
+    """Return a function that restores the state that the work may change. Larger buffers are constants."""
     random_state = keep_random_state()
     small = [buffer for buffer in replica.buffers.values() if buffer.numel() <= LARGEST_LANE_BUFFER]
     values = [buffer.detach().clone() for buffer in small]
@@ -388,24 +392,25 @@ def _keep(replica: Replica, attributes: ModuleAttributes) -> Callable[[], None]:
 
 # --- guard ------------------------------------------------------------------------------------------------------------
 #
-# Refuses updates of replicated parameters that would be no update, or each worker's own.
+# Refuses updates of replicated parameters that have no effect, or that differ between workers.
 #
-#     within a step    `.grad` is None until the inner loop has ended: an `optimizer.step()` there does nothing at
-#                      all, or decays weights before the gradient is known
-#     not replicated   joiners do not get an optimizer's rates and moments if it was not handed to `run.replicate`,
-#                      and go on with others
+#     within a step    `.grad` is None until the inner loop has ended: an `optimizer.step()` there does nothing, or
+#                      decays weights before the gradient is known
+#     not replicated   joiners do not get an optimizer's rates and moments if `run.replicate` has not received it, and
+#                      train on with different ones
 #
-# torch calls the hook before any optimizer's `step`, also when a `GradScaler` or a wrapper does it. A wrapper that was
-# handed to `run.replicate` answers for the optimizers that it holds. A scheduler holds its optimizer without its state.
+# torch calls the hook before any optimizer's `step`, also when a `GradScaler` or a wrapper calls it. A wrapper that
+# `run.replicate` has received covers the optimizers that it holds. A scheduler holds its optimizer without its state.
 
-DEPTH = 3  # of attributes and containers of a wrapper
+DEPTH = 3  # levels of a wrapper's attributes and containers that are searched
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 @functools.cache
 def _watch() -> None:
-    """One hook, for good: a guard's own would be removed when the guard is collected, and that may be while torch goes
-    through its hooks.
+    """Register one permanent hook.
+
+    A hook of each guard would be removed when the guard is collected, possibly while torch iterates over its hooks.
     """
     register_optimizer_step_pre_hook(_before)
 
@@ -417,9 +422,10 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 class Guard:
-    """Of one run's loop, for as long as it is kept.
+    """The guard of one run's loop, for the lifetime of this object.
 
-    `entered()`: its first step has begun; `within()`: the inner loop of the step in hand has not ended.
+    `entered()`: returns True if the loop's first step has begun. `within()`: returns True if the inner loop of the
+    current step has not ended.
     """
 
     def __init__(
@@ -433,11 +439,11 @@ class Guard:
         _watch()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before its `step`.
+        """Check an optimizer before its `step`.
 
         Raises:
             UsageError: the step's inner loop has not ended.
-            NotReplicated: the optimizer was not handed to `run.replicate`, or not all of its parameters.
+            NotReplicated: `run.replicate` has not received the optimizer, or not all of its parameters.
         """
         ours = [id(p) in self._replica.ids for group in optimizer.param_groups for p in group["params"]]
         if not any(ours) or not self._entered():
@@ -445,15 +451,15 @@ class Guard:
         kind, step = type(optimizer).__name__, self._progress.position.step
         if self._within():
             raise UsageError(
-                f"step {step}: {kind}.step() before its inner loop has ended, where no parameter has its "
-                f"gradient yet; call it once a step, after `for micro_batch in step: ...`"
+                f"step {step}: {kind}.step() before the inner loop has ended, where no parameter has its "
+                f"gradient yet; call it once per step, after `for micro_batch in step: ...`"
             )
-        over = self._progress.following is None  # what the script does after its loop is its own business
+        over = self._progress.following is None  # after its loop the script may do anything
         if not over and not all(ours):
             raise NotReplicated(
-                f"step {step}: {kind}.step() over replicated parameters and {ours.count(False)} that are in none of "
-                f"the replicated modules: they were replaced, or never handed in; put those of the modules into its "
-                f"param_groups"
+                f"step {step}: {kind}.step() over replicated parameters and {ours.count(False)} that are in no "
+                f"replicated module: they were replaced, or never passed to run.replicate; put the modules' parameters "
+                f"into its param_groups"
             )
         if not over and not any(_holds(thing, optimizer, DEPTH) for thing in self._replica.objects.values()):
             raise NotReplicated(

@@ -20,7 +20,7 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.state_transfer import Arrival, Snapshot, send_state
 from farandole.collective.transport import PeerLost
-from farandole.errors import RunEnded, StateDisputed
+from farandole.errors import StateDisputed, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.platform.output import say
 from farandole.protocol.messages import Digests, Message, Saved
@@ -377,10 +377,10 @@ class Rounds:
         """Verifies, after an update, that it used the same sums as on all other workers.
 
         Raises:
-            RunEnded: the others continued without this worker, and reused the memory of the sums.
+            WorkerSuperseded: others have gone on without this worker, and have used the memory of the sums again.
         """
         if self._updating is not None and not self._updating.stood:
-            raise RunEnded("this worker was frozen for so long that the others continued without it")
+            raise WorkerSuperseded("this worker stood still for so long that the others have gone on without it")
 
     def enter(
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
