@@ -221,7 +221,7 @@ def test_observers_get_what_was_and_what_comes(tmp_path: Path) -> None:
 class Broken(Worker):
     """No heartbeat mends it."""
 
-    beat = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
+    heartbeat = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
 
 
 def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:

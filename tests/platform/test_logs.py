@@ -99,7 +99,7 @@ print([type(handler).__name__ for handler in ours], len(roots))
 @pytest.mark.parametrize(
     ("setup", "said", "state"),
     [
-        ("", ["farandole: BAD", "own"], "['NullHandler', 'Lines'] 0"),
+        ("", ["farandole: BAD", "own"], "['NullHandler', 'LineFormatter'] 0"),
         ("logging.basicConfig(format='mine %(message)s')", ["mine BAD", "mine own"], "['NullHandler'] 1"),
         (
             "logging.getLogger('farandole').addHandler(logging.StreamHandler(sys.stderr))",
