@@ -90,7 +90,7 @@ def test_of_a_ticket_nobody_is_told_whether_there_is_one() -> None:
     }
     assert shapes == {"same"}
     examination = Examination(known)
-    key, opening = challenges._nobody, TicketProof(unknown).opening
+    key, opening = challenges._no_key, TicketProof(unknown).opening
     question = examination.challenge(opening)
     name, theirs = challenges.OPENING.fullmatch(opening).groups()  # type: ignore[union-attr]
     ours = challenges.CHALLENGE.fullmatch(question)[1]  # type: ignore[index]

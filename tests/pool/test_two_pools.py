@@ -147,7 +147,7 @@ def test_a_second_pool_of_the_same_name_is_refused(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         keeping = asyncio.create_task(serve_pool(FakePool("here"), scene.ticket))
         await scene.until(lambda: scene.server._pools.names == ["here"])
-        [hello] = scene.server._pools._there.values()
+        [hello] = scene.server._pools._connected.values()
         hello.pid += 1  # as if the first were another process
         with pytest.raises(Refused, match="'here'"):
             await serve_pool(FakePool("here"), scene.ticket)

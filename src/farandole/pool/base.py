@@ -1,8 +1,8 @@
 """The interface between a run and the systems that provide machines for its workers.
 
 A pool has hosts, starts workers on them, stops the workers that it started, and reports what happens to both. The pure
-class `Keeper` in `reconciler.py` decides which workers start where and when; `keep` in the same file carries that out.
-Every pool, `FakePool` included, keeps these rules:
+class `PoolReconciler` in `reconciler.py` decides which workers start where and when; `serve_pool` there carries that
+out. Every pool, `FakePool` included, keeps these rules:
 
 1. The pool answers each `start` with exactly one of `Started`, `WorkerStartFailed` and `NothingToGive`. Each worker
    with `Started` gets exactly one `WorkerExited` later. `stop` causes it; a `stop` before `Started` may turn the answer
@@ -151,7 +151,7 @@ Event = (
 
 
 class Pool(Protocol):
-    """A source of hosts. `Keeper` creates the ids of workers. All methods except `events` return at once."""
+    """A source of hosts. `PoolReconciler` creates the ids of workers. All methods except `events` return at once."""
 
     @property
     def name(self) -> str:
