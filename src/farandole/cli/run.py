@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from farandole.cli.attach import detach
-from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, asked
+from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, exports_of
 from farandole.cli.folders import lives
 from farandole.cli.options import Verbose, check_name, check_script, part
 from farandole.cli.resume import GivenOptions, settle
@@ -357,7 +357,7 @@ def run(
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
-    exports = asked(tensorboard, tensorboard_dir, wandb, metrics_token)
+    exports = exports_of(tensorboard, tensorboard_dir, wandb, metrics_token)
     before = GivenOptions(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
         bits=bits,
