@@ -135,8 +135,8 @@ def replay(
     others = others_word(run, CODE) or _others_script(settings, copied=copied)
     if others and not script:
         raise UsageError(
-            f"{others}, and the command in {run} would run as you ({plain(' '.join(settings.command)) or 'no script'}): "
-            f"if you trust it, give the script yourself, farandole replay {run} SCRIPT"
+            f"{others}, and {run} would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
+            f"you trust it, give the script yourself, farandole replay {run} SCRIPT"
         )
     history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
     if script:

@@ -196,15 +196,15 @@ def _source(location: str) -> str:
     if before and before.checkpoints.url:
         if why := others_word(Path(place)):
             raise UsageError(
-                f"--resume {location}: {why}, and its settings name {plain(before.checkpoints.url)} as the place of its "
-                f"checkpoints: if you trust that place, give it as --resume"
+                f"--resume {location}: {why}, and its settings name {plain(before.checkpoints.url)} as the place of "
+                f"its checkpoints: if you trust that place, give it as --resume"
             )
         return _its_own(before)
     return str(inside) if os.path.isdir(inside) else place
 
 
 def _its_own(before: RunSettings) -> str:
-    """Returns the place of a run's checkpoints; its newest checkpoint if the place holds other runs too."""
+    """Returns the place of a run's checkpoints, or the newest one if runs share the place."""
     url, identity = before.checkpoints.url, before.checkpoints.identity
     if not identity:
         return url
