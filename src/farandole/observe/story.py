@@ -127,7 +127,7 @@ class Series:
         return value if math.isfinite(value) else None
 
     def _count(self, index: int) -> None:
-        """The value at `index`, the newest, in its bucket."""
+        """Adds the value at `index`, the newest one, to its bucket."""
         if index % self._width == 0:
             self._least.append(index)
             self._greatest.append(index)
@@ -136,7 +136,7 @@ class Series:
         self._greatest[-1] = self._extreme(self._greatest[-1], index, least=False)
 
     def _extreme(self, one: int, other: int, *, least: bool) -> int:
-        """Which of two values, by where they are; of equal ones the first."""
+        """Returns the index of the smaller (not `least`: greater) of two values; the first if they are equal."""
         a, b = self._values[one], self._values[other]
         if not math.isfinite(b):
             return one
@@ -244,18 +244,18 @@ class Stays:
             self.at(time)
 
     def at(self, time: float) -> None:
-        """The run was on then."""
+        """Records that the run was alive at `time`."""
         self._last = time
 
     def _cut_off(self, workers: tuple[str, ...]) -> None:
-        """The run is on again: they are gone, although nothing has said so."""
+        """Ends the spans of workers at a new start of the run, since no event reported their end."""
         for worker in workers:
-            self._gone(worker, "lost", "nothing says what became of it: the run was cut off", self._last)
+            self._gone(worker, "lost", "its end was not recorded: the run was cut off", self._last)
         self.members = ()
 
     def _came(self, worker: str, host: str, time: float) -> None:
         if worker in self._there:  # of an earlier session
-            self._gone(worker, "lost", "another one of its name has come", self._last)
+            self._gone(worker, "lost", "another worker with its name has started", self._last)
         self._there[worker] = len(self.all)
         self.all.append(WorkerSpan(worker=worker, host=host, came=time))
         self.changes.append(len(self.all) - 1)
@@ -394,7 +394,7 @@ class Story(RunReader):
                 pass
 
     def _again(self, step: int) -> None:
-        """From now on the state is that of `step`."""
+        """Drops `step` and later steps: the run continues from the state of `step`."""
         for series in self.series.values():
             series.cut(step)
         self.recent.clear()
@@ -474,7 +474,7 @@ class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
-    """`status`: what the coordinator says just now, None where it says nothing. `live`: the run is on."""
+    """Returns the head of a page. `status`: from the coordinator, None without an answer. `live`: the run is alive."""
     last = story.last
     gone = story.stays.last_gone
     learning = {} if last is None else {"learning_rate": last.learning_rate, "factor": last.factor}
@@ -540,7 +540,7 @@ HOSTS = 12  # named
 
 
 def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
-    """`settings`: what settings.json holds, or nothing; `version`: of farandole, that tells."""
+    """Returns the pairs. `settings`: content of settings.json, may be empty; `version`: version of farandole."""
     facts = story.numerics.facts if story.numerics else {}
     found: dict[str, Any] = {
         "command": shlex.join(map(str, settings.get("command") or ())),
@@ -575,7 +575,7 @@ def _bits(settings: Mapping[str, Any], story: Story) -> str:
 
 
 def _fingerprint(facts: Mapping[str, str]) -> str:
-    """Of all operations at once: equal where each is."""
+    """Returns one digest of all operations; it is equal if each operation is."""
     operations = sorted((name, value) for name, value in facts.items() if name.startswith(OPERATION))
     if not operations:
         return ""
