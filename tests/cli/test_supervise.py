@@ -56,7 +56,7 @@ def test_a_coordinator_that_has_ended_the_run_is_not_taken_for_dead(tmp_path: Pa
             tending = asyncio.create_task(coordinators.tend())
             await coordinators.ended(60.0)
             asyncio.get_running_loop().call_later(10 * POLL_S, coordinators.over)
-            await coordinators._told_over.wait()
+            await coordinators._over_event.wait()
             tending.cancel()
             await asyncio.gather(tending, return_exceptions=True)
         finally:

@@ -219,7 +219,7 @@ def test_status_table_says_all_of_it() -> None:
     assert "straggler" not in console.file.getvalue()  # type: ignore[attr-defined]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for parts in (
-        ("training",), (3, "size 2", "wanted 3", "min 1", "max none"), ("57 of 100", "epoch 2"), ("1234",), ("pid 9",)
+        ("training",), (3, "size 2", 3, "min 1", "max none"), ("57 of 100", "epoch 2"), ("1234",), ("pid 9",)
     ):  # fmt: skip
         assert mentions(text, *parts), parts
     assert re.findall(r"^(w\d) +(\d?) +(\w+)", text, re.M) == [

@@ -1,15 +1,15 @@
-"""DistributedDataParallel around the user's model, while the user's script calls the model as ever.
+"""Runs the user's model under DistributedDataParallel, without changes to the user's script.
 
-It stands in the place of the model's `forward`, within the inner loop of a bench's step and nowhere else, and is gone
-after the block: nothing of it is in the way of other contestants. Of a step's micro-batches it exchanges the sum with
-the last one (`no_sync` for the others), with `gradient_as_bucket_view`, as a good script would have it.
+It replaces the model's `forward` within the inner loop of a bench's step only, and is removed after the block, so that
+it does not affect other contestants. It exchanges the sum of a step's micro-batches with the last one (`no_sync` for
+the others), with `gradient_as_bucket_view`, as a good script would.
 
-It can't be had with every script. What is known to go wrong is looked for in a `Trial` first, in which nothing is
-exchanged; what goes wrong all the same is its reason to be left out. Workers that wait for one whom it has failed give
-up after `LIMIT`.
+Not every script can use it. A `Trial`, which exchanges nothing, first checks for known problems. If another error
+occurs, DDP is left out with that error as the reason. Workers that wait for a worker whose DDP failed give up after
+`LIMIT`.
 
-Its process group is none that torch knows of, so that nothing in the script takes itself for distributed. Gloo connects
-over the loopback interface, and trusts whoever comes meanwhile, as it does in any script that uses it.
+Its process group is not registered in torch, so no code in the script believes that it runs distributed. Gloo connects
+over the loopback interface, and trusts any process that connects meanwhile, as in any script that uses Gloo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _dist: Any = dist  # torch's annotations leave much of it out
 
 
 def connect(path: Path, rank: int, size: int, device: torch.device) -> Any:
-    """A group of `size` workers on this machine, which find each other through a file that only they can read."""
+    """Returns a group of `size` workers on this machine. They meet through a file that only this user can read."""
     store, gloo, kind = _dist.FileStore(str(path), size), _dist.ProcessGroupGloo, _dist.ProcessGroup.BackendType.GLOO
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=LOOPBACK)]
@@ -45,7 +45,7 @@ def connect(path: Path, rank: int, size: int, device: torch.device) -> Any:
 
 
 class Trial:
-    """Plain accumulation of a step, which watches how the script uses its model; see `Way`."""
+    """Plain accumulation of a step that records how the script uses its model; see `Way`."""
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         self.reason = ""
@@ -81,7 +81,7 @@ class Trial:
 
 
 def unfit(models: Sequence[str], seen: Sequence[tuple[int, int]], unused: Sequence[str], *, compiled: bool) -> str:
-    """Why a script can't have it, "" if nothing is known against it.
+    """Returns why a script can't use DistributedDataParallel, "" if no problem is known.
 
     `models`: that are trained; `seen`: forward and backward passes of each micro-batch; `unused`: parameters without a
     gradient; `compiled`: the model is, in place.
@@ -107,7 +107,7 @@ def unfit(models: Sequence[str], seen: Sequence[tuple[int, int]], unused: Sequen
 
 
 class Ddp:
-    """Around `model` over a `group`, for a block; see `Way`."""
+    """DistributedDataParallel around `model` over a `group`, for a block; see `Way`."""
 
     def __init__(self, model: torch.nn.Module, group: Any) -> None:
         self.reason = ""
@@ -152,7 +152,7 @@ class Ddp:
 
 
 class _Inner(torch.nn.Module):
-    """A model by its own forward, whatever stands in the place of that."""
+    """Calls the model's own forward, even while that is replaced."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a bench has measured, as figures. Pure: what the workers have told in, values out.
+"""The figures of a bench. Pure: the workers' reports in, values out.
 
 a contestant's round   the median over all of its steps, of all workers
 over the floor         that, over the same of the script alone, in the same round
@@ -33,7 +33,7 @@ Joint = tuple[StepSeconds, ...]  # one step, of all workers
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step's time goes, in milliseconds."""
+    """The parts of a step's time, in milliseconds."""
 
     step: float
     data: float
@@ -72,7 +72,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(told: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: int) -> Figures:
-    """Of the first `rounds` rounds, of which all workers have told."""
+    """Returns the figures of the first `rounds` rounds, which all workers have reported."""
     records, each_round = [*told.values()], range(rounds)
     left_out = next((r.reason for each in records for r in each if isinstance(r, Unfit)), "")
     names = [name for name in CONTESTANTS if name != DDP or not left_out]

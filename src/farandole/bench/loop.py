@@ -1,4 +1,4 @@
-"""The loop as a bench has it: between the run's own steps, which are measured, come others with the same micro-batches.
+"""The loop of a bench: times the run's own steps, and steps of other contestants with the same micro-batches.
 
     get ready   a few steps of the run; one aside, which shows whether DistributedDataParallel can be had
     a round     exchanges with nothing to hide behind; then a block of steps for each contestant
@@ -7,13 +7,13 @@
                     under DistributedDataParallel (`plain_step.py`, `ddp.py`), and its own update
     the end     what was measured is in the run's folder; the worker waits until `farandole bench` ends it
 
-All workers are at the same contestant's block at the same time, since they meet before each. Within one nobody waits
-for anybody, but as the contestant does. The clock runs from where the script asks for a step to where it asks for the
-next. Not counted are the first steps of each block, and those of the run that end an epoch: they may be short, and an
-evaluation may follow.
+All workers run the same contestant's block at the same time, since they synchronize before each block. Within a block
+workers only wait as the contestant itself does. The clock runs from the script's request for a step to its next
+request. Not counted: the first steps of each block, and steps of the run that end an epoch, since they may be short and
+an evaluation may follow.
 
-Invariant: what happens aside leaves no trace in the run. State, random state and hooks are put back, so its digests go
-on being equal, and its weights are those of a run without a bench. What the script keeps for itself is its own.
+Invariant: steps aside leave no trace in the run. State, random state and hooks are restored, so the digests stay equal
+and the weights are those of a run without a bench. State that the script itself keeps is not restored.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def begin(text: str) -> None:
 
 
 class Bench(Loop):
-    """Of one worker."""
+    """The bench of one worker."""
 
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,

@@ -1,5 +1,5 @@
-"""The run of `farandole bench steps`: a supervisor that watches what the workers tell, and kills everything once they
-have told all, or at the first signal. Nothing of it is to be kept.
+"""The run of `farandole bench steps`: a supervisor that reads the workers' reports, and kills all processes once the
+reports are complete, or at the first signal. Nothing of the run is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A step of the user's own loop in which nothing of ours takes part: plain accumulation of the same micro-batches.
+"""A step of the user's own loop without farandole: plain accumulation of the same micro-batches.
 
-The script can't tell it from a `Step`. Its gradient is this worker's alone, or what DistributedDataParallel makes of
-it; nothing is seeded, put back, added up in any order, digested or agreed on. It is a bench's, and no step of the run.
+It has the interface of `Step`. Its gradient is that of this worker alone, or the one of DistributedDataParallel. There
+is no seeding, restoring, ordered sum, digest or agreement. It belongs to a bench and is not a step of the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker's time goes to in a step: a stopwatch that stands where something is passed by anyway.
+"""A stopwatch for the parts of a worker's step, attached at existing interfaces.
 
     waiting for data      between loaders and those who ask them, `Loader.watch`
     forward and backward  in the place of the worker's shard timer, less what is added up meanwhile
@@ -6,8 +6,8 @@
     waiting for the sum   from the last backward pass until the round's end, which the shard timer is told
     the update            hooks on the optimizers that are replicated
 
-So nothing of this is there, and nothing asks whether it is, unless a bench has put it there. It reads the clock twice a
-parameter and a micro-batch. On an accelerator it is the time of the thread that launches the work.
+So without a bench none of this exists, and no code checks for it. It reads the clock twice for each parameter and
+micro-batch. On an accelerator it measures the thread that launches the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of `farandole bench steps`. Pure: figures in, something that rich prints and lines of words out."""
+"""The tables of `farandole bench steps`. Pure: figures in, rich renderables and lines of text out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parts_table(found: Figures) -> Table:
 
 
 def said(found: Figures, cores: int) -> Iterator[str]:
-    """What the tables do not say."""
+    """Returns lines of text for the facts that the tables do not show."""
     if found.by_itself:
         yield (
             f"an exchange takes {statistics.median(found.by_itself):.1f} ms by itself "

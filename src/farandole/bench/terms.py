@@ -1,8 +1,7 @@
-"""What `farandole bench steps` and its workers tell each other: its terms in their environment, and what they have
-measured in a file for each in the run's folder.
+"""The data that `farandole bench steps` and its workers exchange: the terms, in the environment of the workers, and
+their measurements, in one file for each worker in the run's folder.
 
-A round has a block of steps for each contestant, in an order that rotates, so that whoever comes first is another one
-each time.
+A round has a block of steps for each contestant. The order rotates, so that each round starts with another contestant.
 """
 
 from __future__ import annotations

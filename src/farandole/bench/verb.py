@@ -1,6 +1,6 @@
 """`farandole bench`: what farandole costs a script on this machine.
 
-`bench steps` is a run of its own kind (`measuring.py`), in a folder that is thrown away: local workers run the script
+`bench steps` is a run of its own kind (`measuring.py`), in a temporary folder: local workers run the script
 as it is, and the contestants take turns within them (`bench/loop.py`). No checkpoint is written.
 """
 

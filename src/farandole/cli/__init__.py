@@ -1,9 +1,9 @@
-"""The command line: one file a verb.
+"""The command line: the commands of `farandole`, and how errors become exit codes.
 
-A verb's module imports nothing heavy at its top (no aiohttp), so that `farandole status` answers at once, and nothing
-here names torch: whoever has none can look after runs elsewhere. Verbs that train get it with the script's process.
-Our own errors become one line on standard error and exit code 2 (asked for what can't be) or 1; any other exception
-is a bug and keeps its traceback.
+A command's module imports nothing heavy at its top (no aiohttp), so that `farandole status` answers at once. Nothing
+here imports torch: a machine without it can control runs elsewhere. Commands that train load torch with the script.
+An error of farandole becomes one line on standard error and exit code 2 (a usage error) or 1. Any other exception is a
+bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-PASS_ON = {"allow_interspersed_args": False}  # what follows the script is the script's
-ANYWHERE = {"ignore_unknown_options": True}  # so is what these verbs do not know, wherever it stands
+PASS_ON = {"allow_interspersed_args": False}  # arguments after the script belong to the script
+ANYWHERE = {"ignore_unknown_options": True}  # unknown options belong to the script too, at any place
 app.command("run", context_settings=PASS_ON)(run.run)
 app.command("join", context_settings=PASS_ON)(worker.join)
 app.command("probe", context_settings=PASS_ON)(data.probe)
@@ -62,8 +62,8 @@ _worker = typer.Typer(add_completion=False)
 _worker.command("join")(worker.join)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         tell(f"farandole {__version__}")
         raise typer.Exit
 
@@ -80,11 +80,11 @@ def farandole(
 
 
 bound(app)
-command = typer.main.get_command(app)  # here: who is forked from a process that has loaded this needs not build it
+command = typer.main.get_command(app)  # built at import, so that processes forked after it need not build it
 
 
 def read_ahead() -> None:
-    """Load what typer loads with the first command line that it reads: pydantic, for one, where that is installed."""
+    """Loads the modules that typer loads when it first parses a command line, such as pydantic if it is installed."""
     typer.main.get_command(_worker).make_context("join", ["TICKET", "SCRIPT"])
 
 
@@ -98,4 +98,4 @@ def main() -> None:
         say(f"farandole: error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     finally:
-        end_spare()  # a `run` that ended with an error has taken none
+        end_spare()  # a `run` that ended with an error did not use it

@@ -1,4 +1,4 @@
-"""`farandole attach`: watch a live run from another terminal, as `farandole run` shows it; and `run --detach`."""
+"""`farandole attach`, which shows a live run as `farandole run` does, and `farandole run --detach`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.platform.output import tell
 
-OUTPUT = "run.log"  # what a detached `farandole run` prints
+OUTPUT = "run.log"  # the output of a detached `farandole run`
 BEGIN_S, POLL_S = 60.0, 0.05
 
 
@@ -34,13 +34,13 @@ def attach(run: RunOption = None) -> None:
     with display:
         code = asyncio.run(_watch(watched.folder, display))
     if code is None:
-        tell(f"the run goes on; `farandole stop --run {watched.folder}` ends it")
+        tell(f"the run continues; `farandole stop --run {watched.folder}` ends it")
     else:
         raise typer.Exit(code)
 
 
 async def _watch(folder: Path, display: object) -> int | None:
-    """The run's exit code; None where Ctrl-C came before its end."""
+    """Returns the run's exit code, or None if Ctrl-C came before its end."""
     from farandole.observe.live import Display, Written, keep_figures, show_lines, show_output, sum_up
     from farandole.observe.report import checkpoints_in, prices_in, settings_of
     from farandole.platform.files import opener
@@ -52,13 +52,13 @@ async def _watch(folder: Path, display: object) -> int | None:
     settings = settings_of(folder)
     written = Written(folder, prices_in(settings), checkpoints_in(folder, settings))
 
-    def seen(line: Line) -> None:
+    def on_line(line: Line) -> None:
         if isinstance(line, OverEvent):
             ends.append(line)
 
     ticket = load(str(folder / "ticket"), opener)
     relaying = asyncio.create_task(show_output(folder, display, ended))
-    watching = asyncio.create_task(show_lines(ticket, display, seen, lambda: held(folder)))
+    watching = asyncio.create_task(show_lines(ticket, display, on_line, lambda: held(folder)))
     summing = asyncio.create_task(keep_figures(written, display))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, watching.cancel)
     await asyncio.wait({watching})
@@ -69,21 +69,22 @@ async def _watch(folder: Path, display: object) -> int | None:
     killed = not watching.cancelled() and watching.exception() is not None
     if ends or killed:
         await sum_up(written, display, ends[0] if ends else None)
-    code = ends[0].code if ends else written.course.past.code  # it may be over before the coordinator was reached
+    code = ends[0].code if ends else written.course.past.code  # the run may end before the coordinator was reached
     if killed and code is None:
         raise CoordinatorUnreachable(
             f"the run in {folder} was killed: no `farandole run` holds its folder, and no coordinator answers; workers "
-            f"of other hosts train on for a while, and `farandole run --folder {folder}` goes on with them, or from "
-            f"its newest checkpoint"
+            f"of other hosts continue for a while; `farandole run --folder {folder}` takes them over, or resumes from "
+            f"the newest checkpoint"
         ) from watching.exception()
     return code if ends or killed else None
 
 
 def detach(words: list[str], folder: Path | None, script: str) -> None:
-    """Have `farandole WORDS`, as it was called, go on without this terminal. Returns once the run has begun.
+    """Starts `farandole WORDS` again, detached from this terminal. Returns once the run has begun.
 
     Raises:
-        FarandoleError: it has ended before; with what it said last.
+        FarandoleError: the run ended before that; the error holds its last line of output.
+        CoordinatorUnreachable: the run has not begun within `BEGIN_S`.
     """
     from farandole.control.run_folder import RECORD
     from farandole.platform.files import FOLDER_MODE, append
@@ -102,10 +103,12 @@ def detach(words: list[str], folder: Path | None, script: str) -> None:
     while time.monotonic() < until and process.poll() is None:
         if (folder / RECORD).exists() and (folder / RECORD).stat().st_mtime_ns > before and held(folder):
             tell(f"run folder: {folder}")
-            tell(f"it goes on by itself; `farandole attach --run {folder}` shows it, `farandole stop` ends it")
+            tell(f"it runs in the background; `farandole attach --run {folder}` shows it, `farandole stop` ends it")
             return
         time.sleep(POLL_S)
-    said = (folder / OUTPUT).read_text(errors="replace").strip().rpartition("\n")[2]
+    last_line = (folder / OUTPUT).read_text(errors="replace").strip().rpartition("\n")[2]
     if process.poll() is None:
         raise CoordinatorUnreachable(f"the run has not begun within {BEGIN_S:g} s; see {folder / OUTPUT}")
-    raise FarandoleError(f"the run has ended with code {process.returncode}: {said.removeprefix('farandole: error: ')}")
+    raise FarandoleError(
+        f"the run has ended with code {process.returncode}: {last_line.removeprefix('farandole: error: ')}"
+    )

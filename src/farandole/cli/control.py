@@ -1,4 +1,4 @@
-"""`farandole scale`: change how many workers a live run wants."""
+"""`farandole scale`, `release`, `stop` and `ticket`: commands that change a live run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def scale(
     """Set the target number of workers of a live run; workers join or leave between two steps."""
     with live(run) as api:
         api.scale(workers, pool)
-    tell(f"{workers} workers wanted{f' of {pool}' if pool else ''}")
+    tell(f"target: {workers} workers{f' of {pool}' if pool else ''}")
 
 
 # --- release ----------------------------------------------------------------------------------------------------------
 #
-# `farandole release`: let a worker or a whole host go, gracefully.
+# `farandole release`: drain a worker or a whole host.
 
 
 def release(
@@ -53,22 +53,23 @@ def release(
 
 # --- stop -------------------------------------------------------------------------------------------------------------
 #
-# `farandole stop`: end a live run after the step in hand, with a checkpoint.
+# `farandole stop`: end a live run after the current step, with a checkpoint.
 
 
 def stop(run: RunOption = None) -> None:
     """Save the state of a live run and end it; all workers stop after the same step."""
-    found = live(run)
-    with found as api:
+    connection = live(run)
+    with connection as api:
         api.stop("farandole stop", 0)
-    tell(f"the run in {found.folder} is stopping")
+    tell(f"the run in {connection.folder} is stopping")
 
 
 # --- ticket -----------------------------------------------------------------------------------------------------------
 #
-# `farandole ticket`: tickets for others, which let workers join, expire, and can be taken back.
+# `farandole ticket`: additional join tickets, which can expire and be revoked.
 #
-# The secrets are made here and written into the run's folder; the coordinator is asked to read them, and is sent none.
+# The secrets are made here and written into the run's folder. The coordinator is asked to read them from there; no
+# secret is sent to it.
 
 app = typer.Typer(help="Create, list and revoke join tickets.", no_args_is_help=True)
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -113,9 +114,9 @@ def new(
         except msgspec.ValidationError:
             raise UsageError(f"--name {name}: up to 64 letters, digits, dots, dashes and underscores") from None
         if issued.name in names:
-            raise UsageError(f"--name {name}: there is a ticket of that name; `farandole ticket list` shows them")
+            raise UsageError(f"--name {name}: a ticket of that name exists; `farandole ticket list` shows them")
         if len(tickets) >= MOST:
-            raise UsageError(f"{len(tickets)} tickets are issued, and a run has no more than {MOST}")
+            raise UsageError(f"{len(tickets)} tickets are issued, the limit of a run")
         content = msgspec.json.encode(msgspec.structs.replace(owners, secret=issued.secret)) + b"\n"
         if out is not None:
             try:
@@ -147,47 +148,50 @@ def revoke(
     import msgspec
 
     with changing(run) as (_, tickets):
-        found = [n for n, each in enumerate(tickets) if each.name == name]
-        if not found:
-            known = ", ".join(each.name for each in tickets) or "none"
-            raise UsageError(f"revoke {name}: no such ticket; there are: {known}")
-        tickets[found[0]] = msgspec.structs.replace(tickets[found[0]], revoked=True)
+        matches = [n for n, each in enumerate(tickets) if each.name == name]
+        if not matches:
+            names = ", ".join(each.name for each in tickets) or "none"
+            raise UsageError(f"revoke {name}: no such ticket; the tickets are: {names}")
+        tickets[matches[0]] = msgspec.structs.replace(tickets[matches[0]], revoked=True)
     tell(f"ticket {name} is revoked")
 
 
 @contextmanager
 def changing(run: Path | None) -> Generator[tuple[Path, list[IssuedTicket]]]:
-    """The folder and the tickets of a live run, whose changes are written and told, unless something is raised."""
+    """Yields the folder and the tickets of a live run.
+
+    Then writes the tickets and notifies the coordinator, unless the body raises.
+    """
     from farandole.control.run_folder import TICKETS
     from farandole.control.security import read_tickets, write_tickets
 
-    found = live(run)
-    with found as api:
+    connection = live(run)
+    with connection as api:
         api.alive()
-    lock = os.open(found.folder, os.O_RDONLY)
+    lock = os.open(connection.folder, os.O_RDONLY)
     try:
-        files.take(lock, found.folder, "its tickets can't be changed safely; name another --folder", wait=True)
-        tickets = list(read_tickets(found.folder / TICKETS))
-        yield found.folder, tickets
-        write_tickets(found.folder / TICKETS, tuple(tickets))
+        files.take(lock, connection.folder, "its tickets can't be changed safely; name another --folder", wait=True)
+        tickets = list(read_tickets(connection.folder / TICKETS))
+        yield connection.folder, tickets
+        write_tickets(connection.folder / TICKETS, tuple(tickets))
     finally:
         os.close(lock)
     try:
-        with found as api:
+        with connection as api:
             api.reread_tickets()
     except CoordinatorUnreachable as error:
-        say(f"written, and in force once the coordinator answers again ({error})")
+        say(f"written; takes effect when the coordinator answers again ({error})")
 
 
 def seconds(text: str) -> float:
-    """ "30m", "12h", "7d".
+    """Returns the seconds of a duration such as "30m", "12h" or "7d".
 
     Raises:
-        UsageError: anything else.
+        UsageError: the text has another form.
     """
     form = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if form is None or not int(form[1]):
-        raise UsageError(f"--expires {text}: say 30m, 12h or 7d")
+        raise UsageError(f"--expires {text}: give a duration such as 30m, 12h or 7d")
     return int(form[1]) * UNITS[form[2]]
 
 
@@ -195,6 +199,6 @@ def _state(issued: IssuedTicket) -> str:
     if issued.revoked:
         return "revoked"
     if not issued.expires:
-        return "good until the run ends"
+        return "valid until the run ends"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires))
-    return f"expired at {when}" if issued.over(time.time()) else f"good until {when}"
+    return f"expired at {when}" if issued.over(time.time()) else f"valid until {when}"

@@ -1,4 +1,4 @@
-"""`farandole data prepare`: images, or texts, become shards that any worker can read, here or on S3."""
+"""`farandole data prepare` and `index` make datasets of shards; `farandole probe` times an input pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # --- indexing ---------------------------------------------------------------------------------------------------------
 #
-# `farandole data index`: tars that were made elsewhere become a dataset of which each sample can be reached.
+# `farandole data index`: indexes existing WebDataset tars, so that each sample can be read by itself.
 
 
 def index_tars(
@@ -80,7 +80,7 @@ def index_tars(
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 #
-# `farandole data prepare --tokens`: texts become token shards that any worker can read, here or on S3.
+# `farandole data prepare --tokens`: writes texts as token shards, in a folder or on S3.
 
 FIELD = "text"
 Tokens = Annotated[
@@ -114,22 +114,22 @@ Field = Annotated[
 ]
 
 
-def asked(
+def prepares_texts(
     tokens: str, *, end: str, vocabulary: int, lines: bool, field: str, short_side: int, image: str, label: str
 ) -> bool:
-    """Whether texts are to be prepared.
+    """Returns True if texts are prepared, False if images are.
 
     Raises:
-        UsageError: an option belongs to the other kind of source.
+        UsageError: an option belongs to the other kind of source, or the vocabulary is negative.
     """
     of_texts = {"--end": end, "--vocabulary": vocabulary, "--lines": lines, "--field": field}
     of_images = {"--short-side": short_side, "--image": image, "--label": label}
     stray = [name for name, value in (of_images if tokens else of_texts).items() if value]
     if stray:
-        other = "images, and --tokens makes tokens of texts" if tokens else "texts; give a tokenizer by --tokens"
-        raise UsageError(f"{', '.join(stray)}: of {other}")
+        other = "images, but --tokens reads texts" if tokens else "texts; give a tokenizer with --tokens"
+        raise UsageError(f"{', '.join(stray)}: only for {other}")
     if vocabulary < 0:
-        raise UsageError(f"--vocabulary {vocabulary}: as many ids as the model has")
+        raise UsageError(f"--vocabulary {vocabulary}: give the number of ids of the model")
     return bool(tokens)
 
 
@@ -146,7 +146,7 @@ def prepare_texts(
 
     reading = TextFormat(lines=lines, field=field)
     listed = listing(source, reading, shard_bytes)
-    passed_over = f"; {listed.passed_over} files are no texts by their names" if listed.passed_over else ""
+    passed_over = f"; {listed.passed_over} files are skipped: no text by their names" if listed.passed_over else ""
     tell(f"{source}: {listed.files} texts, {listed.size / 1e6:.1f} MB{passed_over}")
     encoding = Encoding(tokenizer=_absolute(tokens), end=end, vocabulary=vocabulary, reading=reading)
     counts = Counter[str]()
@@ -171,7 +171,7 @@ def prepare_texts(
     if isinstance(index, int):
         tell(
             f"{destination}: part {part.number}/{part.of} is done ({done}, {time.monotonic() - began:.1f} s); {index} "
-            f"shards of other parts are not there yet: whoever makes the last of them writes the index"
+            f"shards of other parts are missing; the machine that makes the last one writes the index"
         )
         return
     tell(
@@ -181,7 +181,7 @@ def prepare_texts(
 
 
 def _absolute(tokens: str) -> str:
-    """A path as processes of another working folder would find it."""
+    """Returns a path to a tokenizer as an absolute path, for processes with another working folder."""
     return str(Path(tokens).resolve()) if tokens.endswith(".json") else tokens
 
 
@@ -267,7 +267,7 @@ def prepare(
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1 or short_side < 0:
         raise UsageError(f"--processes {processes} --short-side {short_side}: at least 1 process, at least 0 pixels")
-    of_texts = asked(
+    of_texts = prepares_texts(
         tokens,
         end=end,
         vocabulary=vocabulary,
@@ -294,7 +294,9 @@ def _check_apart(source: str, destination: str) -> None:
 
     into, of = local_path(destination), local_path(source)
     if into is not None and of is not None and Path(into).resolve().is_relative_to(Path(of).resolve()):
-        raise UsageError(f"{destination} lies in {source}, and would be taken for a part of it; put it elsewhere")
+        raise UsageError(
+            f"{destination} lies in {source}, so it would be read as a part of the source; use another destination"
+        )
 
 
 def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
@@ -305,7 +307,7 @@ def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
     if is_table(source):
         listed = image_table.list_table(source, image, label, shard_bytes)
     elif image or label:
-        raise UsageError(f"--image, --label: of tables, and {source} holds none (.parquet, .arrow)")
+        raise UsageError(f"--image, --label: only for tables, but {source} holds none (.parquet, .arrow)")
     else:
         listed = image_folder.list_folder(Path(source))
     count, kind = sum(piece.samples for piece in listed.pieces), "tables" if is_table(source) else "images"
@@ -356,37 +358,39 @@ def _make(
 
 
 def parse_part(text: str) -> Part:
-    """The K-th of N, from "K/N".
+    """Parses "K/N": part K of N.
 
     Raises:
-        UsageError: it does not parse, or K is not one of N.
+        UsageError: the text does not parse, or K is not in 1 to N.
     """
     from farandole.data.prepare.shards import Part
 
     parsed = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
     if parsed is None or not 1 <= int(parsed[1]) <= int(parsed[2]):
-        raise UsageError(f"--part {text}: K/N, the K-th of N machines, as 2/4")
+        raise UsageError(f"--part {text}: write K/N for machine K of N, such as 2/4")
     return Part(int(parsed[1]), int(parsed[2]))
 
 
 def parse_size(text: str) -> int:
-    """Bytes, from "64MB", "500k", "1G".
+    """Returns a size in bytes, from "64MB", "500k" or "1G".
 
     Raises:
-        UsageError: it does not parse, or is too little for a shard.
+        UsageError: the text does not parse, or the size is too small for a shard.
     """
     parsed = re.fullmatch(r"(\d{1,12})\s*([kmg]?)b?", text.strip().lower())
     if parsed is None:
-        raise UsageError(f"--shard-size {text}: a number with k, M or G, as 64MB")
+        raise UsageError(f"--shard-size {text}: write a number with k, M or G, such as 64MB")
     size = int(parsed[1]) * _UNITS[parsed[2]]
     if size < _LEAST:
-        raise UsageError(f"--shard-size {text}: at least {_LEAST} bytes; a shard is one file to open, or one request")
+        raise UsageError(
+            f"--shard-size {text}: at least {_LEAST} bytes, since each shard costs one open file or one request"
+        )
     return size
 
 
 # --- probe ------------------------------------------------------------------------------------------------------------
 #
-# `farandole probe`: which holds a step up, the data or the compute? The answer, from the script itself.
+# `farandole probe`: measures, with the script itself, if the data or the computation limits a step.
 
 
 def probe(
@@ -443,7 +447,7 @@ def _print(found: ProbeResult, batch: int) -> None:
 
 
 def _making(found: ProbeResult) -> Table:
-    """Where those who make samples spend their time."""
+    """Returns the table of the time that processes spend to make a sample."""
     from rich.table import Table
 
     table = Table(title="making a sample, ms of one process; cold: waited for the store", title_justify="left")

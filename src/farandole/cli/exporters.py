@@ -1,8 +1,7 @@
-"""Where else `farandole run` shows a run: its options for that, and the process that writes those files.
+"""Exports of `farandole run` to TensorBoard, Weights & Biases and Prometheus: options, and the export process.
 
-That process is started beside the run, shows what it prints, is started again where it ends too early, and may come
-to its end after the run's. Nothing waits for it before. A package that is missing is an error before anything is
-started.
+The export process runs beside the run. Its output is shown. It is restarted if it ends too early, and it may end after
+the run. Nothing waits for it before the run ends. A missing package is an error before anything is started.
 """
 
 from __future__ import annotations
@@ -54,18 +53,19 @@ MetricsToken = Annotated[
         rich_help_panel="Watching",
     ),
 ]
-EXPORT_END_S = 20.0  # that it has after the run's end
-MISSING = 2  # its exit code where a package is
-RESTARTS = 3  # of a process that ends too early
+EXPORT_END_S = 20.0  # time that the export process has after the run's end
+MISSING = 2  # its exit code if a package is missing
+RESTARTS = 3  # restarts of a process that ends too early
 RESTART_S = 5.0
 
 
-def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: Path | None) -> Exports:
-    """What a command line asks for, looked at before anything is started. TensorBoard's folder is in the run's unless
-    another `directory` is named.
+def exports_of(tensorboard: bool, directory: Path | None, wandb: str | None, token: Path | None) -> Exports:
+    """Returns the exports of a command line, and checks them before anything is started.
+
+    TensorBoard's folder is inside the run's folder, unless a `directory` is given.
 
     Raises:
-        UsageError: a package is missing, or the token's file is none.
+        UsageError: a package is missing, or the token's file holds no valid token.
     """
     from farandole.control import ticket
     from farandole.control.run_folder import TENSORBOARD
@@ -75,7 +75,7 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
     from farandole.protocol.settings import Exports
 
     if wandb == "":
-        raise UsageError("--wandb '': name the project")
+        raise UsageError("--wandb '': give the name of a project")
     if tensorboard or directory:
         require_tensorboard()
     if wandb:
@@ -88,7 +88,7 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
 
 
 class Exporters:
-    """The process of one run, where `exports` ask for any. `begin`, and `close` in any case."""
+    """The export process of one run, if `exports` need one. Call `begin` once, and `close` in any case."""
 
     def __init__(self, folder: Path, exports: Exports, show: Callable[[str], None]) -> None:
         self._folder, self._exports, self._show = folder, exports, show
@@ -97,7 +97,7 @@ class Exporters:
         self._over = False
 
     def begin(self, address: str) -> None:
-        """The run is at `address`, and its first lines are about to be written."""
+        """Starts the export process. The run serves at `address`; its first lines come next."""
         if self._exports.metrics_token:
             self._show(f"for Prometheus: {address}/metrics, with the token of {self._exports.metrics_token}")
         if self._exports.tensorboard:
@@ -106,7 +106,7 @@ class Exporters:
             self._tending = asyncio.create_task(self._tend())
 
     async def close(self, given_up: asyncio.Event) -> None:
-        """The run is over: what is left is exported, for up to `END_S`, or until that is given up."""
+        """Lets the process export the rest after the run's end, for up to `EXPORT_END_S` or until `given_up` is set."""
         self._over = True
         process, tending = self._process, self._tending
         if tending is None:
@@ -116,7 +116,7 @@ class Exporters:
         enough = asyncio.create_task(given_up.wait())
         await asyncio.wait({tending, enough}, timeout=EXPORT_END_S, return_when=asyncio.FIRST_COMPLETED)
         if process is not None and process.returncode is None:
-            self._show("the run's exports are not ready, and are ended: they lack the end of the run")
+            self._show("the run's exports are not complete and are stopped: they lack the end of the run")
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         for task in (tending, enough):
@@ -124,23 +124,23 @@ class Exporters:
         await asyncio.wait({tending, enough})
 
     async def _tend(self) -> None:
-        """Start it, show what it says, and start it again where it ends too early."""
+        """Starts the process, shows its output, and restarts it if it ends too early."""
         for tried in range(1 + RESTARTS):
             if self._over:
                 return
             try:
                 process = self._process = await self._start()
             except OSError as error:
-                self._show(f"the run's exports can't be started ({error.strerror}); the training goes on")
+                self._show(f"the run's exports can't be started ({error.strerror}); training continues")
                 return
             assert process.stdout is not None
             async for line in process.stdout:
                 self._show(line.decode(errors="replace").rstrip("\n"))
             code = await process.wait()
-            if self._over or code == MISSING:  # which was said
+            if self._over or code == MISSING:  # the process printed that
                 return
-            again = "it is started again" if tried < RESTARTS else "the run is not exported any more"
-            self._show(f"the process that exports the run has ended ({code}); {again}, and the training goes on")
+            again = "farandole restarts it" if tried < RESTARTS else "the run is no longer exported"
+            self._show(f"the process that exports the run ended with exit code {code}; {again}, and training continues")
             await asyncio.sleep(RESTART_S)
 
     async def _start(self) -> asyncio.subprocess.Process:

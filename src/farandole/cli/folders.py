@@ -1,7 +1,7 @@
-"""Run folders: which one a verb means, and whether its run is alive.
+"""Run folders: finds the folder that a command means, checks whether its run is alive, lists and deletes old runs.
 
 A run is alive while its `farandole run` holds the folder's lock, or when its coordinator answers at its ticket's
-address; a process id alone proves nothing, since ids are used again.
+address. A process id alone proves nothing, since ids are reused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from farandole.protocol.coordinator.state import RunSettings
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 RUNS = Path("runs")
-SHOWN = 5  # names of files
+SHOWN = 5  # names of files in a message
 RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="FOLDER", help="The run's folder.", show_default="the newest in runs/")
 ]
 
 
 class Live:
-    """A run that answers. What it declines raises UsageError; when it has ended meanwhile, CoordinatorUnreachable."""
+    """Connection to a live run. A refused request raises UsageError; if the run has ended, CoordinatorUnreachable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,22 +51,23 @@ class Live:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CoordinatorUnreachable) and (over := _ending(self.folder)) and held(self.folder):
             raise CoordinatorUnreachable(
-                f"the run in {self.folder} is ending: {over.reason} (exit code {over.code}); `farandole status` tells "
-                f"what became of it"
+                f"the run in {self.folder} is ending: {over.reason} (exit code {over.code}); `farandole status` shows "
+                f"its outcome"
             ) from None
         if isinstance(error, CoordinatorUnreachable) and held(self.folder):
             raise CoordinatorAway(
-                f"the run in {self.folder} trains on, but its coordinator does not answer just now: ask again ({error})"
+                f"the run in {self.folder} continues, but its coordinator does not answer now: try again ({error})"
             ) from None
         if isinstance(error, CoordinatorUnreachable):
             raise CoordinatorUnreachable(f"the run in {self.folder} is over ({error})") from None
 
 
 def live(folder: Path | None) -> Live:
-    """The run in `folder`, or in the newest folder under runs/.
+    """Returns the run in `folder`, or in the newest folder under runs/.
 
     Raises:
-        UsageError: there is no run there.
+        UsageError: the folder has no run.
+        CoordinatorUnreachable: the run is over.
     """
     place = place_of(folder)
     if not (place / RECORD).exists():
@@ -75,11 +76,11 @@ def live(folder: Path | None) -> Live:
 
 
 def place_of(folder: Path | None) -> Path:
-    """The folder that `--run` means.
+    """Returns the folder that `--run` means.
 
     Raises:
-        UsageError: there is no run there.
-        NotPrivate: the folder is another's.
+        UsageError: the folder has no run.
+        NotPrivate: the folder belongs to another user.
     """
     if folder is not None:
         with _reaching(f"--run {folder}"):
@@ -90,13 +91,13 @@ def place_of(folder: Path | None) -> Path:
         return folder
     newest = max(_records(), default=None)
     if newest is None:
-        raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
+        raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or give its folder with --run")
     files.check(newest[1])
     return newest[1]
 
 
 def _records() -> Iterator[tuple[float, Path]]:
-    """When a run began to be served, and its folder under runs/, where those of other users may lie, too."""
+    """Yields the start time of a run's coordinator and its folder under runs/. Folders of other users are skipped."""
     for folder in RUNS.glob("*"):
         with contextlib.suppress(OSError):
             record = (folder / RECORD).stat()
@@ -105,7 +106,7 @@ def _records() -> Iterator[tuple[float, Path]]:
 
 
 def past_of(folder: Path) -> Past | None:
-    """What is known of the run in `folder`; None while a `farandole run` of it is alive, or where nothing is."""
+    """Returns the outcome of the run in `folder`. None if its `farandole run` is alive or it has no metrics."""
     if held(folder) or not (folder / METRICS).exists():
         return None
     with open(folder / METRICS, "rb", opener=files.opener) as file:
@@ -113,7 +114,7 @@ def past_of(folder: Path) -> Past | None:
 
 
 def _ending(folder: Path) -> events.OverEvent | None:
-    """What the newest start of the run has recorded as its end; None where it goes on, or nothing can be read."""
+    """Returns the `over` event of the newest start of the run. None if the run continues or nothing can be read."""
     try:
         lines = before(folder / METRICS, (folder / METRICS).stat().st_size)
     except (OSError, FarandoleError):
@@ -125,21 +126,21 @@ def _ending(folder: Path) -> events.OverEvent | None:
 
 
 def lives(owner: Owner, folder: Path) -> bool:
-    """True if the run `owner` is seen to be alive in `folder`: something holds it, and not another run."""
+    """Returns True if the run `owner` seems to be alive in `folder`: the folder is locked, and not by another run."""
     if not held(folder):
         return False
     try:
         settings = msgspec.json.decode(files.read(folder / SETTINGS), type=RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return True  # a script that trains by itself has none
+        return True  # a script in single-process training writes no settings
     return settings.checkpoints.identity in ("", owner.id)
 
 
 def check_folder(folder: Path) -> None:
-    """See that a run can be started or resumed in `folder`.
+    """Checks that a run can be started or resumed in `folder`.
 
     Raises:
-        NotPrivate: it, or something in it that a run would use, is another's.
+        NotPrivate: the folder, or a file in it that a run would use, belongs to another user.
         RunFolderInUse: a run is alive in it.
     """
     with _reaching(f"--folder {folder}"), contextlib.suppress(FileNotFoundError):
@@ -156,8 +157,9 @@ def check_folder(folder: Path) -> None:
 
 
 def others_word(folder: Path, *names: str) -> str:
-    """Why what the settings in `folder` say, and what it holds under `names`, may be another's word: "" if it is this
-    user's own. Root is a user like any other here, for whoever believes it acts in its own name.
+    """Returns why another user may have written the settings in `folder`, or the files under `names`; "" if none may.
+
+    Root counts as another user too, because a user who trusts the files acts in their own name.
     """
     places = [(folder, folder.stat())]
     for name in (SETTINGS, *names):
@@ -166,11 +168,11 @@ def others_word(folder: Path, *names: str) -> str:
 
 
 def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Path:
-    """The run's folder, held by this process: `folder`, or a new one under runs/. `again`: its run is still on.
+    """Creates and locks the run's folder: `folder`, or a new one under runs/. `again`: its run is still alive.
 
     Raises:
-        NotPrivate: the folder is another's.
-        RunFolderInUse: another `farandole run` was faster.
+        NotPrivate: the folder belongs to another user.
+        RunFolderInUse: another `farandole run` has locked it.
     """
     folder = folder or new_folder(script)
     with _reaching(f"--folder {folder}"):
@@ -182,48 +184,48 @@ def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Pat
 
 
 def new_folder(script: str) -> Path:
-    """An empty one for a run of `script`, under runs/."""
+    """Creates an empty folder under runs/ for a run of `script`."""
     return _create(RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}")
 
 
 def foreign(folder: Path) -> str:
-    """A word about files that are there before any run is, "" for none: somebody may have named the wrong folder."""
+    """Returns a note if a folder without a run holds files, else "": the user may have given the wrong folder."""
     if (folder / SETTINGS).exists() or not folder.is_dir():
         return ""
     names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
     if not names:
         return ""
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    return f"note: {folder} holds files that are not a run's ({shown}); they are left alone"
+    return f"note: {folder} holds files that are not a run's ({shown}); they are not touched"
 
 
 def close(folder: Path) -> str:
-    """Keep others from looking into a run's folder that was made without us. A word about it, "" for none."""
+    """Makes a run's folder that another program created unreadable for other users. Returns a note, "" for none."""
     if not folder.stat().st_mode & files.OTHERS:
         return ""
     with contextlib.suppress(OSError):
         folder.chmod(files.FOLDER_MODE)
     if folder.stat().st_mode & files.OTHERS:
-        return f"note: others can look into {folder}, and its file system does not let that be changed"
-    return f"note: others could look into {folder}; it has mode 0700 now"
+        return f"note: other users can read {folder}, and its file system does not allow to change that"
+    return f"note: other users could read {folder}; its mode is now 0700"
 
 
 @contextlib.contextmanager
 def _reaching(folder: str) -> Generator[None]:
-    """What the system refuses, as an error of ours."""
+    """Turns an OSError in the body into a UsageError."""
     try:
         yield
     except FarandoleError:
         raise
     except OSError as error:
         raise UsageError(
-            f"{folder}: {error.strerror} to {files.user(os.geteuid())}; name another folder, or give that user this "
-            f"one (in a container the volume's owner counts, on a file server what it makes of root)"
+            f"{folder}: {error.strerror} for {files.user(os.geteuid())}; use another folder, or make that user the "
+            f"owner of this one (in a container the volume's owner counts; a file server may map root to another user)"
         ) from None
 
 
 def _create(folder: Path) -> Path:
-    """`folder`, or with -2, -3, ... where another run of the same second has taken it."""
+    """Creates `folder`, or a folder with -2, -3, ... appended if a run of the same second has taken the name."""
     for number in range(1, 100):
         path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
@@ -231,9 +233,9 @@ def _create(folder: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}; name a writable folder with --folder") from None
+            raise UsageError(f"{path}: {error.strerror}; give a writable folder with --folder") from None
         return path
-    raise UsageError(f"{folder}: taken; name another folder with --folder")
+    raise UsageError(f"{folder}: the name is taken; give another folder with --folder")
 
 
 def _answers(folder: Path) -> bool:
@@ -246,9 +248,9 @@ def _answers(folder: Path) -> bool:
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 #
-# `farandole runs`: the runs in a folder of runs, and what disk they take; `farandole runs prune` frees it.
+# `farandole runs`: lists the runs in a folder and their disk space; `farandole runs prune` deletes runs.
 #
-# Invariant: nothing is removed but whole folders of runs, this user's own, that are over and that nobody holds.
+# Invariant: only whole run folders are deleted, that belong to this user, are over and are not locked.
 
 app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="List runs, and delete old ones.")
 Place = Annotated[Path, typer.Option("--in", metavar="FOLDER", help="Folder that contains the runs' folders.")]
@@ -257,7 +259,7 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolderState:
-    """One run. `state`: live, or how it ended; `used`: when it last wrote anything, Unix time."""
+    """One run. `state`: live, or its outcome. `size`: bytes on disk. `used`: Unix time of its last write."""
 
     folder: Path
     state: str
@@ -292,30 +294,30 @@ def prune(
     from farandole.platform.output import tell
 
     if not keep and not older:
-        raise UsageError("runs prune: say who stays, with --keep NUMBER or --older DAYS")
+        raise UsageError("runs prune: give --keep NUMBER or --older DAYS")
     over = sorted((run for run in found(context.obj) if not run.live), key=lambda run: -run.used)
-    gone = [run for run in over[keep:] if time.time() - run.used > older * DAY_S]
-    _show(gone)
-    freed = in_words(sum(run.size for run in gone))
+    removed = [run for run in over[keep:] if time.time() - run.used > older * DAY_S]
+    _show(removed)
+    freed = in_words(sum(run.size for run in removed))
     if not yes:
-        tell(f"{len(gone)} runs, {freed}: nothing is removed yet; --yes does it")
+        tell(f"{len(removed)} runs, {freed}: nothing is removed yet; repeat with --yes to remove them")
         return
-    for run in gone:
+    for run in removed:
         remove(run.folder)
-    tell(f"{len(gone)} runs removed, {freed} freed")
+    tell(f"{len(removed)} runs removed, {freed} freed")
 
 
 def found(place: Path) -> Iterator[RunFolderState]:
-    """The runs of this user's in `place`.
+    """Yields the runs of this user in `place`.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: the folder does not exist.
     """
     from farandole.control.run_folder import METRICS, SETTINGS, held
     from farandole.platform import files as private
 
     if not place.is_dir():
-        raise UsageError(f"{place}: no such folder; name the one in which the runs are with --in")
+        raise UsageError(f"{place}: no such folder; give the folder of the runs with --in")
     for folder in sorted(place.iterdir()):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or private.foreign(folder.stat()) or not (folder / SETTINGS).is_file():
@@ -329,7 +331,7 @@ def found(place: Path) -> Iterator[RunFolderState]:
 
 
 def remove(folder: Path) -> None:
-    """One run's folder, unless somebody has begun to use it: then it stays, and that is an error.
+    """Deletes one run's folder, unless another process has begun to use it.
 
     Raises:
         RunFolderInUse: a run is alive in it.
@@ -359,7 +361,7 @@ def _show(runs: list[RunFolderState]) -> None:
 
 
 def in_words(size: int) -> str:
-    """Bytes as people read them: 1.5 GB."""
+    """Returns a size in bytes as text for people: 1.5 GB."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

@@ -1,4 +1,4 @@
-"""`farandole hosts`: what is to be done on all hosts of a hosts file, and whether they are ready for a run."""
+"""`farandole hosts`: check the hosts of a hosts file, run commands, copy files, end left-over processes."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
     from farandole.observe.tables import hosts_table, ports_table
     from farandole.pool import ssh_check
 
-    lines, there = _hosts(file, ssh, python)
-    here, found = asyncio.run(ssh_check.survey_with_local(lines, there))
+    lines, remote_command = _hosts(file, ssh, python)
+    this_machine, reports = asyncio.run(ssh_check.survey_with_local(lines, remote_command))
     console = Console(highlight=False)
-    console.print(hosts_table(found, here), soft_wrap=True)
-    if len(found) > 1:
+    console.print(hosts_table(reports, this_machine), soft_wrap=True)
+    if len(reports) > 1:
         console.print()
-        console.print(ports_table(found), soft_wrap=True)
-    told = [(each.line.name, problem) for each in found for problem in ssh_check.problems(each, here)]
+        console.print(ports_table(reports), soft_wrap=True)
+    failures = [(each.line.name, problem) for each in reports for problem in ssh_check.problems(each, this_machine)]
     tell("")
-    for name, problem in told:
+    for name, problem in failures:
         tell(f"{name}: {problem}")
-    if told:
-        failed = len({name for name, _ in told})
-        tell(f"{failed} of {len(found)} hosts are not ready")
+    if failures:
+        failed = len({name for name, _ in failures})
+        tell(f"{failed} of {len(reports)} hosts are not ready")
         raise typer.Exit(1)
-    tell(f"all {len(found)} hosts are ready")
+    tell(f"all {len(reports)} hosts are ready")
 
 
 @app.command("run", context_settings={"allow_interspersed_args": False})
@@ -62,14 +62,14 @@ def run(
     """Run COMMAND in the shell of every host at once. Exit code 0 if it succeeds on all."""
     from farandole.pool import ssh_everywhere
 
-    lines, there = _hosts(file, ssh)
+    lines, remote_command = _hosts(file, ssh)
     text = command[0] if len(command) == 1 else " ".join(map(_quoted, command))
     width = max(len(line.name) for line in lines)
 
-    def told(host: str, line: str) -> None:
+    def show(host: str, line: str) -> None:
         tell(f"{host:<{width}} | {one_line(line)}")
 
-    codes = asyncio.run(ssh_everywhere.run(lines, text, there, told))
+    codes = asyncio.run(ssh_everywhere.run(lines, text, remote_command, show))
     for host, code in codes.items():
         if code:
             tell(f"{host}: exit code {code}")
@@ -91,7 +91,7 @@ def copy(
 
     from farandole.pool import ssh_everywhere
 
-    lines, there = _hosts(file, ssh)
+    lines, remote_command = _hosts(file, ssh)
     size = ssh_everywhere.size(source)
     console = Console(highlight=False, soft_wrap=True)
     columns = (
@@ -104,7 +104,9 @@ def copy(
 
         def to(line: HostLine) -> str:
             task = progress.add_task(one_line(line.name), total=size)
-            return ssh_everywhere.send(source, target, line, there, lambda count: progress.advance(task, count))
+            return ssh_everywhere.send(
+                source, target, line, remote_command, lambda count: progress.advance(task, count)
+            )
 
         reasons = list(threads.map(to, lines))
     for line, reason in zip(lines, reasons, strict=True):
@@ -129,30 +131,32 @@ def clean(
     from farandole.pool.agent import mark
     from farandole.pool.ssh import run_command
 
-    lines, there = _hosts(file, ssh, python)
+    lines, remote_command = _hosts(file, ssh, python)
     check_private(run_)
     if held(run_):
-        raise UsageError(f"the run in {run_} is on; `farandole stop --run {run_}` ends it, with all on its hosts")
+        raise UsageError(
+            f"the run in {run_} is alive; `farandole stop --run {run_}` ends it and its processes on the hosts"
+        )
     ticket = load(str(run_ / TICKET), opener)
     pools = _ssh_pools(run_)
 
     async def clean_all() -> list[tuple[str, str]]:
         words = [["host", *("--end=" + mark(ticket, pool, line.name) for pool in pools)] for line in lines]
         return await asyncio.gather(
-            *(run_command(there.farandole(line, *w)) for line, w in zip(lines, words, strict=True))
+            *(run_command(remote_command.farandole(line, *w)) for line, w in zip(lines, words, strict=True))
         )
 
     answers = asyncio.run(clean_all())
-    for line, (reason, said) in zip(lines, answers, strict=True):
-        ended = [one_line(text) for text in said.splitlines() if text.startswith("ended ")]
-        for text in [reason] if reason else ended or ["nothing of it is left"]:
+    for line, (reason, output) in zip(lines, answers, strict=True):
+        ended = [one_line(text) for text in output.splitlines() if text.startswith("ended ")]
+        for text in [reason] if reason else ended or ["no process of the run was there"]:
             tell(f"{line.name}: {text}")
     if any(reason for reason, _ in answers):
         raise typer.Exit(1)
 
 
 def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")] = None) -> None:
-    """Used by `farandole hosts`, on a host."""
+    """Reports on this host, or ends agents; `farandole hosts` runs this command on each host."""
     from farandole.pool import agent, ssh_check
 
     if end is None:
@@ -167,12 +171,12 @@ def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[HostLine
 
     lines = list(read(file).values())
     if not lines:
-        raise UsageError(f"hosts file {file}: no host is in it; write HOST slots=NUMBER for each")
+        raise UsageError(f"hosts file {file}: the file names no host; write HOST slots=NUMBER for each")
     return lines, RemoteCommand(ssh=tuple(shlex.split(ssh)) or SSH, python=python)
 
 
 def _ssh_pools(folder: Path) -> list[str]:
-    """The run's pools of this kind."""
+    """Returns the names of the run's ssh pools."""
     import msgspec
 
     from farandole.control.run_folder import SETTINGS
@@ -190,5 +194,5 @@ def _ssh_pools(folder: Path) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """For a shell; placeholders are filled in later."""
+    """Quotes a word for a shell. Placeholders are replaced later."""
     return shlex.quote(word)

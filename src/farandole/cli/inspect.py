@@ -1,4 +1,4 @@
-"""`farandole status`: where a live run stands, or what became of one that is over."""
+"""Commands that show a run: `farandole status`, `top`, `account`, `report`, `dashboard` and `trace`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def status(
     from farandole.observe.tables import past_table, status_table
 
     if isinstance(answer, Past):
-        Console().print(past_table(answer), soft_wrap=True)  # a path or a fingerprint is in one piece
+        Console().print(past_table(answer), soft_wrap=True)  # do not break paths and fingerprints
     else:
         Console().print(status_table(answer))
 
@@ -78,7 +78,7 @@ def _ask(run: RunOption) -> Status | Past:
 
 # --- top --------------------------------------------------------------------------------------------------------------
 #
-# `farandole top`: live runs on a terminal, from their own machine or, with a copy of the ticket, from another one.
+# `farandole top`: shows live runs on a terminal, on their own machine or, with a copy of the ticket, on another one.
 
 EVERY_S = 1.0
 
@@ -95,7 +95,7 @@ def top(
     If the output is not a terminal, print once.
     """
     if run is not None and ticket is not None:
-        raise UsageError("top: --run and --ticket name two runs; give one of them")
+        raise UsageError("top: --run and --ticket can't be combined; give one of them")
     alive = [] if run is not None or ticket is not None else _alive()
     if len(alive) > 1:
         asyncio.run(_list(alive))
@@ -113,7 +113,7 @@ def top(
 
 
 def _alive() -> list[Path]:
-    """Those under runs/ that are this user's."""
+    """Returns the folders of this user's live runs under runs/."""
     from farandole.platform import files
 
     found: list[Path] = []
@@ -125,13 +125,13 @@ def _alive() -> list[Path]:
 
 
 async def _list(folders: list[Path]) -> None:
-    """Until all are over."""
+    """Shows one line for each run until all are over."""
     from farandole.observe.live import list_picture
 
     async def look() -> RenderableType | None:
-        there = [folder for folder in folders if held(folder)]
-        answers = await asyncio.gather(*(asyncio.to_thread(_status, folder) for folder in there))
-        return list_picture(dict(zip((folder.name for folder in there), answers, strict=True))) if there else None
+        alive = [folder for folder in folders if held(folder)]
+        answers = await asyncio.gather(*(asyncio.to_thread(_status, folder) for folder in alive))
+        return list_picture(dict(zip((folder.name for folder in alive), answers, strict=True))) if alive else None
 
     await _show(look)
 
@@ -143,12 +143,12 @@ def _status(folder: Path) -> Status | None:
 
 
 async def _one(ticket: Ticket, folder: Path | None) -> None:
-    """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
+    """Shows one run until it is over, or until Ctrl-C. `folder`: the run's folder; None if it is on another machine."""
     from farandole.control.api import Api
     from farandole.observe.live import Recent, picture, show_lines
 
     api, recent = Api(ticket), Recent()
-    status, heard = await asyncio.to_thread(api.status), time.monotonic()
+    status, answered = await asyncio.to_thread(api.status), time.monotonic()
     over, killed = asyncio.Event(), False
     watching = (
         asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or held(folder)))
@@ -159,18 +159,18 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
         watching.add_done_callback(lambda _: over.set())
 
     async def look() -> RenderableType | None:
-        nonlocal status, heard, killed
+        nonlocal status, answered, killed
         if over.is_set():
             return None
-        word = ""
+        note = ""
         try:
-            status, heard = await asyncio.to_thread(api.status), time.monotonic()
+            status, answered = await asyncio.to_thread(api.status), time.monotonic()
         except CoordinatorUnreachable:
             killed = folder is not None and not held(folder)
             if killed:
                 return None
-            word = f"no answer for {time.monotonic() - heard:.0f} s; a run trains on without its coordinator"
-        return picture(status, recent, word)
+            note = f"no answer for {time.monotonic() - answered:.0f} s; a run continues without its coordinator"
+        return picture(status, recent, note)
 
     await _show(look)
     if watching is None:
@@ -180,12 +180,14 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
     await asyncio.wait({watching})
     past = past_of(folder) if killed and folder is not None else None
     if killed and not ended and (past is None or past.code is None):
-        raise CoordinatorUnreachable(f"run {ticket.run} was killed: nobody holds its folder, and nobody answers")
-    tell(recent.events[-1] if ended and recent.events else f"run {ticket.run} {'is over' if killed else 'goes on'}")
+        raise CoordinatorUnreachable(
+            f"run {ticket.run} was killed: no `farandole run` holds its folder, and no coordinator answers"
+        )
+    tell(recent.events[-1] if ended and recent.events else f"run {ticket.run} {'is over' if killed else 'continues'}")
 
 
 async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:
-    """What `look` gives, again and again, until that is nothing; once, where the output is no terminal."""
+    """Shows the value of `look` periodically until it is None. Shows it once if the output is not a terminal."""
     from rich.console import Console
     from rich.live import Live
 
@@ -207,9 +209,9 @@ async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:
 
 # --- account ----------------------------------------------------------------------------------------------------------
 #
-# `farandole account`: what the time of a run's workers went to, what came of it, and what it has cost.
+# `farandole account`: shows how a run's workers spent their time, the goodput, and the cost.
 
-WIDE = 200  # columns, where nobody's terminal is
+WIDE = 200  # width in columns if the output is not a terminal
 
 
 def account(
@@ -236,7 +238,7 @@ def account(
         with open(folder / METRICS, "rb", opener=files.opener) as file:
             found = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
     except FileNotFoundError:
-        raise UsageError(f"{folder}: it has no {METRICS} yet, so nothing is known of its workers' time") from None
+        raise UsageError(f"{folder}: it has no {METRICS} yet, so the time of its workers is unknown") from None
     if as_json:
         tell(escaped(msgspec.json.format(msgspec.json.encode(found), indent=2).decode()))
         return
@@ -250,7 +252,7 @@ def account(
 
 # --- report -----------------------------------------------------------------------------------------------------------
 #
-# `farandole report`: a run as one self-contained page, and its pictures.
+# `farandole report`: writes a run as one self-contained page, and its pictures.
 
 REPORT = "report.html"
 
@@ -303,7 +305,7 @@ def report(
 
 # --- dashboard --------------------------------------------------------------------------------------------------------
 #
-# `farandole dashboard`: a run in the browser, live or over.
+# `farandole dashboard`: shows a run in the browser, live or over.
 
 
 def dashboard(
@@ -333,9 +335,9 @@ async def _serve(folder: Path, port: int) -> None:
     following.add_done_callback(lambda _: ended.set())
     tell(f"dashboard of {watch.name}: {server.link()}")
     here = address.rpartition(":")[2]
-    tell(f"the link works once; of another machine: ssh -L {here}:127.0.0.1:{here} THIS-MACHINE, and the same link")
+    tell(f"the link works once; from another machine: ssh -L {here}:127.0.0.1:{here} THIS-MACHINE, and the same link")
     if sys.stdin.isatty():
-        tell("Enter: another link; Ctrl-C: the end (the run goes on)")
+        tell("Enter: another link; Ctrl-C: close the dashboard (the run continues)")
         loop.add_reader(sys.stdin, _another, server)
     try:
         await ended.wait()
@@ -355,14 +357,14 @@ def _another(server: DashboardServer) -> None:
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 #
-# `farandole trace`: a live run's next steps, as a trace that ui.perfetto.dev opens.
+# `farandole trace`: records the next steps of a live run as a trace for ui.perfetto.dev.
 
 TRACE = "trace.json"
-TRACE_EVERY_S = 0.2  # a run that ends answers no longer than a second
-PATIENCE_S = 15.0  # without an answer of the coordinator, which may be on its way back
-LAST_S = 10.0  # for what there is so far, once nobody waits any longer
-STANDS_S = 10.0  # between two words about what is waited for
-SHOWN = 3  # peers
+TRACE_EVERY_S = 0.2  # a run that ends answers for one second at most
+PATIENCE_S = 15.0  # time without an answer of the coordinator, which may be restarting
+LAST_S = 10.0  # time to collect partial answers after Ctrl-C
+STANDS_S = 10.0  # between two messages about the workers that have not answered
+SHOWN = 3  # peers that a line names
 
 
 def trace(
@@ -387,16 +389,16 @@ def trace(
     from farandole.protocol.messages import MOST_STEPS
 
     if not 1 <= steps <= MOST_STEPS:
-        raise UsageError(f"--steps {steps}: a trace is of 1 to {MOST_STEPS} steps")
+        raise UsageError(f"--steps {steps}: a trace has 1 to {MOST_STEPS} steps")
     watched = live(run)
     output = output or watched.folder / TRACE
     if not output.parent.is_dir():
-        raise UsageError(f"--output {output}: there is no folder {output.parent}")
+        raise UsageError(f"--output {output}: the folder {output.parent} does not exist")
     with watched as api:
         asking = _Asking(watched, steps, api.trace(steps))
         hosts = {worker.id: worker.host for worker in api.status().workers}
-    say(f"the next {steps} steps of {', '.join(asking.traced.asked)}; Ctrl-C writes what is there")
-    enough = threading.Event()  # and no exception, which may come where it is lost: in what the collector calls
+    say(f"recording the next {steps} steps of {', '.join(asking.traced.asked)}; Ctrl-C writes the steps so far")
+    enough = threading.Event()  # no KeyboardInterrupt: it would be lost if raised in a call of the garbage collector
     signal.signal(signal.SIGINT, lambda _number, _frame: enough.set())
     asking.wait(enough)
     if enough.is_set():
@@ -404,76 +406,78 @@ def trace(
     missing = asking.missing()
     found = trace_of(asking.in_order(), hosts, steps)
     if not found.steps or not found.events:
-        raise CoordinatorUnreachable(f"nothing to write: no worker has told of a step ({missing or 'none was taken'})")
+        raise CoordinatorUnreachable(f"nothing to write: no worker reported a step ({missing or 'no step was taken'})")
     try:
         files.write(output, found.json())
     except OSError as error:
         raise UsageError(f"--output {output}: {error.strerror}") from None
     _describe(found, missing)
-    tell(f"trace: {output.resolve()}; open it at https://ui.perfetto.dev, which keeps it in the browser")
+    tell(f"trace: {output.resolve()}; open it at https://ui.perfetto.dev; the file stays in your browser")
 
 
 class _Asking:
-    """A trace of which the answers come one by one. `traced`: how far it was when that was last known."""
+    """A trace request whose answers arrive one by one. `traced`: its last known state."""
 
     def __init__(self, watched: Live, steps: int, traced: Traced) -> None:
         self._api: Api = watched.api
         self._folder = watched.folder
         self._steps = steps
-        self._why = ""  # it has ended early
+        self._why = ""  # why it has ended early
         self.traced = traced
         self.answers: dict[str, Spans] = {}
 
     def wait(self, enough: threading.Event) -> None:
-        """Until all that are there have answered, or there is nobody any more to do so, or it is `enough`."""
-        heard = told = time.monotonic()
+        """Returns when all present workers have answered, the run is gone, or `enough` is set."""
+        answered = reported = time.monotonic()
         while self.traced.owed and not enough.wait(TRACE_EVERY_S):
             try:
                 if not self._look():
                     return
-                heard = time.monotonic()
-                if heard - told > STANDS_S:
-                    told = heard
-                    say(self._word())
+                answered = time.monotonic()
+                if answered - reported > STANDS_S:
+                    reported = answered
+                    say(self._waiting_for())
             except CoordinatorUnreachable as error:
-                if not held(self._folder) or time.monotonic() - heard > PATIENCE_S:
-                    self._why = self._gone(error)
+                if not held(self._folder) or time.monotonic() - answered > PATIENCE_S:
+                    self._why = self._unreachable(error)
                     return
 
     def end(self) -> None:
-        """Nobody waits any longer: what have they so far?"""
+        """Ends the recording early, and collects partial answers."""
         until = time.monotonic() + LAST_S
         try:
             self._api.end_trace()
             while self._look() and self.traced.owed and time.monotonic() < until:
                 time.sleep(TRACE_EVERY_S)
         except CoordinatorUnreachable as error:
-            self._why = self._gone(error)
+            self._why = self._unreachable(error)
 
-    def _gone(self, error: Exception) -> str:
+    def _unreachable(self, error: Exception) -> str:
         return f"out of reach ({error})" if held(self._folder) else "the run is over"
 
     def in_order(self) -> dict[str, Spans]:
-        """What has come, by rank."""
+        """Returns the answers so far, in rank order."""
         return {worker: self.answers[worker] for worker in self.traced.asked if worker in self.answers}
 
     def missing(self) -> str:
-        """Who is not in it, and why; "" where all are."""
+        """Returns the workers that are not in the trace, and why; "" if all are."""
         accounted = {*self.answers, *self.traced.gone, *self.traced.owed}
         lost = [worker for worker in self.traced.asked if worker not in accounted]
         words = {
-            "gone meanwhile": self.traced.gone,
+            "has left meanwhile": self.traced.gone,
             "has not answered": self.traced.owed,
-            "its answer could not be fetched any more": lost,
+            "its answer could not be fetched": lost,
         }
-        there = [f"{', '.join(who)}: {why}" for why, who in words.items() if who]
-        return "; ".join([*there, *([self._why] if self._why else [])])
+        reasons = [f"{', '.join(workers)}: {why}" for why, workers in words.items() if workers]
+        return "; ".join([*reasons, *([self._why] if self._why else [])])
 
     def _look(self) -> bool:
-        """Fetch what is new. False: it is not our trace any more."""
+        """Fetches new answers. Returns False if the coordinator no longer holds this trace."""
         new = self._api.traced()
         if new.number != self.traced.number:
-            self._why = "the coordinator does not know of it any more: another was asked for, or it is a new one"
+            self._why = (
+                "the coordinator no longer has this trace: another one was requested, or the coordinator restarted"
+            )
             return False
         self.traced = new
         for worker in new.answered:
@@ -481,8 +485,8 @@ class _Asking:
                 self.answers[worker] = self._api.spans(worker)
         return True
 
-    def _word(self) -> str:
-        """What is waited for."""
+    def _waiting_for(self) -> str:
+        """Returns a message about the workers that have not answered, and the state of the run."""
         status = self._api.status()
         stalled = f"; no step for {status.stalled.seconds:.0f} s" if status.stalled else ""
         waits = (
@@ -496,11 +500,11 @@ def _describe(found: TraceTable, missing: str) -> None:
     for worker, waited in found.waited_us.items():
         tell(f"  {worker} waited {_seconds(sum(waited.values()))}{_most(waited)}")
     for worker in found.full:
-        say(f"note: {worker} had more to tell than fits; ask for fewer steps")
+        say(f"note: {worker} had more data than fits; request fewer steps")
     if found.lacking:
-        say(f"note: {', '.join(found.lacking)}: not all of these steps, or not to their end")
+        say(f"note: {', '.join(found.lacking)}: some of these steps are missing or incomplete")
     if missing:
-        say(f"note: not in it: {missing}")
+        say(f"note: not in the trace: {missing}")
 
 
 def _most(waited: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""What is looked at of a command line before anything is started."""
+"""Checks of the command line before anything is started: bounds of numbers, names, scripts, price files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farandole.settings import verbosity
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
-WHOLE = {  # others are from 0 on
+WHOLE = {  # bounds of integer options; options that are not listed start at 0
     "--threads": (1, MAX_THREADS),
     "--seed": (-MAX_SEED, MAX_SEED),
     "--workers": (0, MAX_WORKERS),
@@ -36,8 +36,9 @@ WHOLE = {  # others are from 0 on
 
 
 def bound(app: typer.Typer) -> None:
-    """Each number that a verb is given is held to its bounds before the verb begins. Hidden verbs are started by
-    farandole, with numbers that have been checked.
+    """Makes each command check its numeric options before it begins.
+
+    Hidden commands are left out: farandole starts them, with numbers that were checked already.
     """
     for verb in app.registered_commands:
         if verb.callback is not None and not verb.hidden:
@@ -49,23 +50,23 @@ def bound(app: typer.Typer) -> None:
 
 def _checked(verb: Callable[..., None]) -> Callable[..., None]:
     @wraps(verb)
-    def checked(**given: Any) -> None:
-        for name, value in given.items():
+    def checked(**values: Any) -> None:
+        for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 _check(_option(verb, name), value)
-        verb(**given)
+        verb(**values)
 
     return checked
 
 
 def _option(verb: Callable[..., None], name: str) -> str:
-    """How the parameter of that name is given on the command line."""
+    """Returns the option or argument on the command line for the parameter `name`."""
     metadata = getattr(get_type_hints(verb, include_extras=True)[name], "__metadata__", ())
     words = [
         word
         for each in metadata
         for word in (getattr(each, "default", None), *(getattr(each, "param_decls", None) or ()))
-        if isinstance(word, str) and word.startswith("-")  # typer takes the first for a default
+        if isinstance(word, str) and word.startswith("-")  # typer stores the first option as the default
     ]
     return max(words, key=len, default=name.upper())
 
@@ -79,31 +80,31 @@ def _check(option: str, value: float) -> None:
 
 
 def part(text: str) -> float:
-    """0.001 or 0.1%. Raises UsageError."""
+    """Returns the value of a fraction such as 0.001 or 0.1%. Raises UsageError."""
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise UsageError(f"--audit {text}: a part of all shards, such as 0.001 or 0.1%") from None
+        raise UsageError(f"--audit {text}: give a part of all micro-batches, such as 0.001 or 0.1%") from None
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Raises UsageError where a word of the command line is not UTF-8: files and messages of a run can't hold it."""
+    """Raises UsageError if a word of the command line is not UTF-8: files and messages of a run can't hold it."""
     for word in words:
         if not is_text(word):
-            raise UsageError(f"{word!r} is not UTF-8, in which a run's files are written: use another name")
+            raise UsageError(f"{word!r} is not UTF-8, the encoding of a run's files; use another name")
 
 
 def check_name(folder: Path | None, script: str) -> None:
-    """Raises UsageError where the run, which is called as its folder is, would have a name that not all see alike."""
+    """Raises UsageError if the run's name, which is its folder's, is too long or has characters that can't be seen."""
     name = folder.absolute().name if folder else Path(script).stem
     if not is_name(name):
-        where = f"--folder {folder}: " if folder else f"script {script}: --folder is to be given, for "
-        raise UsageError(f"{where}a run's name has at most {LONGEST_NAME} characters, all of them to be seen")
+        where = f"--folder {folder}: " if folder else f"script {script}: name a --folder; "
+        raise UsageError(f"{where}a run's name has at most {LONGEST_NAME} characters, all of them visible")
     check_words([str((folder or Path()).absolute())])
 
 
 def check_script(script: str) -> None:
-    """Raises UsageError where `script` is not a file that can be read."""
+    """Raises UsageError if `script` is not a readable file."""
     try:
         with Path(script).open("rb"):
             return
@@ -113,7 +114,7 @@ def check_script(script: str) -> None:
 
 # --- verbose ----------------------------------------------------------------------------------------------------------
 #
-# `-v`, the same for each verb that starts processes: how much of farandole's log is shown, here and in all of them.
+# `-v`, the same for each command that starts processes: the verbosity of farandole's log, here and in all of them.
 
 
 def _verbose(times: int) -> int:
@@ -134,34 +135,36 @@ Verbose = Annotated[
 
 # --- price file -------------------------------------------------------------------------------------------------------
 #
-# A file of prices, as `--prices` names it: TOML or JSON, by its name.
+# The file of `--prices`: TOML or JSON, by its suffix.
 #
-#     date = 2026-11-01          the day that they are of
+#     date = 2026-11-01          the day of these prices
 #     [pools]
 #     local = 0.40               dollars an hour of each host of the pool
 #     [hosts]
-#     gpu-box = 1.20             of this one
+#     gpu-box = 1.20             dollars an hour of this host
 #
-# The same as JSON: {"date": "2026-11-01", "pools": {"local": 0.4}, "hosts": {"gpu-box": 1.2}}.
+# The same in JSON: {"date": "2026-11-01", "pools": {"local": 0.4}, "hosts": {"gpu-box": 1.2}}.
 
 
 def read(path: Path) -> Prices:
-    """Raises UsageError: it is not there, or not as above; names what is wrong in it."""
+    """Returns the prices in the file. Raises UsageError, with the reason, if it can't be read or is invalid."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"prices {path}: {error.strerror}") from None
     try:
-        found = msgspec.convert(_parsed(path, content), Prices, strict=True)
+        prices = msgspec.convert(_parsed(path, content), Prices, strict=True)
     except msgspec.ValidationError as error:
-        raise UsageError(f"prices {path}: {error}; it holds a date, and tables [pools] and [hosts] of prices") from None
+        raise UsageError(
+            f"prices {path}: {error}; the file holds a date, and tables [pools] and [hosts] of prices"
+        ) from None
     try:
-        date.fromisoformat(found.date)
+        date.fromisoformat(prices.date)
     except ValueError:
         raise UsageError(
-            f"prices {path}: date = {found.date!r}: write the day that the prices are of, as date = 2026-11-01"
+            f"prices {path}: date = {prices.date!r}: write the day of the prices, as date = 2026-11-01"
         ) from None
-    return found
+    return prices
 
 
 def _parsed(path: Path, content: bytes) -> Any:
@@ -169,16 +172,16 @@ def _parsed(path: Path, content: bytes) -> Any:
         try:
             return msgspec.json.decode(content)
         except msgspec.DecodeError as error:
-            raise UsageError(f"prices {path}: no JSON: {error}") from None
+            raise UsageError(f"prices {path}: invalid JSON: {error}") from None
     if path.suffix != ".toml":
-        raise UsageError(f"prices {path}: call it .toml or .json, as what it is")
+        raise UsageError(f"prices {path}: its name must end in .toml or .json")
     if sys.version_info < (3, 11):
-        raise UsageError(f"prices {path}: reading TOML takes Python 3.11; write the same as JSON, in a file .json")
+        raise UsageError(f"prices {path}: TOML files need Python 3.11; use a .json file")
     import tomllib
 
     try:
         table = tomllib.loads(content.decode())
     except ValueError as error:
-        raise UsageError(f"prices {path}: no TOML: {error}") from None
+        raise UsageError(f"prices {path}: invalid TOML: {error}") from None
     day = table.get("date")
     return {**table, "date": day.isoformat()} if type(day) is date else table

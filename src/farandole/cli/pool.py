@@ -1,6 +1,6 @@
-"""`farandole pool`: instances of runs, by their tags alone; and the user data of a launch template.
+"""`farandole pool`: list the EC2 instances of runs by their tags; print the user data of a launch template.
 
-Needs no run that is alive, and no folder: what AWS lists is what is paid for.
+It needs no live run and no folder: it shows the instances that AWS lists, since these are billed.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def list_(
     from farandole.pool import ec2 as price_files
     from farandole.pool.ec2 import Aws
 
-    known = price_files.read(prices) if prices else price_files.PriceTable()
+    table = price_files.read(prices) if prices else price_files.PriceTable()
     filters = {"tag-key": [price_files.RUN]} if run is None else {f"tag:{price_files.RUN}": [_tag(place_of(run))]}
     rows = [row for row in Aws(region).instances(filters) if row.state not in ENDED]
     if not rows:
-        tell("no instance is there")
+        tell("no instances")
         return
     total, unknown = 0.0, 0
     for row in sorted(rows, key=lambda row: (row.run, row.launched)):
-        price = known.of(row.type, row.zone, row.market)
+        price = table.of(row.type, row.zone, row.market)
         running = row.state in ("pending", "running")
         total, unknown = total + (price or 0.0) * running, unknown + (price is None and running)
         tell(_line(row, price))
-    day = f", prices of {known.day}" if known.day else ""
+    day = f", prices of {table.day}" if table.day else ""
     tell(f"{len(rows)} instances, {total:.4f} dollars an hour{day}" + (f", and {unknown} unknown" if unknown else ""))
 
 
@@ -76,7 +76,7 @@ def _line(row: ListedInstance, price: float | None) -> str:
 
 
 def _tag(folder: Path) -> str:
-    """Of the run there, as it was started."""
+    """Returns the tag of the run in `folder`, from its settings."""
     import msgspec
 
     from farandole.control.run_folder import SETTINGS
@@ -92,11 +92,11 @@ def _tag(folder: Path) -> str:
 
 # --- instance ---------------------------------------------------------------------------------------------------------
 #
-# `farandole instance`: what the user data of an EC2 instance runs (see `pool/ec2.py`).
+# `farandole instance`: the command in the user data of an EC2 instance (see `pool/ec2.py`).
 
 
 def instance() -> None:
-    """Join the run that this instance's tags name, and return when it is over."""
+    """Join the run that this instance's tags name. Return when the run is over."""
     from farandole.pool.ec2 import serve
 
     serve()

@@ -1,12 +1,13 @@
-"""`farandole replay`: a run once more, from its record, in a world of one: the same bits, on one machine, to look into.
+"""`farandole replay` and `rehearse`, which reproduce a run in a single process, and `farandole numerics`.
 
-What the weights depend on is all in the run's folder: the script and what it imports from its folder, as they were when
-the run began, its arguments, the seed, the threads, and how many workers began each step. Libraries and hardware are
-compared before, bits after. A script that is named is run as it is, and compared with the run's.
+`replay` repeats a run from its record and compares the results. The run's folder holds everything that the weights
+depend on: the script and the modules that it imports from its folder, as they were when the run began, its arguments,
+the seed, the threads, and the number of workers that began each step. `replay` compares libraries and hardware before,
+and results after. A script on the command line is run as it is, and compared with the run's copy.
 
-The folder says what to execute and where to read. So it is believed only if it is this user's own (root's, for root):
-of another's folder numbers are taken and nothing else. The script has to be named; the working folder, the copies of
-the code, the journal and the place of checkpoints elsewhere are not looked at.
+The folder names code to execute and places to read. So it is trusted only if it belongs to this user (to root, if root
+runs the command). From the folder of another user only numbers are read. Then the user must give the script; the
+working folder, the copies of the code, the journal and checkpoints at another place are not used.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
 
 # --- rehearse ---------------------------------------------------------------------------------------------------------
 #
-# `farandole rehearse`: a world of one that trains as if workers came and went by a given history.
+# `farandole rehearse`: trains in a single process as if workers joined and left by a given history.
 #
-# Under any batch policy the weights depend only on the seed and on how many workers began each step, so these are the
-# bits that a real run of that history gives: a policy tried against a trace on one machine.
+# Under any batch policy the weights depend only on the seed and on how many workers began each step. So the results are
+# bit-identical to those of a real run with that history: a user can try a batch policy against a trace on one machine.
 
 
 def rehearse(
@@ -88,11 +89,14 @@ def train(
     folder: Path | None,
     copies: Path | None = None,
 ) -> Run:
-    """Run the script to its end as a world of one that stands for `history`; from a run's `copies` of its code. The
-    switches for `bits` have been set.
+    """Runs the script to its end in a single process that simulates `history`. `copies`: a run's copy of the code.
+
+    The caller has set the environment variables for `bits`.
 
     Raises:
-        UsageError: the script never joined a run. Whatever the script itself raises.
+        UsageError: the script never joined a run.
+
+    Exceptions of the script itself pass through.
     """
     from farandole.script import run_alone
 
@@ -131,18 +135,18 @@ def replay(
     others = others_word(run, CODE) or _others_script(settings, copied=copied)
     if others and not script:
         raise UsageError(
-            f"{others}, and what {run} names would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
+            f"{others}, and {run} would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
             f"you trust it, give the script yourself, farandole replay {run} SCRIPT"
         )
     history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
     if script:
         check_script(script)
         if copied and not others and snapshot.of_kept(kept)[0][1] != snapshot.of_file(script)[0][1]:
-            say(f"farandole: warning: {script} is not what was run, which is in {kept}")
+            say(f"farandole: warning: {script} differs from the script of the run, which is in {kept}")
         copied = False
     else:
         if not settings.command:
-            raise UsageError(f"{run} does not say which script it trained: name it, `farandole replay {run} SCRIPT`")
+            raise UsageError(f"{run} does not name its script: give it, `farandole replay {run} SCRIPT`")
         os.chdir(settings.directory)
         script, arguments = settings.command[0], list(settings.command[1:])
         if not copied:
@@ -150,56 +154,58 @@ def replay(
     if not others:
         warn_of_differences(run.absolute(), settings)
     steps = sum(isinstance(line, StepLine) for line in lines)
-    tell(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers")
-    with tempfile.TemporaryDirectory() as made:
-        path, copies = Path(made, "history"), Path(made, CODE) if copied else None
+    tell(f"replaying {steps} steps, {len(history.changes)} worker counts up to {history.peak}")
+    with tempfile.TemporaryDirectory() as folder_name:
+        path, copies = Path(folder_name, "history"), Path(folder_name, CODE) if copied else None
         path.write_text(history.text())
-        if copies:  # what the run did not import is copied there, not into the run's folder
+        if copies:  # modules that the run did not import are copied here, not into the run's folder
             shutil.copytree(kept, copies)
         done = train(
             script, arguments or [], history=path, seed=settings.seed, threads=settings.threads,
             bits=settings.bits, folder=folder, copies=copies,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
-        tell(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
+        tell(f"fingerprint {done}; the run did not finish, so there is nothing to compare")
     elif done == fingerprint:
-        tell(f"same bits as the run: {done}")
+        tell(f"bit-identical to the run: {done}")
     else:
-        tell(f"other bits than the run: {done} here, {fingerprint} there")
+        tell(f"different from the run: {done} here, {fingerprint} in the run")
         raise typer.Exit(1)
 
 
 def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] = (0, None)) -> History:
-    """The workers that began each step, from a run's metrics; of steps taken again, the last time counts.
+    """Returns the number of workers that began each step, from a run's metrics. A repeated step counts as it was last.
 
-    `saved`: a checkpoint's step, and the history up to it, for steps whose lines died with everyone.
+    `saved`: a checkpoint's step and the history up to it, for steps whose lines were lost with all workers.
 
     Raises:
-        UsageError: steps are missing, so the bits could not be the same.
+        UsageError: steps are missing, so the results could not be bit-identical.
     """
     until, before = saved
     steps = [(step, before.workers(step)) for step in range(until)] if before else []
     for line in lines:
         if isinstance(line, StepLine) and line.step >= (until if before else 0):
             while steps and steps[-1][0] >= line.step:
-                steps.pop()  # it went back to a checkpoint, or to the beginning
+                steps.pop()  # the run went back to a checkpoint or to step 0
             steps.append((line.step, line.workers))
     known = [step for step, _ in steps]
     missing = next((n for n, step in enumerate([*known, -1]) if n != step), 0)
     if not steps or missing < len(steps):
-        why = "it began from another run's checkpoint" if steps and missing == 0 else "no line of its metrics says"
+        why = (
+            "the run began from another run's checkpoint" if steps and missing == 0 else "its metrics have no such line"
+        )
         raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
     return History.of(steps)
 
 
 def _others_script(settings: RunSettings, *, copied: bool) -> str:
-    """Why the script itself, of which there is no copy, may be another's; "" where it is not, or is not there."""
+    """Returns why another user may own a script that was not copied; "" if none may, or there is no script."""
     script = Path(settings.directory, settings.command[0]) if settings.command else None
     return files.objection(script, script.stat()) if script and not copied and script.exists() else ""
 
 
 def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History | None]:
-    """What the run's newest checkpoint knows of its history."""
+    """Returns the step of the run's newest checkpoint, and the history in it."""
     from farandole.checkpoint import restore
     from farandole.checkpoint.store import RunIdentity, reaching
 
@@ -219,7 +225,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
-    """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
+    """Warns of differences from the run's libraries and hardware, before the results differ."""
     from farandole.protocol import numeric_facts
     from farandole.training import run_state
 
@@ -231,26 +237,26 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
     then = dict(state.signature.facts) if state and state.signature else {}
     found = numeric_facts.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
     for each in found.words(numeric_facts.REPLAYED):
-        say(f"farandole: warning: {each}; the bits may differ")
+        say(f"farandole: warning: {each}; results may differ")
     if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
-        say(f"farandole: warning: {snapshot.OWN} is not what the run was made with; the bits may differ")
+        say(f"farandole: warning: {snapshot.OWN} differs from the version of the run; results may differ")
 
 
 def _settings(run: Path) -> RunSettings:
     try:
         return decoded((run / SETTINGS).read_bytes(), RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{run}: no run that could be replayed ({error})") from None
+        raise UsageError(f"{run}: it holds no run that can be replayed ({error})") from None
 
 
 def _lines(run: Path) -> list[Line]:
-    """All whole lines of the run's metrics that are not damaged."""
+    """Returns the complete lines of the run's metrics, without damaged ones."""
     try:
         lines, damaged = parse_lines((run / METRICS).read_bytes().split(b"\n")[:-1])
     except OSError as error:
         raise UsageError(f"{run}: its metrics can't be read ({error})") from None
     if damaged:
-        say(f"farandole: warning: {damaged} damaged lines of {run / METRICS} are passed over")
+        say(f"farandole: warning: {damaged} damaged lines of {run / METRICS} are skipped")
     return lines
 
 
@@ -261,9 +267,9 @@ def _fingerprint(lines: list[Line]) -> str:
 
 # --- numerics ---------------------------------------------------------------------------------------------------------
 #
-# `farandole numerics`: what this machine computes, and whether a run, or another machine, computes the same bits.
+# `farandole numerics`: shows the results of test operations on this machine, or compares them with a run or a machine.
 #
-# Settings of torch are a script's, not the machine's: for a comparison those of the other side are put in force first.
+# A script sets the settings of torch, not the machine. So a comparison first sets them as on the other side.
 
 
 def numerics(
@@ -297,7 +303,7 @@ def numerics(
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
     if bits not in (None, "same", "portable"):
-        raise UsageError(f"--bits {bits}: say same or portable; under any, machines compute as under same")
+        raise UsageError(f"--bits {bits}: give same or portable; with any, machines compute as with same")
     other = _other(against) if against else None
     bits = bits or ("portable" if other and other.bits == "portable" else "same")
     cpu.set_for(bits)
@@ -308,17 +314,17 @@ def numerics(
     from farandole.protocol import numeric_facts
     from farandole.training import run_state
 
-    with contextlib.suppress(ImportError):  # with it the decoder of images is compared
+    with contextlib.suppress(ImportError):  # with PIL, the image decoder is compared too
         import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     theirs = other.facts if other else {}
-    here = dict(run_state.here(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
+    own = dict(run_state.here(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
     if json is not None:
-        write(json, here, bits)
+        write(json, own, bits)
     if other is None or rows:
-        Console().print(numerics_table(here, theirs), soft_wrap=True)
+        Console().print(numerics_table(own, theirs), soft_wrap=True)
     if other is not None:
-        found = numeric_facts.numeric_differences(theirs.items(), here.items())
+        found = numeric_facts.numeric_differences(theirs.items(), own.items())
         whose = f"run {other.run}" if other.run else against
         tell(f"{numeric_facts.verdict(found, whose, other.bits if other.run else bits)}")
         raise typer.Exit(1 if found.bits else 0)
@@ -335,5 +341,7 @@ def _other(against: str) -> Numerics:
         return read(Path(against))
     found = Api(ticket).numerics()
     if not found.facts:
-        raise UsageError(f"run {found.run}: no worker has asked in yet, so there is nothing to compare with; ask again")
+        raise UsageError(
+            f"run {found.run}: no worker has asked to join yet, so there is nothing to compare with; try again later"
+        )
     return found

@@ -1,8 +1,7 @@
-"""What a run goes on from: the run that its folder holds, or what `--resume` names.
+"""Finds what a run resumes from: the run in its folder, or the checkpoint of `--resume`.
 
-Whoever resumes says nothing twice: what the bits depend on, and where the checkpoints are, is as it was. Everything
-is looked at before anything is started, without torch; whether a checkpoint verifies, the worker that loads it
-sees.
+A resumed run keeps the options that its results depend on and the place of its checkpoints, so the user need not repeat
+them. Everything is checked before anything is started, without torch. The worker that loads a checkpoint verifies it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class GivenOptions:
-    """Options of `farandole run` that a resumed run takes over where they were not given (None)."""
+    """Options of `farandole run`. A resumed run takes the former value of an option that is not given (None)."""
 
     seed: int | None = None
     threads: int | None = None
@@ -45,8 +44,12 @@ class GivenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePlan:
-    """The terms that they come to, the checkpoint that the run has to begin with, and what to say of it. `takes`: it is
-    to go on in the place that it begins from, which is another run's so far.
+    """The terms of a run and its initial checkpoint.
+
+    Attributes:
+        newest: the checkpoint that the run must begin with, or a later one.
+        said: a note for the user, "" for none.
+        takes: the run writes its checkpoints to the place that it resumes from, which belongs to another run so far.
     """
 
     terms: RunTerms
@@ -55,17 +58,19 @@ class ResumePlan:
     takes: bool = False
 
 
-def settle(asked: GivenOptions, terms: RunTerms, folder: Path | None) -> ResumePlan:
-    """The terms of the run to be started in `folder`, None for one yet to be made: `terms`, with what was `asked`.
+def settle(options: GivenOptions, terms: RunTerms, folder: Path | None) -> ResumePlan:
+    """Combines `terms` with the given options and, if `folder` holds a run, with the terms of that run.
+
+    `folder` is None if the folder has yet to be created.
 
     Raises:
-        UsageError: something asked for can't be read or written, or contradicts the run that is resumed.
+        UsageError: an option can't be read or written, or contradicts the run that is resumed.
         FarandoleError: a place of checkpoints can't be reached.
-        CheckpointsGone: the run that is resumed has written checkpoints, and they are not there.
+        CheckpointsGone: the resumed run has written checkpoints, and they are missing.
     """
-    Every.parse(asked.every or "never")
+    Every.parse(options.every or "never")
     before = _earlier(folder) if folder else None
-    return _begun(asked, terms) if folder is None or before is None else _resumed(asked, terms, before, folder)
+    return _begun(options, terms) if folder is None or before is None else _resumed(options, terms, before, folder)
 
 
 def _earlier(folder: Path) -> RunSettings | None:
@@ -77,106 +82,113 @@ def _earlier(folder: Path) -> RunSettings | None:
         raise UsageError(f"--folder {folder}: the settings of the run in it can't be read ({error})") from None
 
 
-def _resumed(asked: GivenOptions, terms: RunTerms, before: RunSettings, folder: Path) -> ResumePlan:
-    """The run that `folder` holds goes on."""
-    if asked.resume is not None:
+def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder: Path) -> ResumePlan:
+    """Returns the plan to resume the run in `folder`."""
+    if options.resume is not None:
         raise UsageError(
-            f"--folder {folder} holds a run, which goes on from its own checkpoints: leave out --resume, or name "
+            f"--folder {folder} holds a run, which resumes from its own checkpoints: leave out --resume, or give "
             f"another --folder"
         )
     then = before.checkpoints
     checkpoints = Checkpoints(
-        url=_unchanged("--checkpoints", _place(asked.checkpoints), then.url, folder),
-        every=asked.every or then.every,
-        keep=asked.keep or then.keep,
+        url=_unchanged("--checkpoints", _place(options.checkpoints), then.url, folder),
+        every=options.every or then.every,
+        keep=options.keep or then.keep,
         resume=then.resume,
         identity=then.identity,
     )
     run = RunIdentity(then.identity, before.run) if then.identity else None
     own = checkpoints.url or str(folder / CHECKPOINTS)
     places = [own, checkpoints.resume] if checkpoints.resume else [own]
-    known = listed(folder / METRICS)
+    recorded = listed(folder / METRICS)
     with reaching(" and ".join(places)):
-        see(places, known, run)
-        found = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
-        left = incomplete(own, after=found.step if found else -1, run=run)
-    at = f"from step {found.step} or later" if found else "from its beginning, for it has no whole checkpoint yet"
+        see(places, recorded, run)
+        checkpoint = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
+        left = incomplete(own, after=checkpoint.step if checkpoint else -1, run=run)
+    at = (
+        f"from step {checkpoint.step} or later"
+        if checkpoint
+        else "from step 0, since it has no complete checkpoint yet"
+    )
     before_it = past_of(folder)
     if before_it is not None and before_it.outcome == "finished":
-        if found is None:
+        if checkpoint is None:
             raise UsageError(
-                f"--folder {folder} holds a run that has run to its end, and no checkpoint of it is left to go on "
+                f"--folder {folder} holds a finished run, and none of its checkpoints is left to resume "
                 f"from: use another --folder"
             )
-        at = f"from step {found.step}, if the script asks for more: it has run to its end before"
+        at = f"from step {checkpoint.step}, if the script now sets more steps: the run is finished"
     return ResumePlan(
         terms=msgspec.structs.replace(
             terms,
-            seed=_unchanged("--seed", asked.seed, before.seed, folder),
-            threads=_unchanged("--threads", asked.threads, before.threads, folder),
+            seed=_unchanged("--seed", options.seed, before.seed, folder),
+            threads=_unchanged("--threads", options.threads, before.threads, folder),
             checkpoints=checkpoints,
-            ledger=asked.ledger or before.ledger,
-            bits=_bits(asked.bits, before.bits, folder),
+            ledger=options.ledger or before.ledger,
+            bits=_bits(options.bits, before.bits, folder),
         ),
-        newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
+        newest=Newest(step=checkpoint.step, path=own) if checkpoint and checkpoint.step > recorded.step else recorded,
         said=f"resuming the run in this folder {at}{left and f'; {left}'}",
     )
 
 
-def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
-    if asked is not None and asked != before:
+def _unchanged(option: str, value: T | None, before: T, folder: Path) -> T:
+    if value is not None and value != before:
         had = "none" if before == "" else before
         raise UsageError(
-            f"{option} {asked}: the run in {folder} has {had}, and is resumed with that; leave the option out, or name "
+            f"{option} {value}: the run in {folder} has {had} and keeps it; leave the option out, or give "
             f"another --folder"
         )
     return before
 
 
-def _bits(asked: str | None, before: str, folder: Path) -> str:
-    """Portable bits are others, so what the run has begun with it keeps; who is let in may change."""
-    return _unchanged("--bits", asked, before, folder) if "portable" in (asked, before) else asked or before
+def _bits(value: str | None, before: str, folder: Path) -> str:
+    """Returns the mode of results. Portable results differ, so a run keeps that choice; same and any may change."""
+    return _unchanged("--bits", value, before, folder) if "portable" in (value, before) else value or before
 
 
-def _begun(asked: GivenOptions, terms: RunTerms) -> ResumePlan:
-    """A new run, from its beginning or from another's checkpoint."""
-    url, source, said = _place(asked.checkpoints) or "", "", ""
-    found: Manifest | None = None
-    if asked.resume is not None:
-        source = _source(asked.resume)
+def _begun(options: GivenOptions, terms: RunTerms) -> ResumePlan:
+    """Returns the plan of a new run, which starts at step 0 or from a checkpoint of another run."""
+    url, source, said = _place(options.checkpoints) or "", "", ""
+    checkpoint: Manifest | None = None
+    if options.resume is not None:
+        source = _source(options.resume)
         with reaching(source):
-            found = newest(source)
-        if found is None:
-            raise UsageError(f"--resume {asked.resume}: no checkpoint at {source}")
-        said = f"resuming from step {found.step} of run {found.run}"
+            checkpoint = newest(source)
+        if checkpoint is None:
+            raise UsageError(f"--resume {options.resume}: no checkpoint at {source}")
+        said = f"resuming from step {checkpoint.step} of run {checkpoint.run}"
     takes = url != "" and url == source
     if url:
         owner.look(url, alive=lives, takes=takes)
-    seed, threads = (found.seed, int(found.fact("intra-op threads") or 1)) if found else (0, 1)
+    seed, threads = (checkpoint.seed, int(checkpoint.fact("intra-op threads") or 1)) if checkpoint else (0, 1)
     return ResumePlan(
         terms=msgspec.structs.replace(
             terms,
-            seed=seed if asked.seed is None else asked.seed,
-            threads=threads if asked.threads is None else asked.threads,
+            seed=seed if options.seed is None else options.seed,
+            threads=threads if options.threads is None else options.threads,
             checkpoints=Checkpoints(
-                url=url, every=asked.every or Checkpoints().every, keep=asked.keep or Checkpoints().keep, resume=source
+                url=url,
+                every=options.every or Checkpoints().every,
+                keep=options.keep or Checkpoints().keep,
+                resume=source,
             ),
-            ledger=asked.ledger,
+            ledger=options.ledger,
         ),
-        newest=Newest(step=found.step, path=source) if found else Newest(),
+        newest=Newest(step=checkpoint.step, path=source) if checkpoint else Newest(),
         said=said,
         takes=takes,
     )
 
 
-def _place(given: str | None) -> str | None:
-    """A place as all workers understand it, wherever they run."""
-    return given if given is None or "://" in given else str(Path(given).absolute())
+def _place(location: str | None) -> str | None:
+    """Returns a URL as it is, and a path as an absolute path, so that all workers can use it."""
+    return location if location is None or "://" in location else str(Path(location).absolute())
 
 
-def _source(given: str) -> str:
-    """The place of checkpoints that `--resume` means: a run's folder stands for the run's."""
-    place = _place(given)
+def _source(location: str) -> str:
+    """Returns the place of checkpoints that `--resume` means; a run's folder means the place of that run."""
+    place = _place(location)
     assert place is not None
     if "://" in place:
         return place
@@ -184,15 +196,15 @@ def _source(given: str) -> str:
     if before and before.checkpoints.url:
         if why := others_word(Path(place)):
             raise UsageError(
-                f"--resume {given}: {why}, and its settings name {plain(before.checkpoints.url)} as the place of its "
-                f"checkpoints: if you trust that, give it as --resume"
+                f"--resume {location}: {why}, and its settings name {plain(before.checkpoints.url)} as the place of "
+                f"its checkpoints: if you trust that place, give it as --resume"
             )
         return _its_own(before)
     return str(inside) if os.path.isdir(inside) else place
 
 
 def _its_own(before: RunSettings) -> str:
-    """The place of that run's checkpoints; its newest one by name, where those of other runs lie beside it."""
+    """Returns the place of a run's checkpoints, or the newest one if runs share the place."""
     url, identity = before.checkpoints.url, before.checkpoints.identity
     if not identity:
         return url

@@ -1,6 +1,6 @@
-"""`farandole run`: start a run on this machine and accompany it to its end.
+"""`farandole run`: start a run on this machine and supervise it until it ends.
 
-Checks come first, before anything is started; the rest is `supervisor.py`.
+This file checks everything before a process is started; `cli/supervisor.py` does the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from farandole.cli.attach import detach
-from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, asked
+from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, exports_of
 from farandole.cli.folders import lives
 from farandole.cli.options import Verbose, check_name, check_script, part
 from farandole.cli.resume import GivenOptions, settle
@@ -313,7 +313,7 @@ def run(
     if detached:
         detach(sys.argv[1:], folder, script)
         return
-    if not (fresh or prepare or pool):  # what prepares a host may install what would be loaded
+    if not (fresh or prepare or pool):  # --prepare may install the modules that would be loaded
         from farandole.pool.local import load_ahead
 
         load_ahead(threads or 1, {**os.environ, **cpu.of(bits or "same")})
@@ -349,7 +349,7 @@ def run(
     check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
     if not listener.is_loopback(listener.parse(at)[0]):
         security.check_available(at)
-    terms = RunTerms(  # checked before a folder is made
+    terms = RunTerms(  # checks the values before a folder is made
         wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
         threads=1 if threads is None else threads, pin=pin,
         by_speed=by_speed, bits=bits or "same", stop_on_nan=stop_on_nan, audit=part(audit),
@@ -357,14 +357,14 @@ def run(
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
-    exports = asked(tensorboard, tensorboard_dir, wandb, metrics_token)
+    exports = exports_of(tensorboard, tensorboard_dir, wandb, metrics_token)
     before = GivenOptions(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
         bits=bits,
     )  # fmt: skip
     if lost is not None:
         if folder is None or checkpoints is None:
-            raise UsageError(f"--take-over {lost}: name the run's --checkpoints URL, and a new --folder")
+            raise UsageError(f"--take-over {lost}: give the run's --checkpoints URL and a new --folder")
         fetch(folder, checkpoints, lost, files)
     if folder is not None:
         check_folder(folder)
@@ -419,8 +419,8 @@ def run(
         exports=exports.within(place),
     )
     tell(f"run folder: {place}")
-    for said in filter(None, (*(packed.said if packed else ()), others, settled.said)):
-        tell(said)
+    for note in filter(None, (*(packed.said if packed else ()), others, settled.said)):
+        tell(note)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())

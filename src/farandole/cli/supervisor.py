@@ -1,13 +1,13 @@
-"""What `farandole run` does after its checks: coordinator process, local pool, display, signals, one exit code.
+"""The supervisor of `farandole run`: coordinator process, pools, display, signals and exit code.
 
 Invariant: when `supervise` returns or raises, the coordinator and all workers have ended. When this process is
 killed instead, the kernel ends them (see `platform/process.py`).
 
-    first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
-    second                    kills everything at once
+    first Ctrl-C or SIGTERM   asks the coordinator to stop: all workers leave after the same step, the state is saved
+    second                    kills all processes at once
     SIGHUP                    the same as the first SIGTERM, unless it is ignored (nohup); never counts as a second
-    the coordinator ends      or does not answer: another one is started (see `supervisor.py`)
-    the run's folder is gone  it is said; the training goes on, without a record
+    the coordinator ends      or does not answer: a new one is started (section "coordinators")
+    the run's folder is gone  a message says so; training continues without a record
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ if TYPE_CHECKING:
 
 # --- watchdog ---------------------------------------------------------------------------------------------------------
 #
-# Whether the coordinator's process is alive: not only there, but answering.
+# Checks that the coordinator's process answers, not only that it exists.
 #
-# A process may be frozen for good (SIGSTOP, a debugger, a mount that hangs) without having died. So it is asked for a
-# sign of life every second. It counts as frozen when several tries in a row are without an answer and `limit_s` have
-# passed in them, by the time that *this* process has run: who was suspended together with it, or stopped by Ctrl-Z, has
-# not waited. One that is starting has `START_S`.
+# A process may be frozen forever (SIGSTOP, a debugger, a mount that hangs) without being dead. So this process probes
+# the coordinator every second. The coordinator counts as frozen when several probes in a row fail and they took
+# `limit_s` in total. Only time in which *this* process ran counts: if both were suspended, or this one was stopped by
+# Ctrl-Z, that time is not counted. A coordinator that is starting has `START_S`.
 
-START_S = 30.0  # for a coordinator to listen
-ASK_S = 1.0  # between two tries
-ANSWER_S = 2.0  # for an answer
-LEAST = 3  # tries
+START_S = 30.0  # until a new coordinator listens
+ASK_S = 1.0  # between two probes
+ANSWER_S = 2.0  # timeout of a probe
+LEAST = 3  # failed probes
 
 
 class SilenceClock:
-    """How long nothing was heard, as counted by who listens. Pure; times in seconds."""
+    """Measures how long probes have failed, in the running time of the prober. Pure; times in seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -95,7 +95,7 @@ class SilenceClock:
         self._missed, self._silent_s = 0, 0.0
 
     def missed(self, took_s: float) -> bool:
-        """A try that took so long was without an answer. Whether that is enough."""
+        """Records a failed probe that took `took_s`. Returns True if the coordinator counts as frozen."""
         self._missed += 1
         self._silent_s += min(took_s, ASK_S + ANSWER_S)
         limit_s = self.limit_s if self.heard_once else max(START_S, self.limit_s)
@@ -103,7 +103,7 @@ class SilenceClock:
 
 
 async def until_silent(ticket: Ticket, limit_s: float) -> None:
-    """Returns when the coordinator of `ticket` is frozen."""
+    """Returns when the coordinator of `ticket` counts as frozen."""
     loop, api, silence = asyncio.get_running_loop(), Api(ticket, timeout_s=ANSWER_S), SilenceClock(limit_s)
     while True:
         began = loop.time()
@@ -118,26 +118,27 @@ async def until_silent(ticket: Ticket, limit_s: float) -> None:
 
 # --- coordinators -----------------------------------------------------------------------------------------------------
 #
-# The coordinator as `farandole run` has it: one process after the other, at one socket that is bound here.
+# The coordinator processes of `farandole run`, one after the other. They share one socket that is bound here.
 #
-#     it dies            it is started again; `FAST_DEATHS` in a row end the run
-#     it does not answer for `silence_s`: it is killed, and so started again (see `supervisor.py`)
+#     it dies            a new one is started; more than `FAST_DEATHS` fast deaths in a row end the run
+#     it does not answer for `silence_s`: it is killed, and a new one is started (section "watchdog")
 #
-# What passes from one to the next is the run's folder, the memory for the state (`coordinator/journal.py`) and the
+# A coordinator passes to the next one: the run's folder, the memory for the state (`coordinator/journal.py`) and the
 # socket (`coordinator/listener.py`).
 
 POLL_S = 0.02
 OVER_S = 10.0
-FAST_S, FAST_DEATHS = 5.0, 5  # one that dies sooner than this, so often in a row, is not started again
-LAST_WORDS = 500  # characters of its output
+FAST_S, FAST_DEATHS = 5.0, 5  # after 5 deaths in a row within 5 s of their start, the next ends the run
+LAST_WORDS = 500  # characters of its output that an error shows
 
 
 class Coordinators:
-    """Starts the first; `again`: after one of another process. `over` it when the run is, and `close` it in any case:
-    then none is alive.
+    """Starts coordinators, the first one at construction. `again`: another process had one for this run before.
+
+    Call `over` when the run is over. Call `close` in any case; after it no coordinator is alive.
 
     Raises:
-        UsageError: the run's address can't be listened at.
+        UsageError: the run's address can't be used for listening.
         FarandoleError: the run's folder is gone.
     """
 
@@ -145,17 +146,17 @@ class Coordinators:
         self._folder = folder
         self._show = show
         self._over = False
-        self._told_over = asyncio.Event()
+        self._over_event = asyncio.Event()
         host, port = parse(listen)
         self._listener = bind(host, port or (port_of(folder) if again else 0))
-        self._books = journal.allocate_state_memory()
+        self._state = journal.allocate_state_memory()
         self._process = self._start(*(["--again"] if again else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:
-        """The run's, once the first one serves; None if that is given up.
+        """Returns the run's ticket once the first coordinator serves, or None if `given_up` is set before.
 
         Raises:
-            FarandoleError: it did not start.
+            FarandoleError: the coordinator did not start.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_S
@@ -173,59 +174,59 @@ class Coordinators:
         return load(str(self._folder / TICKET))
 
     async def tend(self) -> None:
-        """Start another one whenever one dies. Returns never.
+        """Starts a new coordinator whenever one dies. Never returns.
 
         Raises:
-            FarandoleError: they die again and again.
+            FarandoleError: they keep dying.
         """
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:
             since = loop.time()
             await self.ended(math.inf)
-            if self._process.poll() == 0:  # as where the run is over, and the word of that may still be on its way here
-                await up_to(OVER_S, self._told_over)
+            if self._process.poll() == 0:  # the run may be over, and this news may arrive later
+                await up_to(OVER_S, self._over_event)
             if self._over:
-                await asyncio.Future()  # as it should: the pool is clearing up
+                await asyncio.Future()  # expected: the pool cleans up meanwhile
             deaths = deaths + 1 if loop.time() - since < FAST_S else 1
             why = _code(self._process)
             if deaths > FAST_DEATHS:
                 raise FarandoleError(
-                    f"the coordinator died {deaths} times in a row ({why}), and the run with it"
+                    f"the coordinator died {deaths} times in a row ({why}); the run ends"
                     f"{self._last_words()}; its output is in {self._folder / COORDINATOR_LOG}"
                 )
-            self._show(f"the coordinator has died ({why}); starting it again, the training goes on")
+            self._show(f"the coordinator died ({why}); restarting it, training continues")
             await asyncio.sleep(POLL_S * 2**deaths)
             if not self._over:
                 self._process = self._start("--again")
 
     async def keep_watch(self, ticket: Ticket, silence_s: float) -> None:
-        """End each one that is frozen: `tend` starts another. Returns never."""
+        """Kills each coordinator that is frozen, so that `tend` starts a new one. Never returns."""
         while True:
             watched = self._process
             await until_silent(ticket, silence_s)
             if self._process is watched and watched.poll() is None and not self._over:
-                self._show(f"the coordinator has not answered for {silence_s:g} s and is ended")
+                self._show(f"the coordinator has not answered for {silence_s:g} s and is killed")
                 watched.kill()
 
     async def ended(self, timeout_s: float) -> None:
-        """Wait for the end of the one that is there, so long at most."""
+        """Waits until the present coordinator has ended, at most `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while self._process.poll() is None and loop.time() < deadline:
             await asyncio.sleep(POLL_S)
 
     def over(self) -> None:
-        """The run is: no coordinator follows, and nobody waits for one."""
+        """Records that the run is over: no further coordinator is started or waited for."""
         self._over = True
-        self._told_over.set()
+        self._over_event.set()
         self._listener.close()
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
         self._listener.close()
-        os.close(self._books)
+        os.close(self._state)
 
     def _start(self, *again: str) -> subprocess.Popen[bytes]:
         environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`
@@ -233,11 +234,11 @@ class Coordinators:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.coordinator.process", str(self._folder),
-                    "--die-with", str(os.getpid()), "--state", str(self._books),
+                    "--die-with", str(os.getpid()), "--state", str(self._state),
                     "--listener", str(self._listener.fileno()), *again,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,
-                pass_fds=(self._books, self._listener.fileno()),
+                pass_fds=(self._state, self._listener.fileno()),
             )  # fmt: skip
 
     def _log(self) -> BinaryIO:
@@ -245,12 +246,12 @@ class Coordinators:
             return append(self._folder / COORDINATOR_LOG)
         except OSError as error:
             if not self._folder.is_dir():
-                raise FarandoleError(f"{self._folder} is gone, and no coordinator can be started without it") from None
+                raise FarandoleError(f"{self._folder} is gone; no coordinator can be started without it") from None
             self._show(f"{self._folder / COORDINATOR_LOG} can't be written: {error.strerror}")
             return Path(os.devnull).open("ab")
 
     def _last_words(self) -> str:
-        """Of its output, the newest line, with a colon before it; "" without any."""
+        """Returns ": " and the last line of the coordinator's output; "" if there is no output."""
         try:
             lines = (self._folder / COORDINATOR_LOG).read_text(errors="replace").split("\n")
         except OSError:
@@ -272,29 +273,33 @@ def _code(process: subprocess.Popen[bytes]) -> str:
 
 # --- pools ------------------------------------------------------------------------------------------------------------
 #
-# The pools of `farandole run`: made as they were asked for, each kept by a service of its own, ended together.
+# The pools of `farandole run`: created from `--pool`, each with a reconciler of its own, closed together.
 #
-# Invariant: when `close` has returned, nothing of a local pool is left, and the agents of far hosts that could be
-# reached have ended with all that they had started.
+# Invariant: when `close` has returned, no process of a local pool is left, and the agents of remote hosts that could
+# be reached have ended with all processes that they started.
 
 
 def check(
     specs: Sequence[PoolTerms], listen: str, show: Callable[[str], None], *, sized: bool = True, priced: bool = False
 ) -> None:
-    """Before anything is made. `show`: what is to be said of them. `sized`: it is known how many workers are wanted;
-    `priced`: it is to be known what they cost.
+    """Checks the pools before anything is created.
+
+    `show` prints a note about a pool. `sized`: the target number of workers is given. `priced`: the prices must be
+    known.
 
     Raises:
-        UsageError: a pool can't be as it was asked for.
+        UsageError: a pool can't be created as requested.
     """
     for kind in [spec.kind for spec in specs if not kind_of(spec.kind).sized and spec.size is None and not sized]:
-        raise UsageError(f"--pool {kind} without a size, and no --workers: say how many, as --pool {kind},size=2")
+        raise UsageError(
+            f"--pool {kind} has no size, and there is no --workers: give a number, as --pool {kind},size=2"
+        )
     for spec in specs:
         kind_of(spec.kind).check(spec, listen, show, priced=priced)
 
 
 class Pools:
-    """`keep` them once the run's ticket is there; `close` them in any case. Needs a running event loop."""
+    """The pools of one run. Call `keep` once the ticket exists, and `close` in any case. Needs a running event loop."""
 
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], specs: Sequence[PoolTerms], *,
@@ -308,19 +313,22 @@ class Pools:
         self._far: list[RemotePool] = []
 
     async def keep(self, ticket: Ticket, seen: Callable[[Roster], None], count: int) -> Roster:
-        """Until the run is over and all have ended. Returns the first pool's last roster. Raises as `service.keep`."""
+        """Serves the pools until the run is over and all workers have ended.
+
+        Returns the last roster of the first pool. Raises as `keep` in `pool/reconciler.py`.
+        """
         both = zip(self._specs, self._local, strict=True)
         pools = [local or await self._far_pool(spec, ticket) for spec, local in both]
         first, *others = pools
 
-        def heard(roster: Roster) -> None:
+        def on_roster(roster: Roster) -> None:
             seen(roster)
             for far in self._far if roster.over >= 0 else ():
                 far.over()
 
         tasks = [asyncio.create_task(serve_pool(pool, ticket, None, count, self._ended(pool.name))) for pool in others]
         try:
-            roster = await serve_pool(first, ticket, heard, count, self._ended(first.name))
+            roster = await serve_pool(first, ticket, on_roster, count, self._ended(first.name))
             await asyncio.gather(*tasks)
             return roster
         finally:
@@ -329,11 +337,11 @@ class Pools:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, pool: str) -> list[str]:
-        """Its workers that have ended with an earlier process of it."""
+        """Returns the ids of the pool's workers that ended with an earlier process of `farandole run`."""
         return [worker.id for worker in self._left.local if worker.pool == pool] if self._left else []
 
     def dollars(self) -> float:
-        """What has been paid for so far, as far as prices are known."""
+        """Returns the cost so far, in dollars, of all instances whose price is known."""
         return sum(far.dollars() for far in self._far)
 
     async def close(self) -> None:
@@ -376,16 +384,16 @@ class Pools:
 
 # --- supervise --------------------------------------------------------------------------------------------------------
 
-END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
-FOLDER_S = 1.0  # how often the run's folder is looked for
-LOADING_S, LONGEST_WAIT_S = 1.0, 60.0  # without a worker, until that is said, and said again
+END_S = 8.0  # for the coordinator to end once the run is over, and for its last lines to arrive
+FOLDER_S = 1.0  # between two checks that the run's folder exists
+LOADING_S, LONGEST_WAIT_S = 1.0, 60.0  # first and longest time between messages while no worker has connected
 
 
 class Supervisor:
-    """One run of one script. Use once, from the main thread.
+    """One run of one script. Use an instance once, from the main thread.
 
     Attributes:
-        silence_s: a coordinator that has not answered for so long is ended, and another one started.
+        silence_s: after this long without an answer, a coordinator is killed and a new one is started.
     """
 
     silence_s = 15.0
@@ -399,19 +407,19 @@ class Supervisor:
         self._script = script
         self._arguments = arguments
         self._prepare = prepare
-        self._fresh = fresh or bool(prepare)  # what prepares a host may install what would have been loaded
+        self._fresh = fresh or bool(prepare)  # --prepare may install the modules that would have been loaded
         self._specs = specs
         self._left = left
         self._display = display
         self._written = Written(self._folder, settings.prices, settings.checkpoints.url)
-        self._failures: dict[str, FailedEvent] = {}  # by worker, each one's first
+        self._failures: dict[str, FailedEvent] = {}  # the first failure of each worker
         self._over: OverEvent | None = None
         self._ticket: Ticket | None = None
         self._signals = 0
         self._connected = False
         self._earlier = 0
         self._forced: asyncio.Event = asyncio.Event()
-        self._connecting = asyncio.Event()  # a worker has
+        self._connecting = asyncio.Event()  # set when a worker has connected
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -420,7 +428,7 @@ class Supervisor:
 
         Raises:
             FarandoleError: the coordinator did not start, or died.
-            UsageError: the run's address can't be listened at.
+            UsageError: the run's address can't be used for listening.
         """
         with self._display:
             roster = asyncio.run(self._supervise())
@@ -428,7 +436,9 @@ class Supervisor:
             if self._code:
                 say("farandole: killed")
             return self._code
-        ended = [w for w in self._failures if roster.reason == f"the script failed on {w}"]  # others were replaced
+        ended = [
+            w for w in self._failures if roster.reason == f"the script failed on {w}"
+        ]  # other failed workers were replaced
         failure = self._failures[ended[0]] if ended else None
         if failure and told_by_us(failure):
             say(f"farandole: error on {failure.worker}: {failure.traceback}")
@@ -440,7 +450,7 @@ class Supervisor:
         return roster.over
 
     async def _supervise(self) -> Roster | None:
-        """The last roster, None when a second signal cut the run short."""
+        """Returns the last roster, or None if a second signal cut the run short."""
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
@@ -450,7 +460,9 @@ class Supervisor:
             make(self._folder / LOGS)
         except OSError as error:
             raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
-        self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
+        self._earlier = len(
+            list((self._folder / LOGS).glob("*.log"))
+        )  # logs of the run's earlier workers, if it is resumed
         show, again = self._display.show, self._left is not None
         self._coordinators = Coordinators(self._folder, self._settings.listen, show, again=again)
         pools = Pools(
@@ -464,7 +476,7 @@ class Supervisor:
                 exporters.begin(self._ticket.address)
             roster = await self._accompany(pools, self._ticket) if self._ticket else None
             if roster is not None:
-                await pools.close()  # agents hear it over the coordinator
+                await pools.close()  # the coordinator notifies the agents
                 await self._coordinators.ended(END_S)
             if self._ticket:
                 await sum_up(self._written, self._display, self._over)
@@ -477,20 +489,20 @@ class Supervisor:
     # --- parts ---------------------------------------------------------------------------------------------
 
     async def _enough(self) -> None:
-        """Returns when everything is to be killed at once."""
+        """Returns when all processes must be killed at once."""
         await self._forced.wait()
 
     async def _mind_folder(self) -> None:
-        """Say so once when the run's folder is gone."""
+        """Reports once that the run's folder is gone."""
         while self._folder.is_dir():
             await asyncio.sleep(FOLDER_S)
         self._display.show(
-            f"THE RUN'S FOLDER IS GONE: {self._folder}; the training goes on without a record, and a coordinator that "
-            f"dies can't be started again; Ctrl-C stops the run, with a checkpoint"
+            f"THE RUN'S FOLDER IS GONE: {self._folder}; training continues without a record, and a coordinator that "
+            f"dies can't be restarted; Ctrl-C stops the run, with a checkpoint"
         )
 
     async def _explain_silence(self) -> None:
-        """Say what the first worker does until it connects, after `LOADING_S` and now and then again."""
+        """Reports what the first worker does until it connects: after `LOADING_S`, then at growing intervals."""
         began, wait_s = time.monotonic(), LOADING_S
         while True:
             await up_to(wait_s, self._connecting)
@@ -498,13 +510,13 @@ class Supervisor:
                 return
             spent_s = time.monotonic() - began
             self._display.show(
-                f"waiting for the first worker for {spent_s:.0f} s: its process is started and loads torch; what it "
-                f"prints is in {self._folder / LOGS}"
+                f"waiting for the first worker for {spent_s:.0f} s: its process has started and loads torch; "
+                f"its output is in {self._folder / LOGS}"
             )
             wait_s = min(5 * wait_s, LONGEST_WAIT_S)
 
     async def _limit(self, pools: Pools, ticket: Ticket) -> None:
-        """Stop the run when it has lasted, or cost, as much as it may."""
+        """Stops the run when it reaches its limit of time or cost."""
         spending = self._settings.spending
         while not (reason := spending.over(time.time(), pools.dollars())):
             await asyncio.sleep(FOLDER_S)
@@ -552,9 +564,9 @@ class Supervisor:
             await relaying
 
     def _seen(self, roster: Roster) -> None:
-        self._display.wanted = roster.wanted or self._display.wanted  # 0 once the end is near
+        self._display.wanted = roster.wanted or self._display.wanted  # 0 near the end of the run
         if self._signals and not self._connected:
-            self._ask_to_stop()  # not earlier: the pool would not hear that the run is over
+            self._ask_to_stop()  # not earlier: the pool would not be notified that the run is over
         self._connected = True
         if roster.over >= 0:
             self._coordinators.over()
@@ -571,13 +583,13 @@ class Supervisor:
 
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGHUP and self._signals:
-            return  # who closes a terminal may hear it twice, from the kernel and from the shell
+            return  # closing a terminal may send it twice, from the kernel and from the shell
         self._signals += 1
         self._code = self._code or 128 + signum
         if self._signals > 1:
             self._forced.set()
             return
-        self._display.show("stopping after this step; once more to kill everything at once")
+        self._display.show("stopping after this step; press Ctrl-C again to kill all processes at once")
         if self._connected:
             self._ask_to_stop()
 
@@ -588,7 +600,7 @@ class Supervisor:
 
 
 async def _stop(api: Api, reason: str, code: int) -> None:
-    """Cancelled with everything else when the run is over."""
+    """Asks the coordinator to stop until it answers. It is cancelled with all other tasks when the run is over."""
     while True:
         try:
             await asyncio.to_thread(api.stop, reason, code)
@@ -603,10 +615,10 @@ def _not_alive(owner: Owner, folder: Path) -> bool:
 
 
 def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> int:
-    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code.
+    """Continues a run whose `farandole run` was killed, with its settings. Returns the run's exit code.
 
-    `taken_over`: by the user's word the machine of then is lost or cut off, so the place of its checkpoints is this
-    run's, even if that machine is seen to be alive.
+    `taken_over`: the user states that the former machine is lost or cut off. So this run takes the checkpoint folder or
+    URL, even if that machine seems to be alive.
     """
     settings = was.settings
     with contextlib.suppress(FileNotFoundError):  # on another machine

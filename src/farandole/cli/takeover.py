@@ -1,10 +1,11 @@
-"""Whether the run in a folder is still on without its `farandole run`, and can be taken over.
+"""Takeover: continues a run whose `farandole run` was killed while workers of the run still train.
 
-Workers of other hosts, and guests, outlive a `farandole run` that is killed, and its coordinator: they train on until
-the orphan limit is over. Who starts `farandole run` on the folder meanwhile goes on where that one was: the same secret
-and address, the state of the journal, the settings that the run began with. Its own local workers have ended with it.
+Workers of other hosts and external workers survive the death of `farandole run` and its coordinator: they continue to
+train until the orphan limit. A new `farandole run` on the folder takes the run over in that time, with the same secret
+and address, the state in the journal, and the settings of the run. The local workers ended with the old process.
 
-The folder's lock says that nobody else does so on this machine. metrics.jsonl says when the run last had a coordinator.
+The folder's lock ensures that only one process on this machine does so. The modification time of metrics.jsonl shows
+when the run last had a coordinator.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ from farandole.protocol.coordinator.state import OwnPool, RunSettings
 
 
 def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> None:
-    """Have in `folder` what the run of `ticket` had in its own, on a machine that is lost: from beside its checkpoints.
-    Its code is packed again, here, and it is told where that is no longer the same; `files`: see `pack`.
+    """Restores in `folder` the run folder of `ticket`, whose machine is lost, from the copy beside its checkpoints.
+
+    The run's code is packed again here. A message is printed if it has changed. `files`: see `pack`.
 
     Raises:
-        UsageError: the folder holds a run, or there is nothing to be had, or the run's script is not here.
-        FarandoleError: the place can't be reached.
+        UsageError: the folder holds a run, or no copy exists, or the run's script is not on this machine.
+        FarandoleError: the place at `url` can't be reached.
     """
     if (folder / SETTINGS).exists():
-        raise UsageError(f"--folder {folder} holds a run already: leave out --take-over, or name another --folder")
+        raise UsageError(f"--folder {folder} holds a run already: leave out --take-over, or give another --folder")
     loaded = load(str(ticket))
     shipped = shipping.load(url, loaded.run)
     make(folder)
     settings = msgspec.structs.replace(shipped.settings, folder=str(folder.resolve()))
     copies.keep(settings.command[0], folder / CODE)
     write(folder / SETTINGS, msgspec.json.encode(settings))
-    since = max(loaded.since, shipped.time)  # another one may have been taken over since the ticket was copied
+    since = max(loaded.since, shipped.time)  # the run may have been taken over since the ticket was copied
     msgspec.structs.replace(loaded, since=since).save(folder / TICKET)
     journal = Journal(folder)
     journal.keep((), shipped.state)
@@ -61,17 +63,17 @@ def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> No
 
 
 def _pack_again(folder: Path, script: str, files: Path | None, expected: str) -> None:
-    """For hosts that are yet to come."""
+    """Packs the code for hosts that join later, if it has not changed."""
     packed = pack(Path.cwd(), script, files, run=folder)
     if packed.hash == expected:
         write(folder / PACK, packed.content)
     else:
-        tell(f"the code in {Path.cwd()} is not what the run began with: hosts that have that go on, no other can join")
+        tell(f"the code in {Path.cwd()} differs from the run's code: its hosts continue, no other host can join")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a `farandole run` has left: `far` workers may train on, `local` ones have ended for certain where it was."""
+    """A run without its `farandole run`: `far` workers may still train, `local` workers have certainly ended."""
 
     settings: RunSettings
     far: tuple[KnownWorker, ...]
@@ -80,15 +82,16 @@ class Left:
     @property
     def said(self) -> str:
         hosts = dict.fromkeys(worker.host for worker in self.far)
-        return f"taking over the run in this folder: {len(self.far)} of its workers train on, on {', '.join(hosts)}"
+        return f"taking over the run in this folder: {len(self.far)} of its workers still train, on {', '.join(hosts)}"
 
 
 def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Left | None:
-    """What is to be taken over in `folder`; None where the run is over, or nobody can be there now. `listen`: where
-    it is to be reached from now on; its hosts are told.
+    """Returns the run to take over in `folder`. None if the run is over, or no worker can be alive now.
+
+    `listen`: the new address of the run; its hosts are notified.
 
     Raises:
-        UsageError: it is on, with another script or other arguments.
+        UsageError: the run is alive with another script or other arguments.
     """
     if not all((folder / name).exists() for name in (SETTINGS, TICKET, METRICS, JOURNAL)):
         return None
@@ -96,7 +99,7 @@ def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Lef
         settings = decoded(read(folder / SETTINGS), RunSettings)
         state = read_state(folder)
     except (OSError, msgspec.MsgspecError, sqlite3.Error):
-        return None  # what resumes the run says what is wrong
+        return None  # the code that resumes the run reports the error
     away_s = time.time() - (folder / METRICS).stat().st_mtime
     if state is None or state.over or away_s > settings.orphan_s:
         return None
@@ -106,27 +109,27 @@ def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Lef
         return None
     if tuple(command) != settings.command:
         raise UsageError(
-            f"{folder}: {len(far)} workers of the run in it train on, with `{' '.join(settings.command)}`; start it "
-            f"with that to take it over, or wait for {settings.orphan_s - away_s:.0f} s, after which they have ended"
+            f"{folder}: {len(far)} workers of its run still train, with `{' '.join(settings.command)}`; use that "
+            f"command to take the run over, or wait {settings.orphan_s - away_s:.0f} s until they have ended"
         )
     return Left(settings=taken_over(settings, listen or settings.listen), far=far, local=_ended(settings, state, local))
 
 
 def taken_over(settings: RunSettings, listen: str) -> RunSettings:
-    """As they were, but for whose the run is now."""
+    """Returns the settings with this process as the owner of the run."""
     own = settings.pool.pool if settings.pool else ""
     pool = OwnPool(pool=own, host=socket.gethostname(), pid=os.getpid())
     return msgspec.structs.replace(settings, pool=pool, listen=listen, taken_over=True)
 
 
 def _local(settings: RunSettings) -> tuple[str, ...]:
-    """The names of its local pools."""
+    """Returns the names of the run's local pools."""
     if settings.pools:
         return tuple(pool.name for pool in settings.pools if pool.kind == "local")
     return (settings.pool.pool,) if settings.pool else ()
 
 
 def _ended(settings: RunSettings, state: Durable, local: Sequence[str]) -> tuple[KnownWorker, ...]:
-    """Its local workers, where that was this machine: nothing of a local pool outlives its process."""
-    here = settings.pool is not None and settings.pool.host == socket.gethostname()
-    return tuple(worker for worker in state.workers if worker.pool in local and here)
+    """Returns the run's local workers if it ran on this machine: they end with the process of their pool."""
+    same_host = settings.pool is not None and settings.pool.host == socket.gethostname()
+    return tuple(worker for worker in state.workers if worker.pool in local and same_host)

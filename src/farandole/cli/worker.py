@@ -1,6 +1,7 @@
-"""`farandole join`: one worker. The one door that every pool uses, and anybody who holds the run's ticket.
+"""`farandole join`, which runs one worker, and `farandole agent`, which starts the workers of a host.
 
-What can be checked without torch is checked before it is imported; then the process is the script's to the end.
+Every pool starts workers with `farandole join`, and so does any user with the run's ticket. Everything that needs no
+torch is checked before torch is imported; then the process runs the script until it ends.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def join(
     from farandole.control.ticket import exposed, load
 
     cpu.set_for(load(ticket).bits)
-    if ticket != "-" and (said := exposed(ticket)):
-        say(f"farandole: note: {said}")
+    if ticket != "-" and (note := exposed(ticket)):
+        say(f"farandole: note: {note}")
     if script is None:
         ticket = from_anywhere(ticket, prepare, notices)
         job = _fetched(ticket)
@@ -81,7 +82,7 @@ def join(
 
         loop.begin(settings.bench)
 
-    if not settings.pool:  # a pool's host is seen to by its agent
+    if not settings.pool:  # on a host of a pool, the agent watches for preemption notices
         from farandole.pool import preemption
 
         preemption.in_background(notices, settings.metadata, noticed)
@@ -89,7 +90,10 @@ def join(
 
 
 def from_anywhere(ticket: str, prepare: str, notices: str) -> str:
-    """The ticket's path in any folder: should this process begin anew (`worker/departure.py`), it is in another."""
+    """Returns the absolute path of the ticket, and sets it in the command line.
+
+    The process may restart itself in another folder (`worker/departure.py`).
+    """
     ticket = ticket if ticket == "-" else os.path.abspath(ticket)
     options = [word for option in (("--prepare", prepare), ("--notices", notices)) if option[1] for word in option]
     sys.orig_argv[:] = [sys.executable, "-m", "farandole", "join", *options, ticket]
@@ -97,8 +101,9 @@ def from_anywhere(ticket: str, prepare: str, notices: str) -> str:
 
 
 def _fetched(ticket: str) -> Job:
-    """What the run has a worker do. The process is in the folder of its code from then on, and its interpreter is the
-    one that the run's setup has made there, if it has.
+    """Fetches the run's job and code, and changes to the folder of the code.
+
+    If the run's setup created an interpreter there, the process restarts with that one.
     """
     from farandole.control.api import Api
     from farandole.control.client import unpacked
@@ -132,10 +137,10 @@ def _prepare(command: str, ticket: str) -> None:
 
 # --- agent ------------------------------------------------------------------------------------------------------------
 #
-# `farandole agent`: what starts a host's workers there. Pools start it; nobody needs to by hand.
+# `farandole agent`: starts the workers on a host. Pools start it; users need not.
 #
-# The command reads the run's ticket, starts the agent in a session of its own, and returns once that has reached the
-# run: so whoever has started it, over SSH or as a machine comes up, hears at once what is wrong.
+# The command reads the run's ticket, starts the agent in a session of its own, and returns once the agent has reached
+# the run. So its caller, over SSH or at the boot of a machine, gets an error at once.
 
 BEGIN_S = 40.0
 
@@ -169,11 +174,11 @@ def agent(
     )
     marked.leave_ticket(folder, loaded)
     if (held := marked.lock(folder)) is None:
-        tell("it is there already")
+        tell("the agent is already running")
         return
     os.environ[AGENT] = folder.name
     if others := marked.other_runs(folder.name, marked.environs()):
-        tell(f"{NOTE}agents of {others} other runs are here: all share its cores and memory")
+        tell(f"{NOTE}agents of {others} other runs are on this host: all share its cores and memory")
     if wait:
         if reason := _serve(post, loaded, tell):
             say(reason)
@@ -203,7 +208,7 @@ def _answer(reading: int) -> str:
 
 
 def _become(post: AgentIdentity) -> None:
-    """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
+    """Makes this forked child a daemon with its own command line. A new interpreter would take most of a second."""
     from farandole.platform.files import append
     from farandole.platform.output import show_command
     from farandole.pool.agent import LOG
@@ -232,9 +237,9 @@ def _serve_and_answer(post: AgentIdentity, ticket: Ticket, writing: int) -> None
 
 
 def _serve(post: AgentIdentity, ticket: Ticket, joined: Callable[[str], None]) -> str:
-    """Returns why the host could not be prepared, if so.
+    """Serves the run until it ends. Returns why the host could not be prepared, "" if it could.
 
-    What takes longest goes first: torch is loaded by another process while this one is still at its own imports.
+    The slowest part starts first: another process loads torch while this one still imports its own modules.
     """
     from farandole.pool.agent import environ
     from farandole.pool.local import load_ahead

@@ -1,3 +1,4 @@
-"""What people see of a run: events in plain words, the live display, the status table, the pauses of a finished run.
-It reads lines of metrics.jsonl, or the same lines as they come from the coordinator; it changes nothing. No torch.
+"""Output for people: sentences of events, live display, tables, dashboard, report, exports and the final summary.
+
+This package reads the lines of metrics.jsonl, or the same lines from the coordinator. It changes nothing. No torch.
 """

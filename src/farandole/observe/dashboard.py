@@ -1,14 +1,14 @@
-"""The dashboard's web server, on loopback alone.
+"""The web server of the dashboard, on the loopback interface only.
 
     GET  /login?once=TOKEN   a cookie, for the token of a link (see section "login"), and on to /
     GET  /                   the page; /page.js and others: its parts
-    GET  /ticks              server-sent events: reading, run, about, tick after tick (see `story/telling.py`)
+    GET  /ticks              server-sent events: reading, run, about, `Tick` after `Tick` (see `observe/story.py`)
     GET  /log?worker=w2      the end of its log file
     POST /act                {"do": "release", "name": ..}, {"do": "scale", "wanted": ..}, {"do": "stop"}
 
-Who has no cookie sees none of it. Invariant: nothing that another site has a browser do gets further than this file.
-The cookie is not sent from there; a request that acts has to say in its Origin that it comes from here, and to be JSON;
-and an address under another name than loopback's (a name that was made to point here) is not answered.
+A request without the cookie gets no content. Invariant: no request that another site triggers in a browser gets past
+this file. The browser does not send the cookie with such a request. A request that acts must be JSON and have this
+server as its Origin. A request to another host name than loopback's (DNS rebinding) is refused.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from farandole.platform.output import plain
 
 # --- watch ------------------------------------------------------------------------------------------------------------
 #
-# What the dashboard knows of a run: its lines as they come, and, while somebody looks, what the coordinator says.
+# The dashboard's data of a run: its lines as they come and, while a page is open, the coordinator's status.
 
 EVERY_S = 1.0
-SLICE = 2_000  # lines at a time, before others get their turn
-BILL_S = 5.0  # between two looks at what it has cost
+SLICE = 2_000  # lines per turn, so that other tasks can run in between
+BILL_S = 5.0  # between two updates of the cost
 
 
 class RunWatch:
-    """`await follow()` for ever; `looked` is set, and another one put in its place, when there is something new.
+    """Follows one run; `await follow()` never returns. When there is news, `looked` is set and replaced by a new event.
 
     Attributes:
-        watchers: how many pages are open; without any the coordinator is not asked.
-        behind: the part of the lines that is still to be read, in words; "" once all are.
+        watchers: number of open pages; if 0, the coordinator is not asked.
+        behind: the part of the lines still to read, as text; "" if none.
     """
 
     def __init__(self, folder: Path, api: Callable[[], Api | None], live: Callable[[], bool]) -> None:
-        """`api`: of the coordinator, None where there is none. `live`: whether the run is on."""
+        """`api`: the coordinator's, None if there is none. `live`: returns True while the run is alive."""
         self.folder = folder
         self.name = folder.resolve().name
         self.story = Story()
@@ -112,22 +112,22 @@ class RunWatch:
 
 # --- login ------------------------------------------------------------------------------------------------------------
 #
-# Who may look: a link that works once, and then a cookie. Pure, but for the random numbers.
+# Access control: a link that works once, then a cookie. Pure, except for the random numbers.
 #
-# 1. `farandole dashboard` prints a link with a random token. Whoever runs the command reads it, and nobody else.
+# 1. `farandole dashboard` prints a link with a random token. Only the user of the command can read it.
 # 2. The first request with the token spends it, and gets a cookie with another random number, which scripts can't
 #    read (HttpOnly) and other sites can't use (SameSite=Strict). The browser is sent on to an address without the
 #    token: what stays in its history opens nothing.
-# 3. A token that was used, or is older than `LINK_S`, is one that is not known.
+# 3. A token that was used, or is older than `LINK_S`, counts as unknown.
 #
-# What is kept are digests, compared in a time that tells nothing.
+# Only digests are stored, and they are compared in constant time.
 
 LINK_S = 600.0
-MOST = 64  # of links, and of browsers; the oldest go first
+MOST = 64  # links and browsers that are stored; the oldest are dropped first
 
 
 class Login:
-    """`link` gives a token, `enter` takes it for a cookie's value, which `knows` then."""
+    """Links and cookies: `link` returns a token, `enter` exchanges it for a cookie's value, `knows` checks it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -142,7 +142,7 @@ class Login:
         return token
 
     def enter(self, token: str) -> str:
-        """The cookie's value, "" for a token that is not known, or not any more."""
+        """Returns the cookie's value; "" for a token that is unknown, used or too old."""
         known = _among(_digest(token), self._links)
         if known is None or self._links.pop(known) < self._clock():
             return ""
@@ -161,7 +161,7 @@ def _digest(value: str) -> bytes:
 
 
 def _among(digest: bytes, known: dict[bytes, float] | dict[bytes, None]) -> bytes | None:
-    """All are compared."""
+    """Returns True if the digest is known. Compares with all, so that the time reveals nothing."""
     found = [each for each in known if hmac.compare_digest(each, digest)]
     return found[0] if found else None
 
@@ -195,7 +195,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class DashboardServer:
-    """`await start()`, `link()` for each browser, `await close()` in the end."""
+    """The server. Call `await start()`, `link()` for each browser, and `await close()` at the end."""
 
     def __init__(self, watch: RunWatch, api: Callable[[], Api | None]) -> None:
         self._watch, self._api = watch, api
@@ -211,10 +211,10 @@ class DashboardServer:
         self.address = ""
 
     async def start(self, port: int = 0) -> str:
-        """Listen. Returns the address.
+        """Starts to listen, and returns the address.
 
         Raises:
-            UsageError: the port can't be had.
+            UsageError: the port can't be used.
         """
         await self._runner.setup()
         try:
@@ -229,7 +229,7 @@ class DashboardServer:
         return self.address
 
     def link(self) -> str:
-        """Another one that logs a browser in, once."""
+        """Returns a new link, which logs in one browser once."""
         return f"{self.address}/login?once={self._login.link()}"
 
     async def close(self) -> None:
@@ -334,7 +334,7 @@ class DashboardServer:
 
 
 def _from_here(request: web.Request) -> bool:
-    """By what browsers say of it, and scripts of other sites can't."""
+    """Returns True if the request comes from this page, by headers that scripts of other sites can't set."""
     origin = urlsplit(request.headers.get("Origin", ""))
     return origin.netloc == request.host and request.content_type == "application/json"
 

@@ -1,9 +1,10 @@
-"""A cursor in a run's metrics.jsonl: the lines from one byte on, as they come, each with the byte where it begins.
+"""Common parts of the exports: a cursor in a run's metrics.jsonl, the mark file, spacing of steps, named values.
 
-The file is the buffer: who reads slowly is behind, and takes no memory for it. Whole lines count, and a torn one waits
-for its end, or goes when the next coordinator cuts it off. What is no line (`protocol/metrics.py`) is passed over and
-counted. A file that has become shorter than what was read of it is not the one that was read: reading goes on at its
-end, and that counts as one damaged line, for to read it again would tell everything twice.
+The cursor returns lines from one byte on, each with its byte offset. The file is the buffer: a slow reader lags behind
+and needs no memory for it. Only complete lines count. A torn line waits for its end, or disappears when the next
+coordinator cuts it off. Invalid lines (`protocol/metrics.py`) are skipped and counted. If the file is shorter than the
+part that was read, it is another file: reading continues at its end, and that counts as one damaged line, because to
+read it again would export everything twice.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from farandole.protocol.values import Count
 
 # --- cursor -----------------------------------------------------------------------------------------------------------
 
-READ_BYTES = 256 * 1024  # at a time; no line of a run is a tenth as long
+READ_BYTES = 256 * 1024  # bytes per read; a line of a run has less than a tenth of that
 Placed = tuple[int, Line]
 
 
 class Cursor:
-    """In the file at `path`, from byte `at` on.
+    """A cursor in the file at `path`, from byte `at` on.
 
     Attributes:
-        damaged: lines that were passed over.
+        damaged: number of lines that were skipped.
     """
 
     def __init__(self, path: Path, at: int = 0) -> None:
@@ -38,15 +39,15 @@ class Cursor:
         self.damaged = 0
 
     def read(self) -> list[Placed]:
-        """The next lines; none, where there are none yet, or no file.
+        """Returns the next lines with their offsets; no lines if none are new or the file does not exist.
 
         Raises:
-            NotPrivate: the file is another's.
-            OSError: it can't be read.
+            NotPrivate: the file belongs to another user.
+            OSError: the file can't be read.
         """
         data = self._bytes()
         if b"\n" not in data:
-            if len(data) == READ_BYTES:  # nothing that a run has written
+            if len(data) == READ_BYTES:  # not a line that a run wrote
                 self.damaged += 1
                 self.at += len(data)
             return []
@@ -73,24 +74,28 @@ class Cursor:
 
 
 def before(path: Path, at: int) -> list[Line]:
-    """The newest lines that end at byte `at` or before, oldest first; as many as one reading has."""
+    """Returns the newest lines that end at byte `at` or before, oldest first; as many as one read holds."""
     cursor = Cursor(path, max(0, at - READ_BYTES))
     return [line for place, line in cursor.read() if place < at]
 
 
 # --- mark -------------------------------------------------------------------------------------------------------------
 #
-# How far an export has got, in a small file beside what it writes: so that the next process goes on there.
+# The mark: the position of an export, in a small file beside its output, so that the next process continues there.
 #
-# It is replaced whole, after what it speaks of has been written. A file that is none, or of another run's metrics, is
-# as good as none: the export then begins at the beginning.
+# The file is replaced atomically, after the output up to that position was written. An invalid file, or one of another
+# run's metrics, is ignored: the export then starts from the beginning.
 
 LONGEST = 16 * 1024  # bytes
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`at`: the byte of metrics.jsonl from which on lines are wanted; what has been written is of steps before `step`.
-    `file`: which file that is, by its inode. `run`: whose it is. `id`: what the tool calls the run.
+    """The position of an export.
+
+    Attributes:
+        at: byte of metrics.jsonl at which the next line begins.
+        step: all exported steps are before this one.
+        file: inode of metrics.jsonl. `run`: name of the run. `id`: the tool's own id of the run.
     """
 
     at: Count = 0
@@ -100,16 +105,17 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     id: str = ""
 
     def save(self, path: Path) -> None:
-        """Raises OSError."""
+        """Writes the mark. Raises OSError."""
         write_atomically(path, msgspec.json.encode(self) + b"\n")
 
 
 def load(path: Path, metrics: Path) -> Mark:
-    """The mark at `path`, of the lines in the file `metrics`. Where there is none, or one of other lines, it is of the
-    beginning; with the name of the run whose those are.
+    """Returns the mark at `path` for the file `metrics`.
+
+    If there is none, or one of another file, returns a mark of the beginning, with the name of the run.
     """
     file, run = identity(metrics), metrics.absolute().parent.name
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # msgspec's own errors among them
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # includes the errors of msgspec
         found = msgspec.json.decode(read(path)[:LONGEST], type=Mark)
         if found.file == file and found.at <= os.stat(metrics).st_size:
             return found
@@ -118,7 +124,7 @@ def load(path: Path, metrics: Path) -> Mark:
 
 
 def identity(metrics: Path) -> int:
-    """0 where the file is not there yet."""
+    """Returns the inode of the file; 0 if it does not exist yet."""
     try:
         return os.stat(metrics).st_ino & (2**53 - 1)
     except FileNotFoundError:
@@ -127,30 +133,30 @@ def identity(metrics: Path) -> int:
 
 # --- spacing ----------------------------------------------------------------------------------------------------------
 #
-# Which steps an export has, where they are so fast that to write each would cost more than may be: pure.
+# Selects the steps that are exported, if steps are so fast that to write each would cost too much. Pure.
 #
-# A step is left out that comes sooner after the last one that was not than `least_s`, by the times in the lines.
-# Never left out: a step whose loss is not finite, the first with another number of workers, one whose number is no
-# greater. It goes by the lines alone, so who reads them again from a step that it has finds the same ones.
-# metrics.jsonl has all.
+# A step is omitted if it comes less than `least_s` after the last exported one, by the times in the lines. Never
+# omitted: a step whose loss is not finite, the first step with another number of workers, a step whose number is not
+# greater than the last. The choice depends on the lines alone, so a reader that starts again from an exported step
+# selects the same steps. metrics.jsonl has all steps.
 
 
 class Spacing:
-    """Of one export, in seconds."""
+    """Spacing of the steps of one export, in seconds."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._last: StepLine | None = None
 
     def admits(self, line: StepLine) -> bool:
-        """Whether the export has this step, the next in the file."""
+        """Returns True if the next step in the file is exported."""
         last = self._last
         out = (
             last is not None
             and line.loss is not None
             and line.workers == last.workers
             and line.step > last.step
-            and 0.0 <= line.time - last.time < self._least_s  # also where the clock went back
+            and 0.0 <= line.time - last.time < self._least_s  # also if the clock went back
         )
         self._last = last if out else line
         return not out
@@ -158,13 +164,13 @@ class Spacing:
 
 # --- values -----------------------------------------------------------------------------------------------------------
 #
-# What a line says, as numbers and texts with names: the same for every tool. Pure.
+# The values of a line, as numbers and texts with names, equal for every tool. Pure.
 #
-# A step's own numbers are named `step/...`, with the unit in the name. What a script logs keeps its name; where that is
-# one of ours, `log/` stands before it. A number that is not finite is null in the file, and not a number here.
+# The numbers of a step are named `step/...`, with the unit in the name. A logged value keeps its name; `log/` is put
+# before a name that equals one of farandole's. A number that is not finite is null in the file, and NaN here.
 
 LOSS = "step/loss"
-LEARNING_RATE = "step/learning_rate"  # what the script and its schedule had set, times the rule's factor
+LEARNING_RATE = "step/learning_rate"  # the value of the script and its schedule, times the rule's factor
 FACTOR = "step/learning_rate_factor"
 SPEED = "step/samples_per_second"
 SECONDS = "step/seconds"
@@ -182,7 +188,7 @@ Texts = dict[str, str]
 
 
 def of_step(line: StepLine) -> Numbers:
-    """Without those that are not known."""
+    """Returns the known numbers of a step, by name."""
     numbers: Numbers = {LOSS: _number(line.loss), SECONDS: line.seconds, SAMPLES: float(line.samples)}
     numbers |= {WORKERS: float(line.workers), VIEW: float(line.view), EPOCH: float(line.epoch)}
     if line.samples_per_s is not None:
@@ -196,7 +202,7 @@ def of_step(line: StepLine) -> Numbers:
 
 
 def of_log(line: LogLine) -> tuple[Numbers, Texts]:
-    """What `run.log` was given: numbers, truths as 0 and 1 among them, and texts."""
+    """Returns the values of a `run.log` call: numbers (booleans as 0 and 1) and texts."""
     numbers: Numbers = {}
     texts: Texts = {}
     for name, value in line.fields.items():

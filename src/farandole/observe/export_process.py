@@ -1,11 +1,11 @@
-"""One observer, fed from metrics.jsonl on a thread of its own, and kept from doing harm.
+"""Feeds an exporter from metrics.jsonl on a thread of its own, and isolates the run from its failures.
 
-    it raises            told once; tried again from where it says, after 1 s, 2 s, ... a minute; told when it goes on
-    it is slow           it is behind: the lines wait in the file
-    it has much to do    it rests four times as long as it works, so it takes a fifth of a core at most
-    the run is over      it has `END_S` to take what is left, one that fails `FAILING_S`
+    it raises            reported once; retried from the exporter's mark after 1 s, 2 s, ... a minute; recovery reported
+    it is slow           it lags behind: the lines wait in the file
+    it has much to do    it pauses four times as long as it works, so it takes a fifth of a core at most
+    the run is over      it has `END_S` to process the rest; an exporter that fails has `FAILING_S`
 
-Nothing is kept in memory but what was read at a time.
+Only the lines of one read are in memory.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ REASON = 200  # characters
 
 
 class Feed:
-    """Of one observer. `tell` is for people. `run` it on a thread, until `over` is set and the lines come to an end.
+    """The feed of one exporter. Call `run` on a thread; it ends when `over` is set and no lines are left.
+
+    `tell` prints messages for people.
 
     Attributes:
-        done: it has taken everything, and was closed.
+        done: True if the exporter has processed all lines and is closed.
     """
 
     def __init__(self, observer: Observer, path: Path, tell: Callable[[str], None], over: threading.Event) -> None:
         self._observer, self._path, self._tell, self._over = observer, path, tell, over
-        self._cursor: Cursor | None = None  # none: it is to begin
-        self._failures = 0  # since it last took anything
-        self._failed = False  # the last turn
+        self._cursor: Cursor | None = None  # None: the exporter must begin
+        self._failures = 0  # failures since the last success
+        self._failed = False  # True if the last turn failed
         self._damaged = 0
         self.done = False
 
     def run(self) -> None:
-        """To its end, which is `END_S` after the run's at most, unless the observer hangs."""
+        """Feeds the exporter until all is done, at most `END_S` after the run's end, unless the exporter hangs."""
         until = 0.0
         while not self.done:
             if self._over.is_set():
@@ -70,20 +72,20 @@ class Feed:
                 self._over.wait(max(REST * took, pause))
 
     def turn(self) -> bool:
-        """Hand over the next lines. Returns whether there were any; in the end, when there are none, it is closed."""
-        over = self._over.is_set()  # before it is read, so that all is there
+        """Passes on the next lines. Returns True if there were any. Closes the exporter after the last ones."""
+        over = self._over.is_set()  # checked before the file is read, so that no line is missed
         try:
             more = self._hand_over()
             if over and not more:
                 self._observer.close()
                 self.done = True
-        except Exception as error:  # noqa: BLE001  whatever a library raises: it only watches
+        except Exception as error:  # noqa: BLE001  a library may raise anything; an exporter must not end the run
             self._fail(error)
             return False
         self._failed = False
         if self._failures and more:
             self._failures = 0
-            self._tell(f"{self._observer.name} goes on")
+            self._tell(f"{self._observer.name} works again")
         return more
 
     def _hand_over(self) -> bool:
@@ -95,7 +97,7 @@ class Feed:
         if lines:
             self._observer.flush()
         if self._cursor.damaged and not self._damaged:
-            self._tell(f"{self._observer.name} lacks what is damaged in {self._path.name}")
+            self._tell(f"{self._observer.name} lacks the damaged lines of {self._path.name}")
         self._damaged = self._cursor.damaged
         return bool(lines)
 
@@ -105,7 +107,7 @@ class Feed:
         self._failures += 1
         if self._failures == 1:
             why = f"{str(error) or type(error).__name__}"[:REASON]
-            self._tell(f"{self._observer.name} can't be written ({why}); it is tried again, and the training goes on")
+            self._tell(f"{self._observer.name} can't be written ({why}); farandole retries, training continues")
 
     def _pause_s(self, more: bool) -> float:
         if self._failed:
@@ -115,15 +117,14 @@ class Feed:
 
 # --- process ----------------------------------------------------------------------------------------------------------
 #
-# The exports of a run, as a process of their own: `python -m farandole.observe.export_process FOLDER
-# [--tensorboard DIR] [--wandb PROJECT]`.
+# The process of a run's exports: `python -m farandole.observe.export_process FOLDER [--tensorboard DIR]
+# [--wandb PROJECT]`.
 #
-# It lives as long as its standard input is open, which `farandole run` holds: when that is closed, by its will or by
-# its end, what is left of the lines is handed over, and it ends. So neither a tool that is slow, hangs, fills its
-# memory or crashes, nor its threads and hooks, are in a process of the run. What people should know it prints, a line
-# at a time.
+# `farandole run` holds the other end of its standard input. When that closes, on purpose or because `farandole run`
+# ended, this process exports the remaining lines and ends. So a tool that is slow, hangs, fills its memory or crashes,
+# and its threads and hooks, never are in a process of the run. Messages for people are printed, one per line.
 
-CLOSE_S = 5.0  # that a tool may take for its end, beyond what it takes for its lines
+CLOSE_S = 5.0  # time that a tool may take to close, after its lines
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def observers(metrics: Path, tensorboard: str | None, wandb: str | None) -> list[Observer]:
-    """Raises UsageError where one's package is not installed."""
+    """Returns the requested exporters. Raises UsageError if the package of one is not installed."""
     from farandole.observe.tensorboard import TensorBoard, require_tensorboard
     from farandole.observe.wandb import WeightsAndBiases, require_wandb
 
@@ -160,7 +161,7 @@ def observers(metrics: Path, tensorboard: str | None, wandb: str | None) -> list
 
 
 def export(wanted: Sequence[Observer], metrics: Path) -> int:
-    """Until standard input ends. Returns 1 where one of them hangs; its threads are left behind."""
+    """Exports until standard input ends. Returns 1 if an exporter hangs, and leaves its thread behind, else 0."""
     over = threading.Event()
     threads: list[threading.Thread] = []
     for observer in wanted:
@@ -178,4 +179,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a tool's thread that hangs, or a hook of its at the interpreter's end, keeps nobody waiting
+    os._exit(code)  # do not wait for a tool's hanging thread or its exit hooks

@@ -1,9 +1,9 @@
-"""What `farandole run` shows while it runs: events as they happen, the workers' own output, and how far training is.
+"""The live display of `farandole run`, `attach` and `top`: events, the output of workers, and progress.
 
-On a terminal a few lines of figures stay at the bottom, and everything else scrolls above them. Elsewhere (a file, a
-pipe) it is plain lines: one for each event, and every two seconds a row of a table about the progress. Text of users
-and workers is shown as plain text, never read as markup; control sequences stay in the log files. No thread draws
-anything: who tells something draws it, the figures every `REFRESH_S` at most.
+On a terminal a few lines of figures stay at the bottom, and everything else scrolls above them. In a file or a pipe it
+is plain lines: one for each event, and every two seconds a row of a progress table. Text of users and workers is shown
+as plain text, never read as markup; control sequences stay in the log files. There is no drawing thread: the caller
+that adds a line also draws it, and redraws the figures every `REFRESH_S` seconds at most.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line, time
 
 PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25
-LOGGED_PART = 0.05  # of the lines that workers may print, for those of `run.log`
+LOGGED_PART = 0.05  # the part of the output limits that `run.log` lines get
 QUIET = (
     events.ProposedEvent,
     events.ReadyEvent,
     events.TimeSpentEvent,
     events.PricedEvent,
     events.RunStartedEvent,
-)  # the view that follows says it, or nothing has happened
+)  # not shown: a view event follows and reports the same, or users need no action
 
 
 def open_display(stream: TextIO) -> Display:
-    """The display that suits `stream`."""
+    """Returns a live display for a terminal, a plain one for any other stream."""
     console = Console(file=stream)
     live = stream.isatty() and not console.is_dumb_terminal
     return LiveDisplay(console) if live else PlainDisplay(stream)
 
 
 class Display(ABC):
-    """A context manager; everything is called from one thread. `wanted` and `account` are the caller's to keep."""
+    """A display, used as a context manager from one thread. The caller updates `wanted` and `account`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.wanted = 0
@@ -75,7 +75,7 @@ class Display(ABC):
         self.presence = Presence()
         self._clock = clock
         self._logged = Flow("run.log", METRICS)
-        self._slow: dict[str, float] = {}  # by the shares in force
+        self._slow: dict[str, float] = {}  # speed of stragglers, by the current shares
         self._steps: deque[StepLine] = deque(maxlen=RATE_STEPS)
 
     def __enter__(self) -> Display:
@@ -85,12 +85,12 @@ class Display(ABC):
         self.close()
 
     def from_now(self, status: Status) -> None:
-        """The run has been on for a while; it is as `status` says."""
+        """Starts the display in the middle of a run, from its `status`."""
         self.wanted = status.wanted
         self.presence = Presence(status)
 
     def line(self, line: Line) -> None:
-        """A line of metrics.jsonl: an event or a step."""
+        """Shows a line of metrics.jsonl: an event, a step or a logged value."""
         if isinstance(line, StepLine):
             self._steps.append(line)
             self._log()
@@ -105,46 +105,46 @@ class Display(ABC):
         if isinstance(line, events.SharesEvent):
             self._slow = stragglers({worker: share / WHOLE for worker, share in line.shares.items()})
         if isinstance(line, events.OverEvent):
-            self._say((), *self._logged.end())
+            self._show_parts((), *self._logged.end())
             self.progressed()
         if not isinstance(line, QUIET):
             self.show(f"{clock(line)}  {describe(line)}")
         self.refresh()
 
     def output(self, worker: str, text: str) -> None:
-        """A line that a worker printed."""
+        """Shows a line that a worker printed."""
         self.outputs([(worker, text)])
 
     def outputs(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Many at once, which is much cheaper: each its worker's, or, of "", one of ours."""
+        """Shows (worker, line) pairs; "" marks a note of farandole. One call for many lines is much cheaper."""
         if lines:
             self.show("\n".join(f"{worker} | {text}" if worker else text for worker, text in lines))
 
     def summary(self, lines: Sequence[str]) -> None:
-        """The last words."""
+        """Shows the final summary."""
         self.show("\n".join(lines))
 
     @property
     def people(self) -> str:
-        """Workers, who of them comes and goes, and stragglers, in words."""
-        there = self.presence
-        size = len(there.members) if there.known or not self._steps else self._steps[-1].workers
+        """Returns the workers, those that join and leave, and stragglers, as text."""
+        presence = self.presence
+        size = len(presence.members) if presence.known or not self._steps else self._steps[-1].workers
         parts = [
-            gauges.workers(size, self.wanted, there.coming, there.going),
-            *(f"{worker} at {speed:.2f} of the speed" for worker, speed in self._slow.items()),
+            gauges.workers(size, self.wanted, presence.coming, presence.going),
+            *(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in self._slow.items()),
         ]
         return one_line(", ".join(parts))
 
     def show(self, text: str) -> None:
-        """Others may have put anything into it."""
+        """Shows text that may come from other processes, without control characters."""
         self._put(plain(text))
 
     def _log(self, *lines: bytes) -> None:
-        """What the script logs: it may do so at each of a thousand steps a second."""
-        self._say(*self._logged.take(lines, self._clock(), part=LOGGED_PART))
+        """Shows `run.log` lines within limits: a script may log at each of a thousand steps a second."""
+        self._show_parts(*self._logged.take(lines, self._clock(), part=LOGGED_PART))
 
-    def _say(self, first: Sequence[bytes], word: str, then: Sequence[bytes]) -> None:
-        if lines := [*map(bytes.decode, first), *([word] if word else []), *map(bytes.decode, then)]:
+    def _show_parts(self, first: Sequence[bytes], note: str, then: Sequence[bytes]) -> None:
+        if lines := [*map(bytes.decode, first), *([note] if note else []), *map(bytes.decode, then)]:
             self.show("\n".join(lines))
 
     @abstractmethod
@@ -152,14 +152,14 @@ class Display(ABC):
 
     @abstractmethod
     def progress(self, line: StepLine) -> None:
-        """A step has ended."""
+        """Shows that a step has ended."""
 
     def progressed(self) -> None:
-        """No more steps will come."""
+        """Records that no more steps will come."""
         return
 
     def refresh(self) -> None:
-        """Something may have changed."""
+        """Redraws the figures, which may have changed."""
         return
 
     @abstractmethod
@@ -167,14 +167,14 @@ class Display(ABC):
 
 
 class PlainDisplay(Display):
-    """Lines of text."""
+    """A display of plain lines of text."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._stream = stream
         self._due = 0.0
         self._rows = ProgressRows()
-        self._late: StepLine | None = None  # the newest, where it has no row
+        self._late: StepLine | None = None  # the newest step, if no row shows it yet
 
     def _put(self, text: str) -> None:
         self._rows.passed(1 + text.count("\n"))
@@ -200,7 +200,7 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Figures at the bottom of a terminal, everything else above them."""
+    """A display with figures at the bottom of a terminal, and everything else above them."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -237,17 +237,22 @@ class LiveDisplay(Display):
 
 # --- written ----------------------------------------------------------------------------------------------------------
 #
-# What a live run has written down so far, as it grows: the lines of its metrics.jsonl, read on from where one was.
+# Reads the metrics.jsonl of a live run incrementally.
 #
-# Figures that sum up a run come from there and not from what the coordinator tells its watchers, of which who comes
-# late, or connects again after a coordinator's death, has only the newest lines.
+# The summary figures of a run come from this file, not from the coordinator's stream: an observer that connects late,
+# or again after a coordinator's death, gets only the newest lines.
 
 
 class Written:
-    """Attributes: course: what the lines so far say. checkpoints: the place of the run's."""
+    """The contents of a run's metrics.jsonl so far.
+
+    Attributes:
+        course: the state of the run, from the lines so far.
+        checkpoints: the folder or URL of the run's checkpoints.
+    """
 
     def __init__(self, folder: Path, prices: Prices, checkpoints: str = "") -> None:
-        """`checkpoints`: where the run's are, "" for its folder."""
+        """`checkpoints` is the folder or URL of the run's checkpoints; "" means its run folder."""
         self.course = Course()
         self._run = folder.resolve().name
         self._prices = prices
@@ -255,7 +260,7 @@ class Written:
         self._tail = Tail(folder / METRICS)
 
     def read_on(self) -> bool:
-        """A part of what is new; whether there may be more. What can't be read is not there."""
+        """Reads some of the new lines. Returns True if there may be more. A file that can't be read counts as empty."""
         try:
             lines = self._tail.lines()
         except (OSError, FarandoleError):
@@ -265,30 +270,30 @@ class Written:
         return bool(lines)
 
     def account(self) -> Account | None:
-        """None where nothing has been read."""
+        """Returns the account of the run, or None if no line was read yet."""
         return None if self.course.began is None else self.course.account.account(self._run, self._prices)
 
 
 # --- follow -----------------------------------------------------------------------------------------------------------
 #
-# New lines of the workers' log files, as they come, as far as anybody can read them.
+# Follows the workers' log files and returns their new lines, at a rate that people can read.
 #
-# Whole lines only: what has no newline yet waits, until `flush`. Of what a progress bar overwrites (carriage returns)
-# the last state counts. Reading never fails on what a process writes: undecodable bytes are replaced.
+# Only complete lines are returned; text without a newline waits until `flush`. Of a line that a progress bar overwrites
+# (carriage returns) only the last state is shown. Undecodable bytes are replaced, so reading never fails on content.
 #
-# It never falls behind. Each look goes to the end of every file: of what is more than `READ_BYTES` the lines are
-# counted (up to `COUNT_BYTES`), and not kept; of what is left `text.py` says what is shown. A line of any length
-# takes `LONGEST` characters at most.
+# Reading never falls behind. Each call reads to the end of every file. If a file has more than `READ_BYTES` new bytes,
+# the lines before the last `READ_BYTES` are only counted (up to `COUNT_BYTES`). `Flow` in `text.py` selects the lines
+# that are shown from the rest. At most `LONGEST` characters of a line are kept.
 
-READ_BYTES = 1024 * 1024  # of one file in a look
+READ_BYTES = 1024 * 1024  # per file and call
 COUNT_BYTES = 32 * READ_BYTES
-LONGEST = 10_000  # characters
-_KEPT = 4 * LONGEST + 4  # bytes of a line: a character takes 4 at most, and one too many is told
+LONGEST = 10_000  # characters of a line
+_KEPT = 4 * LONGEST + 4  # bytes of a line: 4 per character at most, and one character more to detect a longer line
 _ASIDE = ASIDE.encode()
 
 
 class _Log:
-    """One file. `passed` and `unread`: lines and bytes that the newest look has left out."""
+    """One log file. `passed` and `unread`: lines and bytes that the last `look` skipped."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
@@ -299,13 +304,13 @@ class _Log:
         self.passed = self.unread = 0
 
     def look(self) -> None:
-        """Everything to the end of now."""
+        """Reads to the present end of the file."""
         self.passed, self.unread = 0, 0
         behind = os.fstat(self.file.fileno()).st_size - self.file.tell() - READ_BYTES
         if behind > 0:
             self._pass_over(behind)
         *whole, rest = (self.rest + (self.file.read(READ_BYTES) or b"")).split(b"\n")
-        if behind > 0 and whole:  # the end of a line whose beginning is gone
+        if behind > 0 and whole:  # the end of a line whose beginning was skipped
             self.passed += 1
             del whole[0]
         self.rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :][:_KEPT]
@@ -322,14 +327,17 @@ class _Log:
 
 
 class Follower:
-    """`with Follower(folder) as follower`; then ask for `lines()` from time to time. What is there already is old."""
+    """Follows the log files in a folder. Use it as a context manager, and call `lines()` periodically.
+
+    Lines that exist at construction are not returned.
+    """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
         self._logs: dict[Path, _Log] = {}
         for path in folder.glob("*.log"):
-            with contextlib.suppress(OSError):  # no file: it is tried again
+            with contextlib.suppress(OSError):  # not a file: the next call tries again
                 self._logs[path] = _Log(path)
                 self._logs[path].file.seek(0, os.SEEK_END)
 
@@ -341,14 +349,15 @@ class Follower:
             log.file.close()
 
     def lines(self) -> list[tuple[str, str]]:
-        """New (name, line) pairs, in order within each file; the name is the file's without `.log`, "" for a word of
-        ours on what is not shown.
+        """Returns new (name, line) pairs, in order within each file.
+
+        The name is the file's without `.log`, or "" for a note on lines that are not shown.
         """
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._logs:
                 try:
                     self._logs[path] = _Log(path)
-                except OSError:  # removed at this moment, or there are no descriptors: it is tried again
+                except OSError:  # just removed, or no free descriptor: the next call tries again
                     continue
         logs = [self._logs[path] for path in sorted(self._logs)]
         for log in logs:
@@ -356,13 +365,13 @@ class Follower:
         part, now = 1 / max(1, sum(bool(log.lines) for log in logs)), self._clock()
         found: list[tuple[str, str]] = []
         for log in logs:
-            first, word, then = log.flow.take(log.lines, now, part=part, passed=log.passed, unread=log.unread)
+            first, note, then = log.flow.take(log.lines, now, part=part, passed=log.passed, unread=log.unread)
             log.lines = []
-            found += _pairs(log.name, first, word, then)
+            found += _pairs(log.name, first, note, then)
         return found
 
     def flush(self) -> list[tuple[str, str]]:
-        """All that is left, the unfinished last lines too: the writers have ended."""
+        """Returns all remaining lines, also unfinished ones. Call it when the writers have ended."""
         found = self.lines()
         for log in self._logs.values():
             found += _pairs(log.name, (), *log.flow.end())
@@ -371,9 +380,9 @@ class Follower:
         return found
 
 
-def _pairs(name: str, first: Sequence[bytes], word: str, then: Sequence[bytes]) -> list[tuple[str, str]]:
-    said = [("", word)] if word else []
-    return [*((name, _shown(line)) for line in first), *said, *((name, _shown(line)) for line in then)]
+def _pairs(name: str, first: Sequence[bytes], note: str, then: Sequence[bytes]) -> list[tuple[str, str]]:
+    notes = [("", note)] if note else []
+    return [*((name, _shown(line)) for line in first), *notes, *((name, _shown(line)) for line in then)]
 
 
 def _shown(line: bytes) -> str:
@@ -383,27 +392,27 @@ def _shown(line: bytes) -> str:
 
 # --- live -------------------------------------------------------------------------------------------------------------
 #
-# A live run on a display: its events and steps, from one coordinator after the other, what its workers print, and the
-# figures that sum it up.
+# Shows a live run on a display: its events and steps, across coordinator restarts, the output of its workers, and
+# summary figures.
 
-WRITTEN_S = 2.0  # for the end to be written down
-WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
-GONE_S = 5.0  # without a coordinator, for a run whose folder nobody holds to be given up
-RELAY_S = 0.1  # how often the workers' log files are looked at
-TICK_S = 1.0  # how often the display is looked after when nothing happens
-FIGURES_S = 5.0  # how often what is written down is summed up,
-FIGURES_PART = 0.02  # and for what part of the time at most
+WRITTEN_S = 2.0  # for the `over` event to be written
+WATCH_S = 0.2  # between two attempts to reach a coordinator that does not answer
+GONE_S = 5.0  # without a coordinator and without a lock on the folder, until the run counts as killed
+RELAY_S = 0.1  # between two reads of the workers' log files
+TICK_S = 1.0  # between two refreshes of the display when nothing happens
+FIGURES_S = 5.0  # least time between two summaries of metrics.jsonl,
+FIGURES_PART = 0.02  # and the largest part of the time that they may take
 
 
 async def show_lines(
     ticket: Ticket, display: Display, seen: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
     gone_s: float = GONE_S,
 ) -> None:  # fmt: skip
-    """Events and steps until the run is over; what was shown before is left out. `seen` is called with each line.
+    """Shows events and steps until the run is over, each line once. `seen` is called with each line.
 
     Raises:
-        CoordinatorUnreachable: nobody has been there for `gone_s`, and no `farandole run` holds the run's folder, as
-            `held` says: it was killed.
+        CoordinatorUnreachable: the run was killed: no coordinator has answered for `gone_s`, and `held` returns False,
+            which means that no `farandole run` holds the run's folder.
     """
     newest, since = 0.0, time.monotonic()
     while True:
@@ -428,7 +437,7 @@ async def show_lines(
 
 
 async def show_output(folder: Path, display: Display, ended: asyncio.Event) -> None:
-    """The workers' output, from the log files in the run's folder; the rest of it once they have `ended`."""
+    """Shows the workers' output from the log files in the run's folder. Shows the rest once `ended` is set."""
     with Follower(folder / LOGS) as follower:
         while not ended.is_set():
             display.outputs(follower.lines())
@@ -437,7 +446,7 @@ async def show_output(folder: Path, display: Display, ended: asyncio.Event) -> N
 
 
 async def keep_figures(written: Written, display: Display) -> None:
-    """For ever: what a run has cost so far, and what changes while nothing happens."""
+    """Updates the account of the run, and refreshes the display. Never returns."""
     due = 0.0
     while True:
         if (began := time.monotonic()) >= due:
@@ -450,7 +459,7 @@ async def keep_figures(written: Written, display: Display) -> None:
 
 
 async def sum_up(written: Written, display: Display, over: OverEvent | None) -> None:
-    """The run is over, or killed: what came of it. Its last lines may still be on their way to the file."""
+    """Shows the summary of a run that is over or was killed. Waits up to `WRITTEN_S` for its last lines."""
     until = time.monotonic() + WRITTEN_S
     await _catch_up(written)
     while over is not None and written.course.past.code is None and time.monotonic() < until:
@@ -462,21 +471,21 @@ async def sum_up(written: Written, display: Display, over: OverEvent | None) -> 
 
 
 async def _catch_up(written: Written) -> None:
-    """A part at a time, so that others get their turn."""
+    """Reads all new lines, in parts, so that other tasks can run in between."""
     while written.read_on():
         await asyncio.sleep(0)
 
 
 # --- top --------------------------------------------------------------------------------------------------------------
 #
-# The pictures of `farandole top`: a run as it stands, and several in a line each. Values in, something that rich
-# prints out; what is not known is not shown.
+# The screens of `farandole top`: one run in detail, or several runs with one line each. They take values and return a
+# rich renderable. Unknown values are not shown.
 
-EVENTS = 12  # shown
+EVENTS = 12  # events on the screen
 
 
 class Recent(Display):
-    """The newest of what a run has said."""
+    """A display that only stores the newest events and steps of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -496,16 +505,16 @@ class Recent(Display):
         return
 
 
-def picture(status: Status, recent: Recent, word: str = "") -> Group:
-    """One run. `word`: what is to be said of the picture itself."""
+def picture(status: Status, recent: Recent, note: str = "") -> Group:
+    """Returns the screen of one run. `note`: a message about the screen itself."""
     head = Table.grid(padding=(0, 2))
     head.add_row(_text(status.run, "bold"), _text(_state(status)), _text(_view(status)))
     parts: list[Text | Table] = [head, gauges.progress(status.step, status.total, status.epoch, recent.steps)]
     last = recent.steps[-1] if recent.steps else None
     lines = gauges.training(last, status.loss, status.samples_per_s), gauges.cost(status.account)
     parts += [Text(line) for line in lines if line]
-    if word:
-        parts.append(_text(word, "bold"))
+    if note:
+        parts.append(_text(note, "bold"))
     if status.workers:
         parts += [Text(), workers_table(status)]
     if recent.events:
@@ -514,7 +523,7 @@ def picture(status: Status, recent: Recent, word: str = "") -> Group:
 
 
 def list_picture(runs: Mapping[str, Status | None]) -> Table:
-    """Several runs, by the names of their folders; None: it does not answer just now."""
+    """Returns a table of several runs, by the names of their folders. A status of None means: no answer now."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("run", "state", "step", "epoch", "workers", "samples/s", "loss"):
         table.add_column(title, justify="left" if title in ("run", "state") else "right")
@@ -539,8 +548,8 @@ def list_picture(runs: Mapping[str, Status | None]) -> Table:
 
 def _state(status: Status) -> str:
     if status.stalled is not None:
-        who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
-        return f"stalled for {status.stalled.seconds:.0f} s{who}"
+        peers = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
+        return f"stalled for {status.stalled.seconds:.0f} s{peers}"
     return f"{status.state}: {status.reason}" if status.reason else status.state
 
 
@@ -549,11 +558,11 @@ def _view(status: Status) -> str:
     going = [worker.id for worker in status.workers if worker.state == "leaving"]
     parts = [
         gauges.workers(status.view.size, status.wanted, coming, going),
-        "" if status.unpromised is None else f"bits {not_promised(status.unpromised)}",
+        "" if status.unpromised is None else f"results {not_promised(status.unpromised)}",
     ]
     return ", ".join(part for part in parts if part)
 
 
 def _text(value: str, style: str = "") -> Text:
-    """Shown as it is, whoever has said it."""
+    """Returns plain text: no markup, no control characters."""
     return Text(one_line(value), style=style)

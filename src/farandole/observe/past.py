@@ -1,8 +1,8 @@
-"""What `farandole status` tells of a run that is over, from the lines of its metrics.jsonl.
+"""The outcome of a run that is over, from the lines of its metrics.jsonl; `farandole status` shows it. Pure.
 
-Pure: whole lines in, a value out. A folder may hold several sessions of a run, one after the other; what counts is
-the newest that has trained. One without an `over` event was cut off: nobody was left to write it. Of a million
-steps' lines only the newest one that is whole is looked at.
+A folder may hold several sessions of a run, one after the other. The newest session that has trained counts. A session
+without an `over` event was cut off: all its processes were killed. Of the lines of steps only the newest undamaged one
+is parsed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from farandole.observe.text import not_promised
 from farandole.protocol import events
 from farandole.protocol.metrics import Line, StepLine, parse_line
 
-_EVENT = b'{"event":'  # how such a line begins
-_KEPT = 100  # steps' lines, of which the newest that is not damaged counts
+_EVENT = b'{"event":'  # beginning of the line of an event
+_KEPT = 100  # lines of steps; the newest undamaged one counts
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome`: finished, stopped, failed, or cut off; then there is no exit `code`.
+    """The outcome of a run.
 
-    `steps` are those taken, of `total`. `bits`: since when they are not promised, "" where they are. `fingerprint` is
-    that of the final state, "" where there is none or the states differ. `checkpoint` is the newest one's path,
-    `finite` whether its state is. `incomplete`: a word on later ones that were not written to their end. `damaged`
-    lines are passed over.
+    Attributes:
+        outcome: finished, stopped, failed, or cut off. A run that was cut off has no exit `code`.
+        steps: number of steps taken, of `total`.
+        bits: the step after which results are not reproducible, as text; "" if all are.
+        fingerprint: fingerprint of the final state; "" if there is none or the workers' states differ.
+        checkpoint: path of the newest checkpoint. `finite`: True if its state is finite.
+        incomplete: a note on later checkpoints that were not written completely.
+        damaged: number of lines that were skipped.
     """
 
     run: str
@@ -47,7 +51,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def past(run: str, lines: Iterable[bytes]) -> Past:
-    """`lines` are the whole lines of metrics.jsonl, oldest first."""
+    """Returns the outcome of a run. `lines` are the complete lines of metrics.jsonl, oldest first."""
     found, damaged, steps = Past(run=run), 0, deque[bytes](maxlen=_KEPT)
     for line in lines:
         if not line.startswith(_EVENT):
@@ -58,7 +62,9 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
         if event is None:
             damaged += 1
             continue
-        if isinstance(event, events.ResumedEvent) and event.path:  # what is read below may be of steps not taken again
+        if (
+            isinstance(event, events.ResumedEvent) and event.path
+        ):  # the lines so far may be of steps that are not repeated
             steps.clear()
             found = msgspec.structs.replace(found, steps=event.step)
         found = after(found, event)
@@ -72,16 +78,16 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
 
 
 def goes_on(found: Past) -> Past:
-    """A new session: how the one before ended does not count any more."""
+    """Returns the state at the start of a new session, without the end of the previous one."""
     return Past(run=found.run, steps=found.steps, bits=found.bits, checkpoint=found.checkpoint, finite=found.finite)
 
 
 def after(found: Past, line: Line) -> Past:
-    """What the next line makes of it; those of steps go to `with_step`."""
+    """Returns the state after an event. `with_step` handles the lines of steps."""
     match line:
         case events.ViewEvent() | events.ResumedEvent() if found.code is not None or found.fingerprint:
             return goes_on(found)
-        case events.RunStartedEvent():  # it may find that nothing is left to train: what is there stays
+        case events.RunStartedEvent():  # the run may have nothing left to train, so the steps and checkpoint stay
             unknown = Past(run=found.run)
             return msgspec.structs.replace(found, outcome=unknown.outcome, code=None, reason=unknown.reason)
         case events.FinishedEvent():

@@ -1,4 +1,4 @@
-"""`farandole report`: a run, or several side by side, as one page of HTML that asks for nothing, from their lines."""
+"""`farandole report`: one or several runs as one self-contained HTML page, from their lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from farandole.protocol.messages import Checkpoints
 
 # --- html -------------------------------------------------------------------------------------------------------------
 #
-# The page, put together of its files: markup, styles, and scripts (uPlot among them).
+# The page, assembled from its files: markup, styles, and scripts (including uPlot).
 
 FILES = Path(__file__).parent / "page"
 STYLES = ("uPlot.min.css", "page.css")
@@ -39,20 +39,20 @@ FROZEN = (*PICTURES, "frozen.js", "page.js")
 
 @cache
 def part(name: str) -> str:
-    """One of the page's files."""
+    """Returns one file of the page."""
     return (FILES / name).read_text(encoding="utf-8")
 
 
 def live() -> str:
-    """The dashboard's page, which asks for its parts by their names."""
+    """Returns the dashboard's page, which loads its parts by name."""
     styles = "".join(f'<link rel="stylesheet" href="{name}">\n' for name in STYLES)
     return _page(styles, "".join(f'<script src="{name}"></script>\n' for name in LIVE))
 
 
 def frozen(content: str) -> str:
-    """A page with everything in it, that asks for nothing. `content`: JSON, a list of {"tick", "about"}.
+    """Returns a self-contained page. `content`: JSON, a list of {"tick", "about"}.
 
-    No script but its own is executed, whatever the content holds, and no address is asked: its policy says so.
+    Its content security policy allows only its own scripts, whatever the content holds, and no network access.
     """
     styles = [part(name) for name in STYLES]
     scripts = [part(name) for name in FROZEN]
@@ -78,14 +78,14 @@ def _hash(text: str) -> str:
 
 
 class RunContent(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, whole."""
+    """The complete content of one run."""
 
     tick: Tick
     about: About
 
 
 def report(runs: list[RunContent]) -> str:
-    """The page. The first one's figures stand at its top."""
+    """Returns the page of the runs. The figures of the first run are at its top."""
     return frozen(msgspec.json.encode(runs).decode())
 
 
@@ -97,7 +97,7 @@ def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> RunC
     """
     story = read(Tail(folder / METRICS), Story())
     if story.began is None:
-        raise UsageError(f"{folder}: it has no {METRICS} yet, so there is nothing to tell of it")
+        raise UsageError(f"{folder}: it has no {METRICS} yet, so there is nothing to show")
     settings = settings_of(folder)
     name = folder.resolve().name
     paid = bill(story.account.account(name, prices or prices_in(settings)), story)
@@ -105,7 +105,7 @@ def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> RunC
 
 
 def read(tail: Tail, story: Story) -> Story:
-    """All lines that are there."""
+    """Reads all present lines."""
     while lines := tail.lines():
         for line in lines:
             story.take(line)
@@ -131,7 +131,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def checkpoints_in(folder: Path, settings: dict[str, Any]) -> str:
-    """Where those of the run in `folder` are."""
+    """Returns the place of the checkpoints of the run in `folder`."""
     try:
         return msgspec.convert(settings.get("checkpoints", {}), Checkpoints).url or str(folder / CHECKPOINTS)
     except msgspec.MsgspecError:
@@ -139,7 +139,7 @@ def checkpoints_in(folder: Path, settings: dict[str, Any]) -> str:
 
 
 def prices_in(settings: dict[str, Any]) -> Prices:
-    """Those that the run was started with; none where they are another version's."""
+    """Returns the prices that the run was started with; none if they are in the format of another version."""
     try:
         return msgspec.convert(settings.get("prices", {}), Prices)
     except (UsageError, msgspec.MsgspecError):

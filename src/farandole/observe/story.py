@@ -1,11 +1,11 @@
-"""A run as its lines tell it: what the dashboard and the report draw.
+"""The timeline of a run from its lines: the content of the dashboard and the report.
 
-`take` the whole lines of metrics.jsonl, oldest first, whenever there are some: it is the same for a run that is on,
-over, killed, resumed or rehearsed. Steps that are taken again, after `resumed` or a lost state, replace those before. A
-line that is damaged, or of a kind that this version does not know, is passed over and counted. A clock that jumps
-shifts what is drawn by time, and no order: that is the lines'.
+Call `take` with the complete lines of metrics.jsonl, oldest first, whenever there are new ones. This works alike for a
+run that is live, over, killed, resumed or rehearsed. Steps that are repeated, after `resumed` or a lost state, replace
+the earlier ones. A line that is damaged, or of a kind unknown to this version, is skipped and counted. A clock that
+jumps shifts points on a time axis, but never changes the order, which is that of the lines.
 
-Left out: what the coordinator knows and does not write down (speeds, who is stalled), which `Status` has.
+Left out: facts that the coordinator does not write (speeds, stalled workers); `Status` has them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from farandole.protocol.values import CLASSES, MEANING
 
 # --- series -----------------------------------------------------------------------------------------------------------
 #
-# One number of a run by step, as a picture needs it: of a million steps `POINTS` at most, and no spike is lost.
+# One number of a run by step, reduced for a chart: at most `POINTS` points for a million steps, and no spike is lost.
 #
 # The values are cut into buckets of `width` neighbours. Of each bucket its least and its greatest value are shown, each
 # at its own step; when there are more than `BUCKETS`, two become one and `width` doubles. So what is drawn has the
-# envelope of all values, whatever their number (min-max decimation). What is not a number is passed over; a bucket of
+# envelope of all values, whatever their number (min-max decimation). A NaN is skipped; a bucket of
 # nothing else is a gap.
 #
 # A picture that is drawn already is brought up to date by a `Patch`: from which point on it changes, and what follows.
@@ -59,7 +59,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageState(msgspec.Struct, kw_only=True):
-    """How far somebody's picture is: it has `count` values in buckets of `width`, and knows of `cuts`."""
+    """The state of a page's chart: it has `count` values in buckets of `width`, and has applied `cuts`."""
 
     count: int = 0
     width: int = 1
@@ -67,7 +67,7 @@ class PageState(msgspec.Struct, kw_only=True):
 
 
 class Series:
-    """`put` values in the order of their steps: one of a step that has been is taken again, and so are all after it."""
+    """A decimated series. Call `put` in the order of steps; a repeated step replaces its value and all later ones."""
 
     def __init__(self) -> None:
         self._steps = array("q")
@@ -82,7 +82,7 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """The newest value, None where there is none or it is not a number."""
+        """Returns the newest value; None if there is none or it is NaN."""
         return self._shown(len(self) - 1) if self._values else None
 
     def put(self, step: int, value: float) -> None:
@@ -95,7 +95,7 @@ class Series:
             self._double()
 
     def cut(self, step: int) -> None:
-        """Values of `step` and of later ones do not count any more."""
+        """Drops the values of `step` and later steps."""
         left = bisect_left(self._steps, step)
         if left == len(self):
             return
@@ -107,7 +107,7 @@ class Series:
         self._cuts.append(left)
 
     def patch(self, seen: PageState) -> Patch | None:
-        """What a picture lacks that is as far as `seen` says, None: nothing. Then `seen` says how far it is."""
+        """Returns the points that a chart in the state `seen` lacks, None if none, and updates `seen`."""
         known = min([seen.count, *self._cuts[seen.cuts :]])
         if known == len(self) == seen.count and seen.width == self._width:
             seen.cuts = len(self._cuts)
@@ -127,7 +127,7 @@ class Series:
         return value if math.isfinite(value) else None
 
     def _count(self, index: int) -> None:
-        """The value at `index`, the newest, in its bucket."""
+        """Adds the value at `index`, the newest one, to its bucket."""
         if index % self._width == 0:
             self._least.append(index)
             self._greatest.append(index)
@@ -136,7 +136,7 @@ class Series:
         self._greatest[-1] = self._extreme(self._greatest[-1], index, least=False)
 
     def _extreme(self, one: int, other: int, *, least: bool) -> int:
-        """Which of two values, by where they are; of equal ones the first."""
+        """Returns the index of the smaller (not `least`: greater) of two values; the first if they are equal."""
         a, b = self._values[one], self._values[other]
         if not math.isfinite(b):
             return one
@@ -158,17 +158,17 @@ class Series:
 
 # --- stays ------------------------------------------------------------------------------------------------------------
 #
-# Who was there, from when to when, and why each came and went: from events alone.
+# The span of each worker: its start, its end, and the reasons, from events alone.
 #
-# A stay is one worker process: it starts, it is in the views from one moment on, it is gone. What ends it counts in
-# the order in which it is said: that it is lost comes before what its process died of. A worker of which nothing says
-# that it went, since everything was killed, ends with the last line before the run was on again.
+# A span is one worker process: it starts, enters the views at some time, and ends. The first event that ends it counts:
+# the event that a worker is lost comes before the cause of death of its process. If no event ends a worker, because all
+# processes were killed, its span ends with the last line before the next start of the run.
 
 How = Literal["", "left", "lost", "failed", "end"]
 
 
 class WorkerSpan(msgspec.Struct, kw_only=True):
-    """Unix times in seconds. `entered`: in a view since then, None: never. `gone` None: it is there.
+    """The span of one worker process, in Unix times. `entered`: None if never in a view. `gone`: None if present.
 
     `how` it went: it left gracefully, was lost without notice, could not start or was not let in, or the run ended.
     `notice`: it knows since then that it has to go.
@@ -186,7 +186,7 @@ class WorkerSpan(msgspec.Struct, kw_only=True):
 
 
 class Stays:
-    """`take` every event, oldest first.
+    """The spans of all workers of a run. Call `take` with every event, oldest first.
 
     Attributes:
         all: in the order in which they came.
@@ -244,18 +244,18 @@ class Stays:
             self.at(time)
 
     def at(self, time: float) -> None:
-        """The run was on then."""
+        """Records that the run was alive at `time`."""
         self._last = time
 
     def _cut_off(self, workers: tuple[str, ...]) -> None:
-        """The run is on again: they are gone, although nothing has said so."""
+        """Ends the spans of workers at a new start of the run, since no event reported their end."""
         for worker in workers:
-            self._gone(worker, "lost", "nothing says what became of it: the run was cut off", self._last)
+            self._gone(worker, "lost", "its end was not recorded: the run was cut off", self._last)
         self.members = ()
 
     def _came(self, worker: str, host: str, time: float) -> None:
         if worker in self._there:  # of an earlier session
-            self._gone(worker, "lost", "another one of its name has come", self._last)
+            self._gone(worker, "lost", "another worker with its name has started", self._last)
         self._there[worker] = len(self.all)
         self.all.append(WorkerSpan(worker=worker, host=host, came=time))
         self.changes.append(len(self.all) - 1)
@@ -301,7 +301,7 @@ EVENTS = 5_000  # kept, the newest
 
 
 class Happened:
-    """An event in words. `number` counts all of them."""
+    """An event as a sentence. `number` counts all events."""
 
     def __init__(self, number: int, event: events.Event) -> None:
         self.number, self.time, self.kind = number, event.time, events.name_of(event)
@@ -394,7 +394,7 @@ class Story(RunReader):
                 pass
 
     def _again(self, step: int) -> None:
-        """From now on the state is that of `step`."""
+        """Drops `step` and later steps: the run continues from the state of `step`."""
         for series in self.series.values():
             series.cut(step)
         self.recent.clear()
@@ -403,13 +403,13 @@ class Story(RunReader):
 
 # --- facts ------------------------------------------------------------------------------------------------------------
 #
-# What stands above the pictures: the run in words and numbers, and what it has cost. Pure.
+# The head of the page: the state, numbers and cost of the run. Pure.
 #
-# What is not known is None, or not there; never 0.
+# An unknown value is None or left out, never 0.
 
 
 class LastDeparture(msgspec.Struct, frozen=True, kw_only=True):
-    """Who went last, when (Unix time), how and why."""
+    """The last worker that left: when (Unix time), how and why."""
 
     worker: str
     host: str
@@ -474,7 +474,7 @@ class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
-    """`status`: what the coordinator says just now, None where it says nothing. `live`: the run is on."""
+    """Returns the head of a page. `status`: from the coordinator, None without an answer. `live`: the run is alive."""
     last = story.last
     gone = story.stays.last_gone
     learning = {} if last is None else {"learning_rate": last.learning_rate, "factor": last.factor}
@@ -525,22 +525,22 @@ def _state(story: Story, status: Status | None, *, live: bool) -> dict[str, str]
         failed = "failed" if story.over.code == 1 else "finished" if story.finished else "stopped"
         return {"state": failed, "word": f"{story.over.reason} (exit code {story.over.code})"}
     if live:
-        return {"state": "no answer", "word": "a run trains on without its coordinator"}
+        return {"state": "no answer", "word": "a run continues without its coordinator"}
     return {"state": "cut off", "word": "nothing records its end: its processes were killed"}
 
 
 # --- about ------------------------------------------------------------------------------------------------------------
 #
-# What a run ran on and as what, in pairs of words: its settings, versions, numerics, hosts. Pure.
+# Settings, versions, numerics and hosts of a run, as pairs of texts. Pure.
 #
-# Of another version's settings those are told that this one knows. What is not known is left out.
+# Of the settings of another version, only those known to this version are shown. Unknown values are left out.
 
 About = list[tuple[str, str]]
 HOSTS = 12  # named
 
 
 def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
-    """`settings`: what settings.json holds, or nothing; `version`: of farandole, that tells."""
+    """Returns the pairs. `settings`: content of settings.json, may be empty; `version`: version of farandole."""
     facts = story.numerics.facts if story.numerics else {}
     found: dict[str, Any] = {
         "command": shlex.join(map(str, settings.get("command") or ())),
@@ -575,7 +575,7 @@ def _bits(settings: Mapping[str, Any], story: Story) -> str:
 
 
 def _fingerprint(facts: Mapping[str, str]) -> str:
-    """Of all operations at once: equal where each is."""
+    """Returns one digest of all operations; it is equal if each operation is."""
     operations = sorted((name, value) for name, value in facts.items() if name.startswith(OPERATION))
     if not operations:
         return ""
@@ -594,10 +594,10 @@ def _at(seconds: float | None) -> str:
 
 # --- telling ----------------------------------------------------------------------------------------------------------
 #
-# A run to a page, piece by piece: the first `Tick` has everything, each one after it what is new. Pure.
+# The stream of updates for a page: the first `Tick` has everything, each later one only the changes. Pure.
 #
-# One `Telling` stands for one page that is open. It remembers how far that is, so that nothing is said twice; what has
-# not changed is None, or empty.
+# One `Telling` is the stream of one open page. It stores what the page has, so that nothing is sent twice; a field
+# that has not changed is None or empty.
 
 EVENTS_AT_ONCE = 500  # at once
 Event = tuple[int, float, str, str]  # number, Unix time, kind, words
@@ -622,7 +622,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telling:
-    """Of `story`, the run named `run`, to one page."""
+    """The stream of updates of the run `run`, with the timeline `story`, to one page."""
 
     def __init__(self, run: str, story: Story, events: int = EVENTS_AT_ONCE) -> None:
         self._run, self._story, self._most = run, story, events
@@ -633,7 +633,7 @@ class Telling:
         self._workers: dict[str, Row] = {}
 
     def tick(self, now: float, status: Status | None = None, paid: CostSummary | None = None, *, live: bool) -> Tick:
-        """`paid`: the bill, where it is another one than before."""
+        """Returns the next update. `paid`: the cost summary if it has changed."""
         story = self._story
         changed = sorted(set(story.stays.changes[self._stays :]))
         self._stays = len(story.stays.changes)
@@ -680,7 +680,7 @@ class Telling:
         return self._unfinite
 
     def _rows(self, status: Status | None, *, live: bool) -> dict[str, Row | None]:
-        """Without the coordinator's word they stay as they were, while the run is on."""
+        """Returns the changed rows. Without a status they stay as they are while the run is live."""
         if status is None and live:
             return {}
         rows: dict[str, Row] = {
@@ -694,5 +694,5 @@ class Telling:
 
 
 def first(run: str, story: Story, now: float, *, account: CostSummary, live: bool) -> Tick:
-    """Everything at once, for a page that will hear no more."""
+    """Returns one complete update, for a page that gets no further ones."""
     return Telling(run, story, events=len(story.happened)).tick(now, paid=account, live=live)

@@ -1,7 +1,7 @@
-"""What `farandole run` says last: what came of the run, what it took and cost, and where the model is. Pure.
+"""The final summary of `farandole run`: outcome, time, cost and the place of the model; pauses and account table. Pure.
 
-What is not known is "unknown", or not there; never 0, and never a guess. Names and reasons come from others: whoever
-shows this filters it, as the display does.
+An unknown value is "unknown" or left out, never 0 and never a guess. Names and reasons come from other processes, so
+the code that prints them must remove control characters, as the display does.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from farandole.protocol.values import CLASSES, MEANING, StepTime
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
 #
-# How long training stood still at each change of the view, from a run's metrics.jsonl alone.
+# The pause of training at each view change, from a run's metrics.jsonl alone.
 #
-# Between two steps the last worker's metrics line carries the time at which the step ended. A change costs what the
-# longest gap between consecutive steps around it has beyond the run's median gap. Around it means: gaps that touch
-# the time from its first sign (the proposal of a planned change, the first loss of a crash) to the end of the second
-# step after the switch. First views are left out: before them nobody trains. Evaluations and `run.once`, what lies
-# between two starts of a run, or between the loss of the state and what follows, are no part of a gap between two
-# steps.
+# Each step's metrics line carries the time at which the step ended on the last worker. The pause of a change is the
+# longest gap between consecutive steps around the change, minus the run's median gap. "Around" means: gaps that overlap
+# the time from the first sign of the change (the proposal of a reconfiguration, the first lost worker of a crash) to
+# the end of the second step after the switch. First views are left out, since no worker trains before them. A gap
+# excludes evaluations, `run.once`, the time between two starts of a run, and the time after the state was lost.
 #
-# Of a million steps the times are kept, and no more; the median is that of `MEDIAN_OF` gaps at most, evenly chosen.
+# For a million steps only their times are stored. The median is taken over `MEDIAN_OF` gaps at most, evenly spaced.
 
 STEPS_AFTER = 2
 MEDIAN_OF = 10_000
@@ -47,8 +46,9 @@ MEDIAN_OF = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """`kind` is join, leave or crash (a join and a leave in one view count as join). Never negative. `words`: what
-    happened, as a sentence.
+    """The pause of one view change, never negative.
+
+    `kind` is join, leave or crash (a join and a leave in one view count as join). `words` describes the change.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Pause:
 
 @dataclass(kw_only=True)
 class _Change:
-    """`longest_s`: the gap around it, None where no step has been taken yet."""
+    """One view change. `longest_s`: the longest gap around it, None before the first step."""
 
     view: events.ViewEvent
     before: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Change:
 
 
 def pauses(lines: Iterable[Line]) -> list[Pause]:
-    """One for each change of a view in force, in order. `lines` are those of one run's metrics.jsonl."""
+    """Returns the pause of each view change, in order. `lines` are the lines of one run's metrics.jsonl."""
     found = Pauses()
     for line in lines:
         found.take(line)
@@ -79,19 +79,19 @@ def pauses(lines: Iterable[Line]) -> list[Pause]:
 
 
 class Pauses:
-    """`take` every line, oldest first, and ask for what is `found` at any time."""
+    """Computes pauses. Call `take` with every line, oldest first; `found` returns the pauses at any time."""
 
     def __init__(self) -> None:
-        self._begins = array("d")  # of gaps between a step and one that follows it, Unix times
+        self._begins = array("d")  # starts of the gaps between consecutive steps, Unix times
         self._ends = array("d")
-        self._steps = array("q")  # those that end with them
+        self._steps = array("q")  # the steps that end the gaps
         self._step, self._time = -1, 0.0
         self._changes: list[_Change] = []
         self._open: list[_Change] = []
         self._proposed: dict[int, float] = {}
         self._lost: float | None = None
         self._members: tuple[str, ...] = ()
-        self._ends_of: dict[str, str] = {}  # why workers that are gone are, the newest word
+        self._ends_of: dict[str, str] = {}  # the newest reason why a worker has left
 
     def take(self, line: Line) -> None:
         match line:
@@ -106,7 +106,7 @@ class Pauses:
             case events.RunStartedEvent() | events.OverEvent() | events.StateLostEvent():
                 self._members = ()
                 self._break()
-            case events.ResumedEvent():  # follows the first view
+            case events.ResumedEvent():  # a view follows the first one
                 self._break()
             case events.ViewEvent():
                 self._view(line)
@@ -114,7 +114,7 @@ class Pauses:
                 pass
 
     def found(self) -> list[Pause]:
-        """One for each change of a view in force around which steps were taken, in order."""
+        """Returns the pause of each view change that has steps around it, in order."""
         if not self._ends:
             return []
         every = 1 + len(self._ends) // MEDIAN_OF
@@ -130,40 +130,40 @@ class Pauses:
 
     def _words(self, change: _Change) -> str:
         view = change.view
-        came = [worker for worker in view.members if worker not in change.before]
-        gone = [worker for worker in change.before if worker not in view.members]
+        joined = [worker for worker in view.members if worker not in change.before]
+        left = [worker for worker in change.before if worker not in view.members]
         at = f"at step {view.step}"
-        stayed = f"{_count_workers(len(view.members) - len(came))} went on"
+        stayed = f"{_count_workers(len(view.members) - len(joined))} continued"
         if change.kind == "crash":
             again = view.outcome == "redo"
-            if not gone:
+            if not left:
                 return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if again else ''}"
-            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in gone)
-            part = f", recomputing {'its' if len(gone) == 1 else 'their'} part" if again else ""
+            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in left)
+            part = f", recomputing {'its' if len(left) == 1 else 'their'} part" if again else ""
             return f"{lost} {at}; {stayed}{part}"
-        said = [f"{_and(came)} joined" if came else "", f"{_and(gone)} left" if gone else ""]
-        if not came and not gone:
+        changes = [f"{_and(joined)} joined" if joined else "", f"{_and(left)} left" if left else ""]
+        if not joined and not left:
             return f"{view.cause} {at}"
-        reason = f" ({self._ends_of[gone[0]]})" if len(gone) == 1 and not came and gone[0] in self._ends_of else ""
-        then = f"{_count_workers(len(view.members))} since" if came else stayed
-        return f"{' and '.join(filter(None, said))} {at}{reason}; {then}"
+        reason = f" ({self._ends_of[left[0]]})" if len(left) == 1 and not joined and left[0] in self._ends_of else ""
+        then = f"{_count_workers(len(view.members))} since" if joined else stayed
+        return f"{' and '.join(filter(None, changes))} {at}{reason}; {then}"
 
     def _took(self, line: StepLine) -> None:
         before, self._step = self._step, line.step
         begin, self._time = self._time, line.time
-        if line.step > before >= 0:  # a run that starts over goes back
+        if line.step > before >= 0:  # the step goes back if the run restarts from a checkpoint
             self._begins.append(min(begin + line.evaluation_s + line.once_s, line.time))
             self._ends.append(line.time)
             self._steps.append(line.step)
             self._open = [change for change in self._open if not self._around(change, len(self._ends) - 1)]
 
     def _break(self) -> None:
-        """The next step does not follow the newest one: no gap lies between them, and no change is around both."""
+        """Records that the next step does not follow the newest one: no gap and no change spans them."""
         self._step = -1
         self._open.clear()
 
     def _around(self, change: _Change, gap: int) -> bool:
-        """Count that gap, if it is around the change. Whether it ends with the second step after the switch."""
+        """Counts a gap if it is around the change. Returns True if it ends with the second step after the switch."""
         end = self._ends[gap]
         if end <= change.since:
             return False
@@ -180,14 +180,16 @@ class Pauses:
                 since = self._proposed[view.view]
             change = _Change(view=view, before=self._members, kind=kind, since=since)
             self._changes.append(change)
-            had = range(bisect_right(self._ends, since), len(self._ends))  # lines of steps may come before an event's
+            had = range(
+                bisect_right(self._ends, since), len(self._ends)
+            )  # lines of steps may come before the line of an event
             if not any(self._around(change, gap) for gap in had):
                 self._open.append(change)
         self._members, self._lost = view.members, None
 
 
 def _ended(reason: str) -> str:
-    """What has become of a worker, as a predicate."""
+    """Returns a predicate for a worker that has ended, such as "was killed"."""
     if reason.startswith("killed"):
         return f"was {reason}" if reason != "killed by signal 9" else "was killed"
     return f"was lost ({reason})"
@@ -205,17 +207,17 @@ def _and(names: Iterable[str]) -> str:
 
 # --- lines ------------------------------------------------------------------------------------------------------------
 #
-# What everybody does who sums up a run from the lines of its metrics.jsonl. Pure.
+# The common base of the classes that summarize a run from the lines of its metrics.jsonl. Pure.
 
 
 class RunReader(ABC):
-    """`take` the whole lines, oldest first.
+    """Reads the lines of a run. Call `take` with the complete lines, oldest first.
 
     Attributes:
-        account, pauses: fed as this is.
-        began, ended: Unix times of the first and the newest line, None: there is none.
-        away_s: between them, in which the run was not on: from the last line of a start to the first of the next.
-        damaged: lines that were passed over.
+        account, pauses: they get the same lines.
+        began, ended: Unix times of the first and the newest line; None before the first line.
+        away_s: seconds in which the run was not alive: from the last line of a start to the first line of the next.
+        damaged: lines that were skipped.
     """
 
     def __init__(self) -> None:
@@ -228,14 +230,14 @@ class RunReader(ABC):
         self._over = False
 
     def take(self, raw: bytes) -> None:
-        """A whole line."""
+        """Reads one complete line."""
         self.account.take(raw)
         line = parse_line(raw)
         if line is None:
             self.damaged += 1
             return
         self.pauses.take(line)
-        if isinstance(line, LogLine):  # which has no time
+        if isinstance(line, LogLine):  # a log line has no time
             self._logged(line)
             return
         self.began = line.time if self.began is None else self.began
@@ -252,7 +254,7 @@ class RunReader(ABC):
 
     @abstractmethod
     def _on_again(self, ended: float) -> None:
-        """The run has been started once more; its start before ended then, Unix time."""
+        """Handles a new start of the run; the previous start ended at `ended`, Unix time."""
 
     @abstractmethod
     def _step(self, line: StepLine) -> None: ...
@@ -266,26 +268,28 @@ class RunReader(ABC):
 
 # --- course -----------------------------------------------------------------------------------------------------------
 #
-# What a run has come to, from its lines: what the summary at its end says. Pure.
+# The state of a run from its lines, for the summary at its end. Pure.
 #
-# `take` the whole lines of metrics.jsonl, oldest first: those of earlier sessions of a resumed run are part of it.
-# What is taken a second time, after `resumed` or a lost state, counts once, and how much that was is kept. Of a
-# million steps the numbers and sample counts are kept, and nothing else.
+# Call `take` with the complete lines of metrics.jsonl, oldest first, also those of earlier sessions. A step
+# that is repeated, after `resumed` or a lost state, counts once; the amount of repeated work is recorded. For a million
+# steps only their numbers and sample counts are stored.
 
 Save = events.SavedEvent | events.SavedElsewhereEvent | events.NotSavedEvent
-NAMES = 100  # given to `run.log`, the first ones
+NAMES = 100  # names of `run.log` that are stored, the first ones
 
 
 class Course(RunReader):
-    """Attributes, beside those of `Lines`:
-    past: how it stands.
-    resumed: it has been on before.
-    logged: the newest of what the script has logged as numbers.
-    again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
-    steps: that were taken, also those whose lines were still to come when the run ended.
-    lines_lost: of metrics, that are missing.
-    after: what followed the last step of a script that has run to its end, else None.
-    save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
+    """The state of a run so far.
+
+    Attributes, in addition to those of `RunReader`:
+        past: outcome of the run.
+        resumed: True if the run was started more than once.
+        logged: newest numbers that the script logged.
+        again: (steps, samples) that were repeated. lost: True if the state was lost and not replaced.
+        steps: number of steps, also those whose lines had not arrived when the run ended.
+        lines_lost: number of missing metrics lines.
+        after: times after the last step of a script that has finished, else None.
+        save: event of the last checkpoint, None if unknown. saved_step: step of the newest checkpoint.
     """
 
     def __init__(self) -> None:
@@ -297,7 +301,7 @@ class Course(RunReader):
         self.lost = False
         self.save: Save | None = None
         self.saved_step: int | None = None
-        self._left = 0  # steps that had been taken when everyone left
+        self._left = 0  # number of steps when all workers left
         self._steps = array("q")
         self._samples = array("q")
         self._times = {name: array("d") for name in StepTime.__struct_fields__}
@@ -310,17 +314,17 @@ class Course(RunReader):
 
     @property
     def samples(self) -> int | None:
-        """In steps that count; None where a step's line is missing."""
+        """Returns the number of samples in counted steps; None if a step's line is missing."""
         whole = bool(self._steps) and self._steps[0] == 0 and self._steps[-1] == len(self._steps) - 1
         return sum(self._samples) if whole else None
 
     @property
     def took(self) -> StepTime:
-        """All steps that count and whose lines are there."""
+        """Returns the sums over all counted steps whose lines exist."""
         return StepTime(**{name: sum(seconds) for name, seconds in self._times.items()})
 
     def throughput(self, seconds: float) -> float | None:
-        """Samples a second of these steps, if they had taken that long."""
+        """Returns the samples per second of the counted steps if they took `seconds`."""
         return sum(self._samples) / seconds if seconds > 0 else None
 
     def _on_again(self, ended: float) -> None:
@@ -342,7 +346,7 @@ class Course(RunReader):
     def _logged(self, line: LogLine) -> None:
         for name, value in line.fields.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
-                self.logged.pop(name, None)  # the newest is no number
+                self.logged.pop(name, None)  # the newest value is not a number
             elif name in self.logged or len(self.logged) < NAMES:
                 self.logged[name] = value
 
@@ -372,12 +376,12 @@ class Course(RunReader):
             case events.SavedEvent() | events.SavedElsewhereEvent() | events.NotSavedEvent():
                 self.save = event
                 if isinstance(event, events.SavedEvent) and event.whole:
-                    self.saved_step = None  # it is that of the end
+                    self.saved_step = None  # this checkpoint is the one at the end
             case _:
                 pass
 
     def _cut(self, step: int) -> None:
-        """Of `step` and later ones what was taken does not count any more."""
+        """Drops `step` and later steps from the counts."""
         if self._steps and step <= self._steps[-1]:
             at = bisect_left(self._steps, step)
             steps, samples = self.again
@@ -389,13 +393,13 @@ class Course(RunReader):
 
 # --- account table ----------------------------------------------------------------------------------------------------
 #
-# The account of a run as people read it. Pure: a value in, something that rich prints out.
+# The account of a run as a table. Pure: it takes a value and returns a rich renderable.
 
 UNKNOWN = "unknown"
 
 
 def account_table(account: Account, *, workers: bool = False) -> Group:
-    """In two parts: the run in a few lines, then a line for each class of time; and for each of the `workers`."""
+    """Returns a few lines about the run, a line for each class of time and, if `workers`, one for each worker."""
     parts = [_head(account)]
     if account.seconds is not None:
         parts += [Text(), _classes(account)]
@@ -409,14 +413,14 @@ def _head(account: Account) -> Table:
     hours = UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
     rows = [
         ("run", account.run),
-        ("as of", f"{at}, {'over' if account.over else 'nothing says that it is over'}"),
+        ("as of", f"{at}, {'over' if account.over else 'not recorded as over'}"),
         ("workers", f"{len(account.workers)}"),
         ("worker-hours", hours),
         ("goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"),
         ("dollars", dollars(account.cost)),
-        ("silent", f"{', '.join(account.silent)}: nothing is known of their time" if account.silent else ""),
-        ("damaged", f"{account.damaged} lines of metrics.jsonl are passed over" if account.damaged else ""),
-        ("doubtful", f"{account.doubtful} times that can't be are passed over" if account.doubtful else ""),
+        ("silent", f"{', '.join(account.silent)}: their time is unknown" if account.silent else ""),
+        ("damaged", f"{account.damaged} lines of metrics.jsonl were skipped" if account.damaged else ""),
+        ("doubtful", f"{account.doubtful} impossible times were skipped" if account.doubtful else ""),
     ]
     head = Table.grid(padding=(0, 2))
     for name, value in rows:
@@ -426,18 +430,18 @@ def _head(account: Account) -> Table:
 
 
 def priced(cost: Cost) -> bool:
-    """Whether anybody has said a price: without, nothing is said of dollars where nobody has asked."""
+    """Returns True if any price is known. If none is, output that the user did not request omits the cost."""
     return cost.dollars is not None or bool(cost.date) or cost.at_least > 0
 
 
 def dollars(cost: Cost) -> str:
-    """Or why they are not known."""
-    of = f", with prices of {cost.date}" if cost.date else ""
+    """Returns the cost in dollars as text, or why it is unknown."""
+    source = f", with prices of {cost.date}" if cost.date else ""
     if cost.dollars is not None:
-        return f"{cost.dollars:.4g}{of}"
+        return f"{cost.dollars:.4g}{source}"
     if len(cost.unknown) == len(cost.hosts):
-        return f"{UNKNOWN}: no price is known; name a file of prices with --prices"
-    return f"{UNKNOWN}: at least {cost.at_least:.4g}{of}, and the price of {', '.join(cost.unknown)} is not known"
+        return f"{UNKNOWN}: no price is known; give a price file with --prices"
+    return f"{UNKNOWN}: at least {cost.at_least:.4g}{source}; the price of {', '.join(cost.unknown)} is unknown"
 
 
 def _classes(account: Account) -> Table:
@@ -450,7 +454,7 @@ def _classes(account: Account) -> Table:
 
 
 def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
-    """In seconds."""
+    """Returns a table of each worker's time, in seconds."""
     there = [name for name in CLASSES if any(name in each.seconds for each in workers)]
     table = _table("worker", "host", "seconds", *there)
     for each in workers:
@@ -472,17 +476,19 @@ def _text(value: str) -> Text:
 
 # --- summary ----------------------------------------------------------------------------------------------------------
 
-PAUSES = 12  # shown, the longest
-LOGGED = 12  # names
-SHOWN_S = 0.001  # of time, at least
+PAUSES = 12  # the longest pauses are shown
+LOGGED = 12  # logged names that are shown
+SHOWN_S = 0.001  # shorter times are not shown
 APART = "evaluation, run.once and pauses"
 
 
 def summary(
     course: Course, account: Account | None, over: events.OverEvent | None = None, incomplete: str = ""
 ) -> list[str]:
-    """Lines of text. `over`: as the coordinator has told it, whatever has been written down. `incomplete`: a word on
-    checkpoints that were not written to their end.
+    """Returns the summary as lines of text.
+
+    `over`: the final event from the coordinator, used if the file lacks it. `incomplete`: a note on checkpoints that
+    were not written completely.
     """
     rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
     return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
@@ -490,7 +496,7 @@ def summary(
 
 def _rows(course: Course, account: Account | None, over: events.OverEvent | None) -> Iterator[tuple[str, str]]:
     past = course.past
-    if past.code is None and over is not None:  # the folder is gone, or its disk is full
+    if past.code is None and over is not None:  # the folder was deleted, or its disk is full
         yield "outcome", f"{over.reason} (exit code {over.code})"
         yield "figures", _until(course)
     else:
@@ -502,10 +508,10 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
         shown = [f"{name} {number(value)}" for name, value in course.logged.items()]
         yield "logged", ", ".join(shown[:LOGGED]) + (f" and {len(shown) - LOGGED} more" if shown[LOGGED:] else "")
     since_s = max(0.0, course.ended - course.began)
-    breaks = f"; {in_words(since_s)} since it first began" if course.resumed else ""
+    breaks = f"; {in_words(since_s)} since its first start" if course.resumed else ""
     yield "time", f"{in_words(max(0.0, since_s - course.away_s))}{breaks}"
     total = "" if past.total is None else f" of {past.total:,}"
-    missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not come
+    missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not arrive
     samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
     yield "steps", f"{course.steps:,}{total}{samples}"
     yield from _took(course)
@@ -517,13 +523,13 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
     yield from _changes(course.pauses.found())
     yield "model", _model(course)
     if course.lines_lost:
-        yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl, at least; its events say which"
+        yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl or more; its events name them"
     if course.damaged:
-        yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
+        yield "damaged", f"{course.damaged:,} lines of metrics.jsonl were skipped"
 
 
 def _took(course: Course) -> Iterator[tuple[str, str]]:
-    """The time of the steps that count, what of it was not training, and what followed them; and their throughput."""
+    """Yields the time of the counted steps, the part that was not training, the time after them, and the throughput."""
     took, after = course.took, course.after
     apart_s = took.evaluation_s + took.once_s + took.pause_s
     every, training = course.throughput(took.seconds), course.throughput(took.seconds - apart_s)
@@ -531,7 +537,7 @@ def _took(course: Course) -> Iterator[tuple[str, str]]:
         return
     apart = _times(("evaluation", took.evaluation_s), ("run.once", took.once_s), ("pauses", took.pause_s))
     saved_s = course.save.seconds if isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) else 0.0
-    rest = _times(("after the last one", after.seconds if after else 0.0), ("saving", saved_s))
+    rest = _times(("after the last step", after.seconds if after else 0.0), ("saving", saved_s))
     yield "steps took", ", ".join(filter(None, (_spent(took.seconds) + (f" ({apart})" if apart else ""), rest)))
     without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
     yield "throughput", f"{rate_words(every)} samples/s{without}"
@@ -548,31 +554,31 @@ def _spent(seconds: float) -> str:
 def _until(course: Course) -> str:
     if course.began is None:
         return f"{UNKNOWN}: metrics.jsonl can't be read"
-    return "metrics.jsonl ends before the run did; these are those up to there"
+    return "metrics.jsonl lacks the end of the run; the figures cover the part before"
 
 
 def _lost(course: Course) -> Iterator[tuple[str, str]]:
     steps, samples = course.again
     if course.lost:
-        yield "lost", "the state that the workers held; what came after the newest checkpoint is to be taken again"
+        yield "lost", "the state in the workers; the steps after the newest checkpoint must be repeated"
     elif steps:
         what = "1 step" if steps == 1 else f"{steps:,} steps"
-        yield "taken again", f"{what} with {samples:,} samples: the run went on from before them"
+        yield "taken again", f"{what} with {samples:,} samples: the run resumed from an earlier step"
     elif course.samples is not None and _kept(course):
         yield "samples lost", "0"
 
 
 def _kept(course: Course) -> bool:
-    """All that was trained is in what the run has come to."""
+    """Returns True if the final model contains all training of the run."""
     whole = isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) and course.save.whole
     return course.past.outcome == "finished" or whole
 
 
 def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
-    """The longest, in the order in which they were."""
+    """Yields the longest pauses, in the order in which they happened."""
     if not found:
         return
-    yield "view changes", f"{len(found)}, for which the training stood:"
+    yield "view changes", f"{len(found)}, with these pauses of training:"
     longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
     for pause in longest:
         yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
@@ -586,13 +592,13 @@ def _model(course: Course) -> str:
     newest = "" if course.past.finite else " (a state that is NOT FINITE)"
     newest = path and f"{path}{newest}"
     match save:
-        case events.SavedElsewhereEvent(host=host, path=there):
-            return f"not in the run's store, but on {host}: {there}"
-        case events.SavedEvent(path=there, whole=False):
-            older = f"; the newest of those is {newest}" if newest else ""
-            return f"{there}, which is no checkpoint to go on from{older}"
+        case events.SavedElsewhereEvent(host=host, path=place):
+            return f"not in the run's store, but on {host}: {place}"
+        case events.SavedEvent(path=place, whole=False):
+            older = f"; the newest checkpoint is {newest}" if newest else ""
+            return f"{place}, a partial state from which no run can resume{older}"
         case events.NotSavedEvent(reason=reason):
-            return f"{newest}; what came after it is not saved: {reason}" if newest else f"not saved: {reason}"
+            return f"{newest}; later steps are not saved: {reason}" if newest else f"not saved: {reason}"
         case _:
             pass
     if not newest:

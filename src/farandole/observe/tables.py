@@ -1,4 +1,4 @@
-"""The tables of `farandole status` and `farandole numerics`. Pure: values in, something that rich prints out."""
+"""The tables of `farandole status`, `numerics` and `hosts check`. Pure: values in, rich renderables out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from farandole.protocol.coordinator.state import stragglers
 
 
 def status_table(status: Status) -> Group:
-    """Two parts: the run in a few lines, then its workers in rank order, those without a rank last."""
+    """Returns a few lines about the run, then its workers in rank order; workers without a rank come last."""
     return Group(_head(status), Text(), workers_table(status)) if status.workers else Group(_head(status))
 
 
 def past_table(past: Past) -> Text:
-    """A run that is over, in a few lines."""
+    """Returns a few lines about a run that is over."""
     code = "" if past.code is None else f", exit code {past.code}"
     total = "" if past.total is None else f" of {past.total}"
     checkpoint = past.checkpoint if past.finite else f"{past.checkpoint} (a state that is NOT FINITE)"
@@ -37,15 +37,15 @@ def past_table(past: Past) -> Text:
         ("steps", f"{past.steps}{total}, epoch {past.epoch}"),
         ("loss", "" if past.loss is None else number(past.loss)),
         ("bits", past.bits),
-        ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
+        ("fingerprint", past.fingerprint or "none: the workers did not agree on a final state"),
         ("checkpoint", "; ".join(filter(None, (checkpoint or "none", past.incomplete)))),
-        ("damaged", f"{past.damaged} lines of metrics.jsonl are passed over" if past.damaged else ""),
+        ("damaged", f"{past.damaged} lines of metrics.jsonl were skipped" if past.damaged else ""),
     ]
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
 
 
 def numerics_table(here: Mapping[str, str], there: Mapping[str, str]) -> Table:
-    """Facts of numerics, those that differ from the other side's with both."""
+    """Returns a table of numeric facts; if they differ from the other side, with both values."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("", "here", *(("there",) if there else ())):
         table.add_column(title)
@@ -62,21 +62,21 @@ def _head(status: Status) -> Table:
     rows = [
         ("run", status.run),
         ("state", state),
-        ("view", f"{status.view.number}, size {status.view.size}; wanted {status.wanted}, {bounds}"),
+        ("view", f"{status.view.number}, size {status.view.size}; target {status.wanted}, {bounds}"),
         ("step", f"{step}, epoch {status.epoch}"),
         ("bits", status.bits if status.unpromised is None else f"{status.bits}: {not_promised(status.unpromised)}"),
     ]
     if status.stalled is not None:
-        who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
-        rows.append(("stalled", f"step {status.step} has stood for {status.stalled.seconds:.0f} s{who}"))
+        peers = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
+        rows.append(("stalled", f"step {status.step} has made no progress for {status.stalled.seconds:.0f} s{peers}"))
     if status.loss is not None:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
         rows.append(("samples/s", text.rate_words(status.samples_per_s)))
     if status.joiners_lost:
-        end = f"`farandole scale` or one that stays in for {TRIAL} steps ends the row"
-        row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} none is started; {end}"
-        none = f"{status.joiners_lost} in a row were refused or died: none is started until `farandole scale`"
+        end = f"`farandole scale`, or a joiner that stays for {TRIAL} steps, resets the count"
+        row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} no more are started; {end}"
+        none = f"{status.joiners_lost} in a row were refused or died: no more are started until `farandole scale`"
         rows.append(("joiners", row if status.replaced else none))
     if paid := text.cost(status.account):
         rows.append(("account", paid))
@@ -87,7 +87,7 @@ def _head(status: Status) -> Table:
         rows.append(
             (
                 "straggler",
-                f"{name} on {slow.host}: {speed:.2f} of the fastest's speed, {slow.shards} of {slow.of} shards",
+                f"{name} on {slow.host}: {speed:.2f} of the fastest's speed, {slow.shards} of {slow.of} micro-batches",
             )
         )
     rows.append(("coordinator", f"{status.coordinator.address}, pid {status.coordinator.pid}"))
@@ -98,7 +98,7 @@ def _head(status: Status) -> Table:
 
 
 def workers_table(status: Status) -> Table:
-    """In rank order, those without a rank last."""
+    """Returns a table of the workers in rank order; workers without a rank come last."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("worker", "rank", "state", "host", "pid", "pool", "speed", "shards"):
         table.add_column(title)
@@ -111,19 +111,19 @@ def workers_table(status: Status) -> Table:
 
 
 def _text(value: str) -> Text:
-    """Shown as it is, whoever has said it: no markup, and nothing that a terminal would act on."""
+    """Returns plain text: no markup, and no control characters for the terminal."""
     return Text(one_line(value))
 
 
 # --- hosts table ------------------------------------------------------------------------------------------------------
 #
-# The tables of `farandole hosts check`. Pure: values in, something that rich prints out.
+# The tables of `farandole hosts check`. Pure: they take values and return rich renderables.
 
 RUN = "this machine"
 
 
 def hosts_table(found: Sequence[HostReport], here: HostFacts) -> Table:
-    """What each host is; `here` is the last line."""
+    """Returns a table of the facts of each host; the last line is this machine."""
     table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
     for each in found:
         name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, here) else "yes"
@@ -137,7 +137,7 @@ def hosts_table(found: Sequence[HostReport], here: HostFacts) -> Table:
 
 
 def ports_table(found: Sequence[HostReport]) -> Table:
-    """Whose data ports each host reaches; the columns are numbered as the rows are."""
+    """Returns a table of the data ports that each host can reach. Columns and rows have the same numbers."""
     asked = [each for each in found if each.facts is not None]
     table = _table("", "reaches", *(str(n) for n, _ in enumerate(asked, 1)), RUN)
     for row, each in enumerate(asked, 1):

@@ -1,19 +1,19 @@
-"""A run as TensorBoard shows it, while it runs: event files, written with the `tensorboard` package's record writer.
+"""Exports a run to TensorBoard while it runs: event files, written with the record writer of package `tensorboard`.
 
-    step/...    the numbers of each step, all of a step in one record (see `values.py`)
-    NAME        what the script gives to `run.log`, under its own names; texts too
-    events      the newest of what has happened, in plain words, as one text, written anew when there is more
+    step/...    the numbers of each step, all of a step in one record (see `export_common.py`)
+    NAME        values of `run.log`, under their own names; texts too
+    events      the newest events as one text, rewritten when there are more
 
-Of steps that come faster, one in `LEAST_S` is written (`export_common.py`), for a record costs 0.12 ms.
-**Each step once.** Of a step that is taken twice, as after a resume, the last counts. TensorBoard forgets what it has
-of the steps from N on when a record says that a session begins at step N. Such a record is written where the run says
-that it goes on at a step, and whenever a file is begun, which is so after a crash of this process or of the run: with
-the step from which on lines are read again. That is what the *mark* beside the files says (`export_common.py`): the
-place of the newest written step's line, and its number. Everything before that line is of steps before it, or was
-written with an earlier one's number; everything from it on is written again.
+If steps are faster, one step in `LEAST_S` is written (`export_common.py`), because a record costs 0.12 ms. **Each
+step once.** Of a repeated step, as after a resume, the last values count. TensorBoard drops its values of step N and
+later when a record states that a session begins at step N. Such a record is written when the run resumes at a step,
+and at the start of each file, so also after a crash of this process or of the run; its step is the one from which
+lines are read again. The *mark* beside the files (`export_common.py`) holds that: the position of the newest written
+step's line, and its number. All lines before it belong to earlier steps or were written with an earlier step's
+number; all lines from it on are written again.
 
-A file's name begins with a number that grows from file to file, also where the clock goes back: TensorBoard reads them
-in that order. A file in which a record is torn, by a full disk, is left, and another one begun.
+A file's name begins with a number that grows from file to file, even if the clock goes back: TensorBoard reads files in
+that order. If a full disk tears a record, the file is abandoned, and a new one is started.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
 
 
 def require_tensorboard() -> None:
-    """Raises `UsageError` where tensorboard is not installed."""
+    """Raises `UsageError` if tensorboard is not installed."""
     if find_spec("tensorboard") is None:
         raise UsageError(
-            f"--tensorboard: its event files are written with the package tensorboard, which is not installed: "
+            f"--tensorboard: the package tensorboard, which writes event files, is not installed: "
             f"{how_to_install('tensorboard')}"
         )
 
 
 def writer(file: BinaryIO) -> Any:
-    """Whose `write` puts one record into `file`. Raises OSError there."""
+    """Returns a writer; its `write` adds one record to `file` and may raise OSError."""
     return import_module("tensorboard.summary.writer.record_writer").RecordWriter(file)
 
 
 def version(time: float) -> bytes:
-    """A file's first record."""
+    """Returns the first record of a file."""
     return _proto().Event(wall_time=time, file_version="brain.Event:2").SerializeToString()
 
 
 def session_begins(step: int, time: float) -> bytes:
-    """Who reads it forgets what it has of this step and later ones."""
+    """Returns a record that makes TensorBoard drop this step and later ones."""
     proto = _proto()
     start = proto.SessionLog(status=proto.SessionLog.START)
     return proto.Event(wall_time=time, step=step, session_log=start).SerializeToString()
 
 
 def values(step: int, time: float, numbers: Mapping[str, float], texts: Mapping[str, str]) -> bytes:
-    """All of a step in one record."""
+    """Returns one record with all values of a step."""
     proto = _proto()
     found = [proto.Summary.Value(tag=_valid(name), simple_value=_single(value)) for name, value in numbers.items()]
     found += [_text(_valid(name), text) for name, text in texts.items()]
@@ -95,7 +95,7 @@ def _text(name: str, text: str) -> Any:
 
 
 def _single(value: float) -> float:
-    """In single precision, which has no larger ones."""
+    """Returns the value in single precision, limited to its range."""
     return value if abs(value) < 3.4e38 or not math.isfinite(value) else math.copysign(math.inf, value)
 
 
@@ -132,7 +132,7 @@ PREFIX = "events.out.tfevents."
 
 
 class TensorBoard(Observer):
-    """Writes event files into `folder` of the lines in the file `metrics`."""
+    """Writes event files into `folder`, from the lines in the file `metrics`."""
 
     name = "TensorBoard"
 
@@ -149,7 +149,7 @@ class TensorBoard(Observer):
         self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
-        """Begin a file. Raises OSError, NotPrivate; UsageError: the folder has another run."""
+        """Starts a file. Raises OSError, NotPrivate, or UsageError if the folder has another run."""
         self._leave()
         files.make(self._folder)
         self._mark = load(self._folder / MARK, self._metrics)
@@ -251,6 +251,6 @@ class TensorBoard(Observer):
 
 
 def _newest(folder: Path) -> int:
-    """The greatest number of a file that is there, 0 without any."""
+    """Returns the greatest number of an existing file, 0 if there is none."""
     numbers = (path.name.removeprefix(PREFIX).partition(".")[0] for path in folder.glob(f"{PREFIX}*"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0)

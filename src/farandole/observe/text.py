@@ -1,6 +1,7 @@
-"""An event in plain words, one line of text. Pure.
+"""Text for people: one line for each event, lines of figures, rows of progress, and limits on worker output. Pure.
 
-Each event has its words: where one has none, the type checker says that `_describe` may come to its end.
+Each event has a sentence in `_describe`. If one has none, the type checker reports that `_describe` may end without a
+return.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from farandole.control.run_folder import COORDINATOR_LOG
 from farandole.control.status import AccountStatus, Status, left_s
 from farandole.platform.output import one_line
 from farandole.protocol import events, numeric_facts
 from farandole.protocol.coordinator.account import Account
 from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
-NAMED = 4  # workers
-SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal
+NAMED = 4  # a sentence names at most this many workers
+SHOWN = 160  # characters of a reason that are shown; metrics.jsonl and the journal hold all of it
 
 
 def describe(line: events.Event | LogLine) -> str:
-    """What happened, without the time; long reasons are shortened.
+    """Returns the sentence for an event, without the time. Long reasons are shortened.
 
-    Names and reasons come from others: what is not to be seen is not shown.
+    Names and reasons come from other processes, so invisible characters are not printed.
     """
     return one_line(_logged(line) if isinstance(line, LogLine) else _describe(line))
 
@@ -42,12 +44,12 @@ def _describe(event: events.Event) -> str:
         case events.ViewEvent(view=view, members=members, cause=cause, step=step):
             outcome = f", that step's exchange: {event.outcome}" if event.outcome else ""
             if not members:
-                return f"{cause} -> everyone leaves after step {step}"
+                return f"{cause} -> all workers leave after step {step}"
             return f"{cause} -> view {view} of {_count(len(members), 'worker')} at step {step}{outcome}"
         case events.SharesEvent(shares=dealt, reason=reason):
             least = sorted(dealt, key=dealt.__getitem__)[:NAMED]
             parts = ", ".join(f"{100 * dealt[worker] / sum(dealt.values()):.0f} % to {worker}" for worker in least)
-            return f"{reason}: shards are dealt anew, {parts}{' ...' if len(dealt) > NAMED else ''}"
+            return f"{reason}: new shares of micro-batches, {parts}{' ...' if len(dealt) > NAMED else ''}"
         case events.ProposedEvent(view=view, members=members, cause=cause):
             return f"{cause}: preparing view {view} of {_count(len(members), 'worker')}"
         case events.StartingEvent(worker=worker, host=host):
@@ -56,73 +58,77 @@ def _describe(event: events.Event) -> str:
             reach = f", but can't write checkpoints: {_short(event.unreached)}" if event.unreached else ""
             return f"{worker} on {host} is ready{reach}"
         case events.WaitsEvent(worker=worker, host=host):
-            return f"{worker} on {host} is there, and waits to be compared with the first of the run's own workers"
+            return (
+                f"{worker} on {host} is connected, and waits for the admission check against the run's first own worker"
+            )
         case events.LostEvent(worker=worker, reason=reason):
             return f"{worker} is lost: {reason}"
         case events.UnfedEvent(worker=worker, host=host, reason=reason):
-            return f"{worker} on {host} CAN'T GET THE DATA: {reason}"
+            return f"{worker} on {host} HAS NO ACCESS TO THE DATA: {reason}"
         case events.DiedEvent(worker=worker, reason=reason):
             return f"{worker} was {reason}" if reason.startswith("killed") else f"{worker} {reason}"
         case events.ExpelledEvent(worker=worker, reason=reason):
-            return f"{worker} has to go: {reason}"
+            return f"{worker} is removed: {reason}"
         case events.LeftEvent(worker=worker, reason=reason):
             return f"{worker}: {reason}"
         case events.NoticeEvent(worker=worker, reason=reason):
-            return f"{worker} has notice: {reason}"
+            return f"{worker} has a preemption notice: {reason}"
         case events.OtherCodeEvent(worker=worker, what=what):
-            return f"{worker} HAS OTHER CODE than the run and is let in, THE BITS MAY DIFFER: {_short(', '.join(what))}"
+            return f"{worker} is admitted although ITS CODE DIFFERS, RESULTS MAY DIFFER: {_short(', '.join(what))}"
         case events.NumericsEvent(worker=worker, facts=facts):
             named = [facts[name] for name in (numeric_facts.DEVICE, numeric_facts.TORCH) if name in facts]
-            return f"the bits are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
+            return (
+                f"the run's results are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
+            )
         case events.OtherVersionsEvent(worker=worker, what=what):
-            return f"{worker} has other libraries and computes the run's bits: {_short('; '.join(what))}"
+            return f"{worker} has other libraries, with bit-identical results: {_short('; '.join(what))}"
         case events.UnknownOperatorEvent(operator=operator):
-            return f"{operator} IS NOT KNOWN TO BE PORTABLE: other CPUs may compute other bits"
+            return f"{operator} IS NOT KNOWN TO BE PORTABLE: results may differ on other CPUs"
         case events.SettingChangedEvent(worker=worker, step=step, setting=setting, before=before, now=now):
-            return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
+            return f"{setting} changes from {before} to {now} at step {step}: the script on {worker} set it"
         case events.BitsNotPromisedEvent(worker=worker, step=step, what=what):
-            return f"THE BITS ARE {not_promised(step).upper()}: {worker} is let in, {_short('; '.join(what))}"
+            return f"RESULTS {not_promised(step).upper()}: admitted {worker} ({_short('; '.join(what))})"
         case events.RunStartedEvent(version=version):
             return f"the run starts, with farandole {version}"
         case events.CodeEditedEvent(files=files):
-            return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
+            return f"the code was edited since the run last ran: {_short(', '.join(files))}"
         case events.RefusedEvent(worker=worker, reason=reason):
             return f"{worker} is refused: {reason}"
         case events.ExitedEvent(worker=worker, reason=reason):
-            return f"{worker} {reason} before it had asked in; see its log"
+            return f"{worker} {reason} before it asked to join; see its log"
         case events.StartFailedEvent(worker=worker, host=host, reason=reason):
-            return f"{worker} could not be started on {host}: {reason}; it is tried again"
+            return f"{worker} could not be started on {host}: {reason}; farandole retries"
         case events.NoCapacityEvent(pool=pool, reason=reason):
-            return f"pool {pool} has no capacity: {reason}; it is asked again"
+            return f"pool {pool} has no capacity: {reason}; farandole retries"
         case events.HostEvent(pool=pool, host=host, state=state, reason=reason):
             return f"{f'host {host} of pool {pool}' if host else f'pool {pool}'}: {state}{reason and f' ({reason})'}"
         case events.PricedEvent(pool=pool, host=host, dollars=dollars, day=day):
-            price = "at a price that is unknown" if dollars is None else f"at {number(dollars)} dollars an hour"
-            return f"host {host} of pool {pool} is paid for {price}{day and f' (prices of {day})'}"
+            price = "an unknown price" if dollars is None else f"{number(dollars)} dollars an hour"
+            return f"host {host} of pool {pool} costs {price}{day and f' (prices of {day})'}"
         case events.AdviceEvent(pool=pool, host=host, reason=reason):
-            return f"{host} of pool {pool} may go: {reason}; another host is asked for"
+            return f"{host} of pool {pool} has a rebalance recommendation: {reason}; a replacement is requested"
         case events.MalformedEvent(source=source, reason=reason):
             return f"{source} broke the protocol and was closed: {reason}"
         case events.OutOfReachEvent(workers=workers, reason=reason):
-            return f"no contact with {', '.join(workers) or 'anybody'}; {reason}"
+            return f"no contact with {', '.join(workers) or 'any worker'}; {reason}"
         case events.CoordinatorBackEvent(workers=workers):
             return f"the coordinator is back and waits for {_count(len(workers), 'worker')}"
         case events.StrangerEvent(source=source, reason=reason):
-            return f"a stranger at {source}: {reason}"
+            return f"unauthenticated connection from {source}: {reason}"
         case events.StrangerInGroupEvent(worker=worker, peer=peer, address=address, again_s=again_s):
-            who = "STRANGERS CAME BEFORE ALL OTHERS" if worker == peer else f"A STRANGER CAME IN PLACE OF {peer}"
-            return f"{who} to {worker}, at {address}: new connections are made in {number(again_s)} s"
+            source = "BEFORE ALL PEERS" if worker == peer else f"IN PLACE OF {peer}"
+            return f"UNAUTHENTICATED CONNECTION TO {worker} {source}, at {address}: retry in {number(again_s)} s"
         case events.StrangersEvent(reason=reason, more=more):
             return f"{more} more of: {reason}"
         case events.TimeSpentEvent(workers=workers, ended=ended):
-            gone = f", {', '.join(ended)} for good" if ended else ""
-            return f"the time of {_count(len(workers), 'worker')} is written down{gone}"
+            final = f"; final for {', '.join(ended)}" if ended else ""
+            return f"recorded the time of {_count(len(workers), 'worker')}{final}"
         case events.MetricsDamagedEvent(lines=lines):
-            return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
+            return f"metrics.jsonl is damaged: {_count(lines, 'line')} skipped"
         case events.LinesLostEvent(worker=worker, lines=lines, reason=reason):
             return f"AT LEAST {_count(lines, 'line')} OF METRICS LOST{f' of {worker}' if worker else ''}: {reason}"
         case events.NotToldEvent(reason=reason):
-            return f"NOT TOLD: {reason}; its output has the traceback"
+            return f"could not publish: {reason} (traceback in {COORDINATOR_LOG})"
         case events.TicketIssuedEvent(ticket=ticket):
             return f"ticket {ticket} is issued"
         case events.TicketRevokedEvent(ticket=ticket):
@@ -132,17 +138,17 @@ def _describe(event: events.Event) -> str:
         case events.JournalDamagedEvent(reason=reason):
             return f"THE JOURNAL IS DAMAGED: {reason}"
         case events.NotRecordedEvent(reason=reason):
-            return f"NOT RECORDED: the run's folder can't be written ({reason}); the training goes on"
+            return f"NOT RECORDED: the run's folder can't be written ({reason}); training continues"
         case events.NotShippedEvent(reason=reason):
-            return f"the journal can't be written beside the checkpoints ({reason}); another machine could not go on"
+            return f"the journal can't be written beside the checkpoints ({reason}); no other machine could take over"
         case events.RecordedAgainEvent(missing=missing):
             return f"the run's folder can be written again; its journal lacks {_count(missing, 'event')}"
         case events.LedgerIncompleteEvent(worker=worker, reason=reason):
-            return f"THE LEDGER OF {worker} IS INCOMPLETE: {reason}; the training goes on"
+            return f"THE LEDGER OF {worker} IS INCOMPLETE: {reason}; training continues"
         case events.ScaleEvent(wanted=wanted, before=before):
-            return f"{_count(wanted, 'worker')} wanted, {before} before"
+            return f"the target is {_count(wanted, 'worker')}, {before} before"
         case events.NoReplacementsEvent(wanted=wanted, reason=reason):
-            return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
+            return f"{reason}; the target is now {_count(wanted, 'worker')}"
         case events.StalledEvent(workers=workers, reason=reason):
             return f"STALLED: {reason}, {_hung(workers)}"
         case events.CutShortEvent(workers=workers, reason=reason):
@@ -150,89 +156,90 @@ def _describe(event: events.Event) -> str:
         case events.StoppingEvent(reason=reason):
             return f"stopping: {reason}"
         case events.ComputesWrongEvent(worker=worker, host=host, reason=reason):
-            return f"{worker} on {host} COMPUTES WRONG, and leaves; no worker is started on {host} again: {reason}"
+            return f"{worker} on {host} COMPUTES WRONG RESULTS; no worker is started on {host} again: {reason}"
         case events.DriftingEvent(workers=workers, step=step, times=times):
             often = f" ({times:,} times so far)" if times > 1 else ""
-            return f"the replicas drift apart at step {step}{often}, as --bits any allows: {', '.join(workers)}"
+            return f"the replicas differ at step {step}{often}, as --bits any allows: {', '.join(workers)}"
         case events.UndecidedEvent(workers=workers, reason=reason):
-            return f"ONE OF {_count(len(workers), 'worker')} COMPUTES WRONG: {reason}"
+            return f"ONE OF {_count(len(workers), 'worker')} COMPUTES WRONG RESULTS: {reason}"
         case events.ReplicasDifferEvent(reason=reason):
             return f"THE REPLICAS DIFFER: {reason}"
         case events.FailedEvent(worker=worker, traceback=text) if told_by_us(event):
-            return f"{worker} can't go on: {_short(text)}"
+            return f"{worker} can't continue: {_short(text)}"
         case events.FailedEvent(worker=worker, traceback=text):
             return f"the script failed on {worker}: {_last_line(text)}"
         case events.CallsDifferEvent(reason=reason):
-            return f"THE SCRIPTS GO DIFFERENT WAYS: {reason}"
+            return f"THE SCRIPTS MAKE DIFFERENT CALLS: {reason}"
         case events.NotFiniteEvent(step=step, loss=loss):
-            return f"THE LOSS OF STEP {step} IS {loss.upper()}; of the checkpoints, the newest finite one is kept"
+            return f"THE LOSS OF STEP {step} IS {loss.upper()}; the newest checkpoint with a finite state is kept"
         case events.SavedEvent(path=path, finite=False):
-            return f"checkpoint saved, of a state that is NOT FINITE: {path}"
+            return f"checkpoint saved, its state is NOT FINITE: {path}"
         case events.SavedEvent(path=path, whole=False):
-            return f"saved, but as no checkpoint to go on from: {path}"
+            return f"partial state saved, from which no run can resume: {path}"
         case events.SavedEvent(path=path):
             return f"checkpoint saved: {path}"
         case events.SavedElsewhereEvent(host=host, path=path):
-            return f"THE LAST CHECKPOINT IS NOT IN THE RUN'S STORE, but on {host}: {path}"
+            return f"THE LAST CHECKPOINT IS NOT IN THE RUN'S STORE; it is on {host}: {path}"
         case events.SaverEvent(worker=worker, before=before, at_once=at_once):
             return (
-                f"{worker} writes the checkpoints in place of {before}, {'at once' if at_once else 'when one is due'}"
+                f"{worker} writes the checkpoints instead of {before}, {'now' if at_once else 'from the next one on'}"
             )
         case events.NoSaverEvent(reason=reason):
             return f"NO CHECKPOINTS ARE WRITTEN: {reason}"
         case events.NoLeaderEvent(reason=reason):
-            return f"the run can't begin: {reason}"
+            return f"the run can't start: {reason}"
         case events.ShortEvent(worker=worker, reason=reason):
-            return f"{worker} can't begin the run: {reason}"
+            return f"{worker} can't start the run: {reason}"
         case events.NotSavedEvent(reason=reason):
-            return f"no checkpoint: {reason}"
+            return f"no checkpoint saved: {reason}"
         case events.CheckpointEvent(step=step, path=path, finite=False):
-            return f"checkpoint of step {step}, of a state that is NOT FINITE: {path}"
+            return f"checkpoint of step {step}, its state is NOT FINITE: {path}"
         case events.CheckpointEvent(step=step, path=path, copy_ms=copy, seconds=seconds):
-            return f"checkpoint of step {step}: {path} ({number(copy)} ms of training, {number(seconds)} s behind it)"
+            times = f"{number(copy)} ms of training time, {number(seconds)} s in the background"
+            return f"checkpoint of step {step}: {path} ({times})"
         case events.CheckpointFailedEvent(step=step, reason=reason):
-            return f"NO CHECKPOINT of step {step}: {reason}; training goes on"
+            return f"NO CHECKPOINT of step {step}: {reason}; training continues"
         case events.CheckpointDamagedEvent(reason=reason):
-            return f"CHECKPOINT PASSED OVER: {reason}"
+            return f"CHECKPOINT SKIPPED: {reason}"
         case events.ResumedEvent(path=""):
-            return "no checkpoint is whole: training starts at its beginning"
+            return "no checkpoint is complete: training starts from step 0"
         case events.ResumedEvent(step=step, path=path, differences=differences):
-            others = f"; THE BITS MAY DIFFER: {', '.join(differences)}" if differences else ""
+            others = f"; RESULTS MAY DIFFER: {', '.join(differences)}" if differences else ""
             if not event.finite:
                 last = event.last_finite or "none"
-                others += f"; ITS STATE IS NOT FINITE: the last that is, for --resume and another --folder, is {last}"
+                others += f"; ITS STATE IS NOT FINITE; the last finite one (use --resume with a new --folder): {last}"
             return f"resumed at step {step} from {path}{others}"
         case events.NothingLeftEvent(step=step, path=path):
-            return f"nothing is left to train after {step} steps: {path} is at the end of what the script asks for"
+            return f"no training is left after {step} steps: {path} is at the end that the script sets"
         case events.HungEvent(worker=worker, reason=reason):
             return f"{worker} HANGS: {reason}"
         case events.LoaderReplacedEvent(worker=worker, reason=reason):
-            return f"{worker}: {reason}; others were started in its place"
+            return f"{worker}: {reason}; a new one was started"
         case events.StateLostEvent(reason=reason):
             return f"state lost: {reason}"
         case events.FinishedEvent(equal=equal):
-            return "finished: all workers hold the same state" if equal else "finished: THE WORKERS' STATES DIFFER"
+            return "finished: all workers have the same state" if equal else "finished: THE WORKERS' STATES DIFFER"
         case events.OverEvent(code=code, reason=reason):
             return f"over: {reason} (exit code {code})"
 
 
 def not_promised(step: int) -> str:
-    """Since when: after `step`, -1 for the beginning."""
-    return f"not promised after step {step}" if step >= 0 else "not promised from the beginning on"
+    """Returns from which step results are not reproducible: after `step`; -1 means from the start."""
+    return f"not reproducible {f'after step {step}' if step >= 0 else 'from the start'}"
 
 
 def told_by_us(failed: events.FailedEvent) -> bool:
-    """Whether what a worker failed by is an error of farandole's own, which comes without a traceback."""
+    """Returns True if the worker failed with an error of farandole itself; these come without a traceback."""
     return "Traceback" not in failed.traceback
 
 
 def clock(line: Line) -> str:
-    """The line's local time of day; now for one of `run.log`."""
+    """Returns the local time of day of a line; the present time for a line of `run.log`."""
     return time.strftime("%H:%M:%S", time.localtime(time_of(line) or None))
 
 
 def number(value: Any) -> str:
-    """A metric, short."""
+    """Returns the value of a metric as text; floats have five significant digits."""
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -242,7 +249,7 @@ def _logged(line: LogLine) -> str:
 
 def _hung(workers: tuple[str, ...]) -> str:
     if not workers:
-        return "and everyone waits for others"
+        return "and every worker waits for others"
     return f"waiting for {', '.join(workers)}, whose stacks are in logs/{workers[0]}.log{' ...' * (len(workers) > 1)}"
 
 
@@ -261,24 +268,25 @@ def _last_line(text: str) -> str:
 
 # --- gauges -----------------------------------------------------------------------------------------------------------
 #
-# The lines of figures that `farandole top` and the live display of `farandole run` share: values in, words or
-# something that rich prints out. What is not known is not shown.
+# Lines of figures that `farandole top` and the live display of `farandole run` share. They take values and return
+# text or a rich renderable. Unknown values are not shown.
 
-BAR = 40  # characters
+BAR = 40  # width in characters
 
 
 def progress(step: int, total: int | None, epoch: int, steps: Sequence[StepLine]) -> Table:
-    """A bar, where the end is known, and how far it is; `steps` are the newest."""
+    """Returns the progress in words, after a bar if the last step is known. `steps` are the newest ones."""
     row = Table.grid(padding=(0, 2))
-    left = left_s(total, steps)
-    words = f"step {step_words(step, total)}, epoch {epoch}{'' if left is None else f', {in_words(left)} left'}"
+    remaining_s = left_s(total, steps)
+    remaining = "" if remaining_s is None else f", {in_words(remaining_s)} left"
+    words = f"step {step_words(step, total)}, epoch {epoch}{remaining}"
     bar = [ProgressBar(total=total, completed=step, width=BAR)] if total else []
     row.add_row(*bar, Text(words))
     return row
 
 
 def training(last: StepLine | None, loss: float | None, samples_per_s: float | None) -> str:
-    """`loss`: where there is no `last` step's line."""
+    """Returns loss, learning rate, batch size and speed. `loss` is used if there is no line of the `last` step."""
     loss = last.loss if last else loss
     rate = last.learning_rate if last else None
     parts = [
@@ -291,20 +299,20 @@ def training(last: StepLine | None, loss: float | None, samples_per_s: float | N
 
 
 def rate_words(samples_per_s: float) -> str:
-    """Whole samples a second, and three digits where that would be less."""
+    """Returns samples per second as a whole number, or with three significant digits below 100."""
     return f"{samples_per_s:.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
 def factor_words(last: StepLine | None) -> str:
-    """The rule's, where it changes something."""
+    """Returns the factor of the learning-rate rule, or an empty text if it is 1."""
     return f" x {number(last.factor)}" if last and last.factor not in (None, 1.0) else ""
 
 
 def workers(size: int, wanted: int | None, coming: Sequence[str], going: Sequence[str]) -> str:
     parts = [
         f"{size} of {wanted} workers" if wanted else f"{size} workers",
-        f"{_named(coming)} coming" if coming else "",
-        f"{_named(going)} going" if going else "",
+        f"{_named(coming)} joining" if coming else "",
+        f"{_named(going)} leaving" if going else "",
     ]
     return one_line(", ".join(part for part in parts if part))
 
@@ -317,7 +325,7 @@ def cost(account: Account | AccountStatus | None) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """As people say it: 40 s, 12 min, 3 h 20 min, 2 d 5 h."""
+    """Returns a duration for people: 40 s, 12 min, 3 h 20 min, 2 d 5 h."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -338,16 +346,16 @@ def _named(names: Sequence[str]) -> str:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 #
-# The progress as a table of plain text: a header, and a row now and then; other lines come between. Pure.
+# Progress as a plain-text table: a header, and periodic rows. Other lines may come between them. Pure.
 
-HEADER_ROWS = 25  # after so many it is repeated,
-AWAY_LINES, AWAY_ROWS = 50, 5  # or after so many lines of others, which have scrolled it away
+HEADER_ROWS = 25  # the header is repeated after this many rows,
+AWAY_LINES, AWAY_ROWS = 50, 5  # or after 50 other lines, which scrolled it away, if 5 rows came since the header
 TITLES = ("Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR")
-WIDTHS = (8, 9, 5, 7, 8, 10, 10)  # characters, at least
+WIDTHS = (8, 9, 5, 7, 8, 10, 10)  # minimum, in characters
 
 
 class ProgressRows:
-    """`of` a step its row, with a header before it where one is due; tell it of the lines of others, as they pass."""
+    """`of` returns the row of a step, after a header if one is due. Call `passed` for other lines that are printed."""
 
     def __init__(self) -> None:
         self._widths = [0] * len(TITLES)
@@ -384,14 +392,14 @@ def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 #
-# How much of what a worker prints, or logs by `run.log`, is shown: all, until it is more than anybody reads. Pure.
+# Limits how much of a worker's output, or of its `run.log` lines, is shown: all, until nobody could read it. Pure.
 #
-#     as usual    every line, `BURST` at once and `LINES_A_S` for ever; of several workers that print, each has its part
-#     a flood     every `SAY_S` the newest `NEWEST` lines, and before them how many are only in the worker's log file,
-#                 until so little has come that it is as usual again
+#     normal      every line: bursts of `BURST` lines, `LINES_A_S` lines/s on average, shared by the workers that print
+#     flood       every `SAY_S` seconds, the count of lines that are only in the worker's log file, then the newest
+#                 `NEWEST` lines; back to normal when the rate is low enough
 #
-# What is left out is counted in lines, or, where it came too fast to be read, in bytes. Nothing is kept of it: memory
-# is that of `NEWEST` lines.
+# Omitted output is counted in lines, or in bytes if it came too fast to be read. It is not stored: memory is bounded
+# by `NEWEST` lines.
 
 BURST = 1000.0
 LINES_A_S = 400.0
@@ -400,23 +408,23 @@ NEWEST = 10
 
 
 class Flow:
-    """Of the lines of one `source`, all of which are in the `place`."""
+    """Rate limit for the lines of one `source`; the `place` holds all of them."""
 
     def __init__(self, source: str, place: str = "its log") -> None:
         self._source, self._place = source, place
         self._level = BURST  # lines that may still be shown
         self._at: float | None = None
-        self._since: float | None = None  # the flood's, or when it was last told of
-        self._lines = self._bytes = 0  # since then
+        self._since: float | None = None  # start of the flood, or time of its last report
+        self._lines = self._bytes = 0  # omitted since `_since`
         self._newest: deque[bytes] = deque(maxlen=NEWEST)
 
     def take(
         self, lines: Sequence[bytes], now: float, *, part: float = 1.0, passed: int = 0, unread: int = 0
     ) -> tuple[Sequence[bytes], str, Sequence[bytes]]:
-        """What is to be shown now: lines, a word of ours ("": none), and lines after it.
+        """Returns what to show now: lines, a report of omitted output ("": none), and lines that follow it.
 
-        `part`: of what all workers may. Before `lines` came others, which nobody has kept: `passed` lines, and `unread`
-        bytes.
+        `part` is this worker's part of the limits. Before `lines`, `passed` lines and `unread` bytes came and were not
+        stored.
         """
         self._level = min(
             BURST * part, self._level + LINES_A_S * part * (now - (now if self._at is None else self._at))
@@ -437,16 +445,16 @@ class Flow:
         self._newest.extend(lines)
         if now < self._since + SAY_S:
             return shown, "", ()
-        usual = self._lines <= LINES_A_S * SAY_S * part and not self._bytes
-        word, newest = self._told()
-        self._since, self._level = (None if usual else now), 0.0
-        return shown, word, newest
+        normal = self._lines <= LINES_A_S * SAY_S * part and not self._bytes
+        report, newest = self._report()
+        self._since, self._level = (None if normal else now), 0.0
+        return shown, report, newest
 
     def end(self) -> tuple[str, Sequence[bytes]]:
-        """Nothing more will come."""
-        return self._told()
+        """Returns the last report and lines; no more output will come."""
+        return self._report()
 
-    def _told(self) -> tuple[str, Sequence[bytes]]:
+    def _report(self) -> tuple[str, Sequence[bytes]]:
         newest, lines, size = tuple(self._newest), self._lines - len(self._newest), self._bytes
         self._newest.clear()
         self._lines = self._bytes = 0
@@ -459,28 +467,28 @@ class Flow:
 
 # --- presence ---------------------------------------------------------------------------------------------------------
 #
-# Who trains, who is coming and who is going, as far as events tell it. Pure.
+# The workers that train, join or leave now, from events. Pure.
 #
-# `story/stays.py` has everybody who ever was there; this has who is there now, and forgets the others.
+# `observe/story.py` holds all workers that ever took part; this holds only the present ones.
 
 
 class Presence:
-    """`take` every line, oldest first.
+    """The workers that are present. Call `take` with every line, oldest first.
 
     Attributes:
-        members: of the view in force.
-        known: whether anything has said who they are.
+        members: members of the current view.
+        known: True once a status or an event has named the members.
     """
 
     def __init__(self, status: Status | None = None) -> None:
-        """`status`: where somebody looks on from the middle."""
-        there = status.workers if status else ()
-        ranked = sorted((worker for worker in there if worker.rank is not None), key=lambda worker: worker.rank or 0)
+        """`status` is the initial state if the lines start in the middle of a run."""
+        current = status.workers if status else ()
+        ranked = sorted((worker for worker in current if worker.rank is not None), key=lambda worker: worker.rank or 0)
         self.members: tuple[str, ...] = tuple(worker.id for worker in ranked)
         self.known = status is not None
-        self._coming = dict.fromkeys(worker.id for worker in there if worker.state in ("starting", "ready"))
-        self._going = dict.fromkeys(worker.id for worker in there if worker.state == "leaving")
-        self._without: tuple[str, ...] = ()  # members of whom there is none in the view that is proposed
+        self._coming = dict.fromkeys(worker.id for worker in current if worker.state in ("starting", "ready"))
+        self._going = dict.fromkeys(worker.id for worker in current if worker.state == "leaving")
+        self._without: tuple[str, ...] = ()  # members that are not in the proposed view
 
     @property
     def coming(self) -> list[str]:
@@ -488,7 +496,7 @@ class Presence:
 
     @property
     def going(self) -> list[str]:
-        """Members only: who leaves before it was one is nobody's."""
+        """The members that leave. Workers that leave before they became members are not counted."""
         return [worker for worker in self.members if worker in self._going or worker in self._without]
 
     def take(self, line: Line) -> None:

@@ -1,20 +1,20 @@
-"""What the workers have told of the same few steps, as one trace that ui.perfetto.dev and chrome://tracing open.
+"""Merges the workers' reports about the same few steps into one trace for ui.perfetto.dev and chrome://tracing.
 
-Pure: answers in, events out. Each host is a process, each worker a thread of it; on its line lie the steps, in each its
-phases, which are the classes of `protocol/values.py`, and in an exchange whom the worker waited for. Waits beside
-its computing are left out: they cost it nothing.
+Pure: answers in, events out. In the trace each host is a process and each worker is a thread of it. A worker's line
+shows its steps, their phases (the classes of `protocol/values.py`) and, in an exchange, the peers that it waited for.
+Waits that overlap with computation are left out, since they cost nothing.
 
-**Which steps.** All workers were asked within a moment, not in the same step. Shown are as many steps as were asked
-for, from the first that most of them have; a worker that has fewer is shown with what it has.
+**Which steps.** The workers were asked at nearly the same time, but not in the same step. The trace has as many steps
+as requested, from the first one that most workers have. A worker with fewer steps is shown with those.
 
 **Clocks.** Each worker gives its times by its own wall clock, and those of hosts differ, by seconds where nobody sets
 them. But a round ends everywhere at nearly the same moment: when a worker holds the control words of all others (R1),
-of which the last one to be said comes to all of them at once. So the ends of the same round, as two workers saw them,
+of which the last one arrives at all of them at once. So the ends of the same round, as two workers saw them,
 differ by how their clocks differ, give or take what a message takes on its way and a thread to wake up. Each worker is
 shifted by the median of these differences over the steps that it shares with the first worker: so a single round that
 was seen late moves nothing, and what remains is about a message's time, far less than a step's.
 
-Names come from the workers: they are texts of the JSON, and nothing else.
+Names come from the workers; they are only used as JSON strings.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """A run as Weights & Biases shows it: one history row a step, of the same names as TensorBoard's (`values.py`), and
 what happened meanwhile as a text, `events`.
 
-A row goes out when the next step's line is there, for until then the script may log more of it. Of steps that come
-faster, one in `LEAST_S` has its numbers there (`export_common.py`), and each for which the script logs something has
-that: a row costs W&B's own process a millisecond. W&B's history goes on only: a step that a resumed run takes again is
-passed over, so the first time counts there. The *mark* says which row is in hand (`export_common.py`) and under which
-id W&B knows the run: a run that is resumed goes on as the same one.
+A row is sent when the next step's line arrives, because the script may log more values of the step until then. If
+steps are faster, one step in `LEAST_S` is sent with its numbers (`export_common.py`), and each step with logged
+values is sent with those: a row costs W&B's own process a millisecond. W&B's history only grows, so a step that a
+resumed run repeats is skipped: its first values count there. The *mark* (`export_common.py`) holds the current row
+and W&B's id of the run, so a resumed run continues as the same W&B run.
 
-Where it goes is W&B's own affair, by its own variables: WANDB_MODE=offline writes to FOLDER/wandb, for `wandb sync`.
-Its system metrics are off, for they would be those of this process's machine alone, and cost more than all the rest.
+W&B's own variables set the destination: WANDB_MODE=offline writes to FOLDER/wandb, for `wandb sync`. Its system metrics
+are off: they would show only the machine of this process, and cost more than all the rest.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from farandole.protocol.metrics import Line, LogLine, StepLine
 
 MARK = "farandole.json"
 EVENTS = "events"
-LEAST_S = 1.0  # between two steps whose numbers are written
+LEAST_S = 1.0  # least time between two steps whose numbers are written
 LONGEST = 10_000  # characters of a row's events
 
 
 def require_wandb() -> None:
-    """Raises `UsageError` where wandb is not installed."""
+    """Raises `UsageError` if wandb is not installed."""
     if find_spec("wandb") is None:
-        raise UsageError(f"--wandb: it takes the package wandb, which is not installed: {how_to_install('wandb')}")
+        raise UsageError(f"--wandb: the package wandb is not installed: {how_to_install('wandb')}")
 
 
 class WeightsAndBiases(Observer):
-    """Of the run whose lines are in the file `metrics`, in a project."""
+    """Exports the run with the lines in the file `metrics` to a project."""
 
     name = "Weights & Biases"
 
@@ -102,7 +102,7 @@ class WeightsAndBiases(Observer):
         self._run = None
 
     def _send(self) -> None:
-        """The row in hand."""
+        """Sends the current row."""
         if self._happened:
             self._row[EVENTS] = "\n".join(self._happened)[:LONGEST]
         if self._row:
