@@ -13,16 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from experiments.dynamic_sgd.rules import RootOfRate, WholeWindow
-from farandole.plan.batch import (
-    AdaScale,
-    BatchPolicy,
-    GlobalBatch,
-    LinearScaling,
-    MomentumCompensation,
-    PerWorkerBatch,
-    RateInBuffer,
-    SquareRoot,
-)
+from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
+from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
 from farandole.plan.shards import History, Position, advance, window
 
 BASE, MICRO = 32, 16  # samples in a worker's batch, and in a micro-batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from farandole.plan.batch import Memory, MomentumCompensation, Rule, StepFacts
+from farandole.plan.rules import Facts, Memory, MomentumCompensation, Rule
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class WholeWindow(Rule):
     def begin(self) -> Memory:
         return {**MomentumCompensation().begin(), "largest": 0.0}
 
-    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
         largest = max(memory["largest"], facts.k)
         within = {name: value for name, value in memory.items() if name != "largest"}
         factor, within = MomentumCompensation().factor(within, replace(facts, k=largest))
@@ -29,5 +29,5 @@ class WholeWindow(Rule):
 class RootOfRate(Rule):
     """Half of `SquareRoot`: the rate takes sqrt(k), and betas, epsilon, moments and weight decay stay the user's."""
 
-    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
         return math.sqrt(facts.k), memory

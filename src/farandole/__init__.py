@@ -27,34 +27,27 @@ if TYPE_CHECKING:
     from farandole.data.tokens import Tokens
     from farandole.data.transforms import Normalize, RandomResizedCrop, Resize
     from farandole.joining import join
-    from farandole.plan.batch import (
-        AdaScale,
-        GlobalBatch,
-        LinearScaling,
-        MomentumCompensation,
-        PerWorkerBatch,
-        RateInBuffer,
-        SquareRoot,
-    )
+    from farandole.plan.batch import GlobalBatch, PerWorkerBatch
+    from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
     from farandole.run import Run
     from farandole.training.step import Step
 
 __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # who starts the process decides; see platform/output.py
 _HOMES = {
-    "AdaScale": "plan.batch",
+    "AdaScale": "plan.rules",
     "GlobalBatch": "plan.batch",
-    "LinearScaling": "plan.batch",
+    "LinearScaling": "plan.rules",
     "MDS": "data.formats.mds",
-    "MomentumCompensation": "plan.batch",
+    "MomentumCompensation": "plan.rules",
     "Normalize": "data.transforms",
     "PerWorkerBatch": "plan.batch",
     "RandomResizedCrop": "data.transforms",
-    "RateInBuffer": "plan.batch",
+    "RateInBuffer": "plan.rules",
     "Resize": "data.transforms",
     "Run": "run",
     "ShardedImages": "data.images",
-    "SquareRoot": "plan.batch",
+    "SquareRoot": "plan.rules",
     "Step": "training.step",
     "Synthetic": "data.images",
     "Table": "data.formats.table",

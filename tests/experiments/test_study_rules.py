@@ -18,7 +18,8 @@ from experiments.dynamic_sgd.measures import (
     condense,
 )
 from experiments.dynamic_sgd.rules import RootOfRate, WholeWindow
-from farandole.plan.batch import PerWorkerBatch, StepFacts
+from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.rules import Facts
 from farandole.training.learning_rate import LearningRate
 from tests.support.walked import walked
 
@@ -51,7 +52,7 @@ def test_the_whole_window_is_compensation_up_to_the_first_window_that_is_shorter
 
 
 def test_half_of_the_square_root_is_its_factor_at_once_and_acts_on_the_rate_alone() -> None:
-    assert RootOfRate().factor({}, StepFacts(k=9, base=32)) == (3, {})
+    assert RootOfRate().factor({}, Facts(k=9, base=32)) == (3, {})
     assert RootOfRate().acts_on == "rate"
     half, whole = factors("halfroot", "updown"), factors("root", "updown")
     assert {factor for _, factor in half} <= {1, 2**0.5, 2, *(factor for _, factor in whole)}
@@ -62,8 +63,8 @@ def test_the_whole_window_remembers_the_largest() -> None:
     rule = WholeWindow()
     memory = rule.begin()
     for k in (1, 4, *[4] * 40):
-        _, memory = rule.factor(memory, StepFacts(k=k, base=32, momentum=0.9))
-    assert rule.factor(memory, StepFacts(k=1, base=32, momentum=0.9))[0] == 4
+        _, memory = rule.factor(memory, Facts(k=k, base=32, momentum=0.9))
+    assert rule.factor(memory, Facts(k=1, base=32, momentum=0.9))[0] == 4
 
 
 def test_condense_takes_what_a_run_has_written() -> None:

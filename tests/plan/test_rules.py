@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from farandole.errors import UsageError
 from farandole.plan import batch
-from farandole.plan.batch import (
+from farandole.plan.batch import GlobalBatch, PerWorkerBatch
+from farandole.plan.rules import (
     RULES,
     AdaScale,
-    GlobalBatch,
+    Facts,
     LinearScaling,
     MomentumCompensation,
     Noise,
-    PerWorkerBatch,
     RateInBuffer,
     Rule,
     SquareRoot,
-    StepFacts,
 )
 from tests.support.rule_reference import BASE, ROWS, factors
 
@@ -110,7 +109,7 @@ def test_on_a_noisy_quadratic_a_growth_keeps_it_on_course(rule: Rule) -> None:
         for k in history:
             g = w + rng.normal(size=dimensions) * 3 / math.sqrt(k)
             noise = Noise(variance=9.0 * dimensions * BASE, square=float((g**2).sum()), samples=k * BASE)
-            factor, memory = rule.factor(memory, StepFacts(k=k, base=BASE, momentum=mu, noise=noise))
+            factor, memory = rule.factor(memory, Facts(k=k, base=BASE, momentum=mu, noise=noise))
             if rule.acts_on == "buffer":
                 u *= last / factor
             last = factor

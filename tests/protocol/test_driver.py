@@ -190,7 +190,7 @@ def still(*_: object) -> Script[None]:
 
 
 def test_what_is_inherited_was_dealt_to_another_first() -> None:
-    """Its time is no first one: see `classes`."""
+    """Its time is no first one: see `CLASSES` in protocol/values.py."""
     driver, _, _ = driving(shards=4)
     driver.lineage = Lineage(sets=(("a", "b"),))
     assert [driver.inherited(shard) for shard in range(4)] == [False] * 4

@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 
 import farandole
 from farandole import joining
-from farandole.plan.batch import PerWorkerBatch, Rule
+from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.rules import Rule
 
 Join = Callable[[str], farandole.Run]
 SAMPLES, SIZE, EPOCHS = 90, 8, 3

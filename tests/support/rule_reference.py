@@ -20,7 +20,7 @@ def factors(
 ) -> list[float]:
     memory, found = rule.begin(), []
     for k, noise in zip(history, noises or [None] * len(history), strict=True):
-        facts = rules.StepFacts(k=k, base=BASE, momentum=momentum, noise=noise and shown(rules, k, *noise))
+        facts = rules.Facts(k=k, base=BASE, momentum=momentum, noise=noise and shown(rules, k, *noise))
         factor, memory = rule.factor(memory, facts)
         found.append(factor)
     return found

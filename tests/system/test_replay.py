@@ -16,7 +16,7 @@ import torch
 from farandole.cli.reproduce import history_of, warn_of_differences
 from farandole.coordinator.journal import Journal
 from farandole.errors import UsageError
-from farandole.plan.batch import RULES
+from farandole.plan.rules import RULES
 from farandole.plan.shards import History
 from farandole.protocol.coordinator.reconnection import Durable
 from farandole.protocol.coordinator.state import RunSettings

@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from farandole.errors import UsageError
-from farandole.plan.batch import (
+from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.rules import (
     AdaScale,
+    Facts,
     LinearScaling,
     MomentumCompensation,
     Noise,
-    PerWorkerBatch,
     RateInBuffer,
     Rule,
     SquareRoot,
-    StepFacts,
 )
 from farandole.plan.shards import Window
 from farandole.training.learning_rate import LearningRate, learning_rate_of
@@ -103,7 +103,7 @@ def expected(rule: Rule, whole: list[float], windows: list[float], momentum: flo
     """
     memory, found = rule.begin(), []
     for k, taken in zip(whole, windows, strict=True):
-        factor, after = rule.factor(memory, StepFacts(k=taken, base=SIZE, momentum=momentum))
+        factor, after = rule.factor(memory, Facts(k=taken, base=SIZE, momentum=momentum))
         found.append(factor)
         memory = after if taken == k else memory
     return found

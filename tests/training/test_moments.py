@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.plan.batch import Memory, PerWorkerBatch, Rule, SquareRoot, StepFacts
+from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.rules import Facts, Memory, Rule, SquareRoot
 from farandole.training import learning_rate
 from farandole.training.learning_rate import LearningRate
 from tests.support.moments_reference import DECAY, EPS, GRADIENTS, RATE, adam, rmsprop
@@ -158,7 +159,7 @@ def test_beyond_what_a_beta_can_follow_it_is_told_once(caplog: pytest.LogCapture
 class HalfRule(Rule):
     """The factor on the rate alone."""
 
-    def factor(self, memory: Memory, facts: StepFacts) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
         return math.sqrt(facts.k), memory
 
 

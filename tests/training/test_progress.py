@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 import farandole
 from farandole.errors import StepAbandoned, UsageError
-from farandole.plan.batch import AdaScale, GlobalBatch, LinearScaling, PerWorkerBatch, Rule
+from farandole.plan.batch import GlobalBatch, PerWorkerBatch
+from farandole.plan.rules import AdaScale, LinearScaling, Rule
 from farandole.plan.shards import Position
 from farandole.protocol.metrics import StepLine, metrics_line
 from farandole.protocol.view import Lineage

@@ -18,7 +18,7 @@ from farandole.collective.arena import Memory
 from farandole.collective.buckets import Bucket, Layout, Partials
 from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState, UsageError
-from farandole.plan.batch import Noise
+from farandole.plan.rules import Noise
 from farandole.protocol.messages import MICRO_BATCH
 from farandole.training.replica import Replica
 

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
-from farandole.plan.batch import RULES, BatchPolicy, GlobalBatch, Noise, PerWorkerBatch, Rule, StepFacts
+from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
+from farandole.plan.rules import RULES, Facts, Noise, Rule
 
 # --- moments ----------------------------------------------------------------------------------------------------------
 #
@@ -226,7 +227,7 @@ class LearningRate:
             return
         most = policy.max_factor or math.inf
         k = whole / policy.base
-        facts = StepFacts(k=k, base=policy.base, momentum=self._momentum(), noise=noise if samples == whole else None)
+        facts = Facts(k=k, base=policy.base, momentum=self._momentum(), noise=noise if samples == whole else None)
         factor, memory = policy.rule.factor(self._memory, facts)
         self.factor, self._stretch = min(factor, most), 1.0
         if samples < whole:

@@ -1,21 +1,8 @@
-"""The save of a worker whose training thread hangs in the script: the connection's thread writes the stacks and saves.
+"""A worker whose training thread hangs in the script: its connection's thread writes the stacks, and starts the save.
 
-The same applies to a worker on a preempted machine that has no time to wait for its training thread
-(`protocol/messages.py`): the end of its lease takes the role of the answer to the stop in 1.
-
-Why another thread may save a state that the training thread holds:
-
-1. A save is requested only after the view is stopped and this worker has answered the stop. Its round does not end
-   before it gets a Resume (`Member.end_round` refuses), and it will not get one any more.
-2. Nothing writes to parameters, optimizer or kept buffers between a step's beginning and the end of its round, because
-   the veterans send the state to joiners from the same memory. The update comes after `Rounds.finish` returns, and that
-   waits for the round's end.
-3. So while `whole` is true and the round that the training thread has begun is the member's current round, the state is
-   that of the step's beginning. It stays so, even if the training thread wakes up.
-4. If the round had ended before the stop, the training thread is about to do the update. This module waits for it, a
-   few moments, until it handles the request itself or `whole` is false. If `whole` is false, the state is between two
-   steps. The answer states that, or saves that state if no worker has a better one (see
-   `protocol/coordinator/shutdown.py`).
+The same goes for a worker whose machine goes, if it has no time to wait for its training thread. Invariant: what is
+saved is the state of a step's beginning, whole, or is named as the state between two steps.
+Argument: docs/protocol.md, Saving from another thread 1-4.
 """
 
 from __future__ import annotations

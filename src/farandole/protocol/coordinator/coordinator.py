@@ -201,7 +201,7 @@ class Coordinator(CoordinatorState):
         if back and departed:  # no Welcome, which would renew the lease of a worker that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
-        if hello.synced and not self.over:  # see `reconnection`, 7
+        if hello.synced and not self.over:  # see docs/protocol.md, Reconnection and the lease 7
             self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EXIT_EVICTED, save=True))
             return worker
         self._welcome(worker)

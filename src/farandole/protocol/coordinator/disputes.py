@@ -38,19 +38,25 @@ class Conviction:
 
 
 def may_accuse(state: CoordinatorState, worker: str, view: int, peer: str) -> bool:
-    """Return True if both are members of that view, and a worker may be in it. See 6."""
+    """Return True if both are members of that view, and a worker may be in it. See docs/protocol.md, Accusations 6."""
     candidates = [*state.views(), *issued_views(state)]
     return worker != peer and any(each.number == view and {worker, peer} <= set(each.members) for each in candidates)
 
 
 def denied(state: CoordinatorState, message: m.Suspect) -> bool:
-    """Return True if the accused went on during the reported wait. Heartbeats may be late. See 3."""
+    """Return True if the accused went on during the reported wait. Heartbeats may be late.
+
+    See docs/protocol.md, Accusations 3.
+    """
     within = message.waited_s - state.settings.heartbeat_timeout_s
     return message.waited_s > 0 and state.progress.went_on(message.peer, state.clock, within)
 
 
 def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
-    """Return the worker at the end of the chain of waits that begins at `worker`; in a circle, `worker`. See 3."""
+    """Return the worker at the end of the chain of waits that begins at `worker`; in a circle, `worker`.
+
+    See docs/protocol.md, Accusations 3.
+    """
     cause, seen = worker, set[str]()
     while cause in state.workers and cause not in seen:
         seen.add(cause)
@@ -62,23 +68,29 @@ def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
 
 
 def give_benefit(state: CoordinatorState, worker: str) -> None:
-    """Count that `worker` won against one other by its standing alone. See 4."""
+    """Count that `worker` won against one other by its standing alone. See docs/protocol.md, Accusations 4."""
     state.benefits.draw(worker, state.clock)
 
 
 def benefits_used_up(state: CoordinatorState, workers: Iterable[str]) -> set[str]:
-    """Return the workers that cannot win by their standing alone any more. See 4."""
+    """Return the workers that cannot win by their standing alone any more. See docs/protocol.md, Accusations 4."""
     return {worker for worker in workers if state.benefits.spent(worker, state.clock)}
 
 
 def returns_too_often(state: CoordinatorState, worker: str) -> bool:
-    """Count a reconnection of `worker`. Returns True if it reconnects too often. See 6."""
+    """Count a reconnection of `worker`. Returns True if it reconnects too often.
+
+    See docs/protocol.md, Accusations 6.
+    """
     state.returns.draw(worker, state.clock)
     return state.returns.spent(worker, state.clock)
 
 
 def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
-    """Return, for each worker that others wait for, the workers whose heartbeats confirm it. See 3."""
+    """Return, for each worker that others wait for, the workers whose heartbeats confirm it.
+
+    See docs/protocol.md, Accusations 3.
+    """
     confirmed_by: dict[str, set[str]] = defaultdict(set)
     beats = {worker: state.workers[worker].heartbeat for worker in answered}
     for worker, beat in beats.items():
@@ -98,7 +110,7 @@ def convict(
     witnesses: Witnesses | None = None,
     spent: Collection[str] = (),
 ) -> tuple[Conviction, ...]:
-    """Return the workers to evict so that no broken pair remains. See 2 to 5.
+    """Return the workers to evict so that no broken pair remains. See docs/protocol.md, Accusations 2 to 5.
 
     `accusations` are pairs of an accuser and an accused. `answered` are the workers that have answered the stop, the
     longest-standing first, and `synced` those that hold the state. `spent` cannot win by their standing any more.
@@ -374,7 +386,10 @@ def _compare(state: CoordinatorState, ending: Ending) -> None:
 
 
 def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
-    """Return the workers that explain all differences if they alone are wrong; () if there are none. See 7."""
+    """Return the workers that explain all differences if they alone are wrong; () if there are none.
+
+    See docs/protocol.md, Replicas that differ 7.
+    """
     values = {worker: (answer.names, answer.digests) for worker, answer in answers.items()}
     if len(set(values.values())) < 2:
         return ()

@@ -91,7 +91,10 @@ def on_all_lost(state: CoordinatorState, cause: str) -> None:
 
 
 def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
-    """Count a death of `worker` before it was a member. Its pool must not try for ever. See 8."""
+    """Count a death of `worker` before it was a member. Its pool must not try for ever.
+
+    See docs/protocol.md, Crash loops 8.
+    """
     if state.ending or state.over:
         return
     mark = scaling.pool_mark(state, pool)
@@ -116,7 +119,10 @@ def on_joined(state: CoordinatorState, workers: Collection[str]) -> None:
 
 
 def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """Count the refusal of `worker` as a candidate, or as a joiner that differs from the run. See 6."""
+    """Count the refusal of `worker` as a candidate, or as a joiner that differs from the run.
+
+    See docs/protocol.md, Crash loops 6.
+    """
     if not worker.pool or state.ending or state.over:
         return
     _in_a_row(state, worker.entered if worker.entered >= 0 else state.reached, 1, refused=1)
@@ -253,7 +259,8 @@ def stop_for_data(state: CoordinatorState) -> str:
         return ""
     with_data = [worker for worker in state.members() if not state.workers[worker].data_unavailable]
     handed_on = state.unsynced.intersection(with_data)
-    if handed_on and handed_on.issuperset(with_data) and state.unswitched.isdisjoint(without_data):  # see 4
+    # See docs/protocol.md, Data unavailable 4
+    if handed_on and handed_on.issuperset(with_data) and state.unswitched.isdisjoint(without_data):
         return ""
     return f"{without_data[0]}: {LOST}"
 

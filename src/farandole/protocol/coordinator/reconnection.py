@@ -231,7 +231,8 @@ def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
     state.newest, state.not_finite, state.unpromised = durable.newest, durable.not_finite, durable.unpromised
     if state.ending:
         state.ending.saver, state.ending.compared = "", False
-    grace_s = state.settings.heartbeat_timeout_s if state.settings.taken_over else 0.0  # see 8
+    # See docs/protocol.md, Reconnection and the lease 8
+    grace_s = state.settings.heartbeat_timeout_s if state.settings.taken_over else 0.0
     for w in durable.workers:
         state.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,

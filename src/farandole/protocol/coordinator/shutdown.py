@@ -39,7 +39,10 @@ from farandole.protocol.difference import outliers
 
 
 def appoint_saver(state: CoordinatorState) -> None:
-    """Choose the member that writes checkpoints. Call it when the view changes or a joiner gets the state. See 1."""
+    """Choose the member that writes checkpoints. Call it when the view changes or a joiner gets the state.
+
+    See docs/protocol.md, Saving and shutdown 1.
+    """
     able = _able(state)
     if state.saver not in able:
         state.saver = able[0] if able else ""
@@ -47,7 +50,10 @@ def appoint_saver(state: CoordinatorState) -> None:
 
 
 def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
-    """Handle the report that a checkpoint was written, failed or was restored. See 2 and 4."""
+    """Handle the report that a checkpoint was written, failed or was restored.
+
+    See docs/protocol.md, Saving and shutdown 2 and 4.
+    """
     for event in reported_events.events_of(worker.id, message):
         state.record(event)
     if not state.let_in(worker.id):
@@ -82,12 +88,18 @@ def _failed(state: CoordinatorState, worker: str) -> None:
 
 
 def best_saver(state: CoordinatorState, savers: Sequence[str]) -> str:
-    """Return the worker that writes the last checkpoint. `savers` hold the state, the best first. See 3."""
+    """Return the worker that writes the last checkpoint. `savers` hold the state, the best first.
+
+    See docs/protocol.md, Saving and shutdown 3.
+    """
     return min(savers, key=lambda w: (not state.workers[w].reaches, _failure(state, w)))
 
 
 def helper(state: CoordinatorState) -> str:
-    """Return a ready worker that must join so that the run can save; "" if none is needed or none can. See 3."""
+    """Return a ready worker that must join so that the run can save; "" if none is needed or none can.
+
+    See docs/protocol.md, Saving and shutdown 3.
+    """
     assert state.view is not None
     if any(state.workers[w].reaches for w in state.view.members if w in state.workers):
         return ""
@@ -96,7 +108,10 @@ def helper(state: CoordinatorState) -> str:
 
 
 def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
-    """Return the members of a first view, the one whose state it begins with first; () if none may begin. See 4."""
+    """Return the members of a first view, the one whose state it begins with first; () if none may begin.
+
+    See docs/protocol.md, Saving and shutdown 4.
+    """
     leader = next((worker for worker in ready if state.workers[worker].reaches), None)
     if leader is None:
         why = state.workers[ready[0]].unreached
@@ -108,7 +123,7 @@ def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
 
 
 def no_way_to_save(state: CoordinatorState) -> str:
-    """Return why the run can never begin, "" while it can. See 5."""
+    """Return why the run can never begin, "" while it can. See docs/protocol.md, Saving and shutdown 5."""
     if any(w.reaches for w in state.workers.values()):  # this includes workers that are still starting
         return ""
     pool_workers = [w for w in state.workers.values() if w.pool]
@@ -122,7 +137,10 @@ def no_way_to_save(state: CoordinatorState) -> str:
 
 
 def on_cannot_start(state: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
-    """Handle a worker that lacks the newest checkpoint. Returns True if it was to begin the first view. See 4."""
+    """Handle a worker that lacks the newest checkpoint. Returns True if it was to begin the first view.
+
+    See docs/protocol.md, Saving and shutdown 4.
+    """
     view = state.proposed
     if state.view or state.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False

@@ -92,7 +92,10 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
 
 
 def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
-    """Return True if all workers that differ are joiners that entered at most `TRIAL` steps before. See 4."""
+    """Return True if all workers that differ are joiners that entered at most `TRIAL` steps before.
+
+    See docs/protocol.md, Recomputation 4.
+    """
     entered = [state.workers[worker].entered if worker in state.workers else -1 for worker in message.workers]
     others = any(worker not in message.workers for worker in state.members())
     return others and bool(entered) and all(0 <= step <= message.step <= step + TRIAL for step in entered)
@@ -126,7 +129,10 @@ def record_verdict(state: CoordinatorState, verdict: Verdict) -> None:
 
 
 def carried(state: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
-    """Return the workers in `stay` whose admission check may not have happened yet. See 8."""
+    """Return the workers in `stay` whose admission check may not have happened yet.
+
+    See docs/protocol.md, Recomputation 8.
+    """
     pending = state.view.unproven if state.view and state.proven_view != state.view.number else ()
     return tuple(worker for worker in stay if worker in pending)
 
@@ -149,7 +155,10 @@ def _digests_by_holder(at_last: Mapping[str, Stopped], holder: str, report: Stop
 
 
 def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
-    """Return True if a comparison that involves `worker` is impossible since the other side is lost. See 7."""
+    """Return True if a comparison that involves `worker` is impossible since the other side is lost.
+
+    See docs/protocol.md, Recomputation 7.
+    """
     report = at_last[worker]
     proving = report.view.unproven if report.view and report.unproven else ()
     alone = report.held.shards and not any(other.checked.holder == worker for other in at_last.values())
@@ -157,7 +166,7 @@ def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
 
 
 def _new(at_last: Mapping[str, Stopped], holder: str, results: Mapping[str, Computed]) -> list[str]:
-    """Return the unproven workers that fail their admission check. See 3."""
+    """Return the unproven workers that fail their admission check. See docs/protocol.md, Recomputation 3."""
     new = [worker for worker in results if at_last[worker].unproven]
     if holder in new:
         odd = outliers({worker: results[worker].number for worker in new})

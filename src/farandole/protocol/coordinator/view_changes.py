@@ -91,7 +91,10 @@ def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differenc
 
 
 def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
-    """Compare the call of `worker` in the previous view with those of the workers that have switched. See 5."""
+    """Compare the call of `worker` in the previous view with those of the workers that have switched.
+
+    See docs/protocol.md, Same calls 5.
+    """
     for other, round_ in state.switches.items():
         if round_ == beat.round or round_ == state.applied_round < beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
