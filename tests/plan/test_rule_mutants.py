@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from farandole.plan import batch
+from farandole.plan import rules
 from tests.support.rule_reference import wrong
 
-SOURCE = Path(batch.__file__).read_text()
+SOURCE = Path(rules.__file__).read_text()
 MUTANTS = [  # a place in plan/batch.py, what is put there
     ("return facts.k, memory", "return math.sqrt(facts.k), memory"),
     ("return math.sqrt(k), memory", "return k, memory"),
@@ -52,10 +52,10 @@ MUTANTS = [  # a place in plan/batch.py, what is put there
 
 
 def changed(place: str, by: str) -> ModuleType:
-    assert SOURCE.count(place) >= 1, f"{place!r} is no longer in plan/batch.py: plant another bug"
+    assert SOURCE.count(place) >= 1, f"{place!r} is no longer in plan/rules.py: plant another bug"
     module = ModuleType("planted_rules")
     sys.modules[module.__name__] = module  # dataclasses look there
-    exec(compile(SOURCE.replace(place, by, 1), batch.__file__, "exec"), module.__dict__)
+    exec(compile(SOURCE.replace(place, by, 1), rules.__file__, "exec"), module.__dict__)
     return module
 
 

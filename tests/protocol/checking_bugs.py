@@ -26,7 +26,12 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "due(held, (), lineage.again, audited)",
         ERRS,
     ),
-    (checking, "if not shards or any(shard not in found for shard in shards):", "if not shards or not found:", {}),
+    (
+        checking,
+        "if not shards or any(shard not in digests_of for shard in shards):",
+        "if not shards or not digests_of:",
+        {},
+    ),
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
     (checking, "if self.apart or self.unlike:", "if self.apart:", ERRS),

@@ -42,7 +42,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "yield from do(self.port.hand_in)", "pass", {}),
     # what the coordinator asks for
     (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
-    (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
+    (driver, "port.answer(request)", "pass", {"focus": ("stop",)}),
     (driver, "            port.leave(instructions.exit)", "            pass", {}),
     # entering
     (driver, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
