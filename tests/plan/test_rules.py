@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.plan import batch
+from farandole.plan import rules
 from farandole.plan.batch import GlobalBatch, PerWorkerBatch
 from farandole.plan.rules import (
     RULES,
@@ -32,7 +32,7 @@ EVERY: list[Rule] = [LinearScaling(), MomentumCompensation(), RateInBuffer(), Ad
 
 def under_noise(rule: Rule, history: Sequence[float]) -> list[float]:
     """A gradient of squared norm 1 whose samples have a variance of 3 bases."""
-    return factors(batch, rule, history, [(3.0 * BASE, 1.0)] * len(history))
+    return factors(rules, rule, history, [(3.0 * BASE, 1.0)] * len(history))
 
 
 def test_every_rule_is_in_the_table() -> None:
@@ -45,7 +45,7 @@ def test_every_rule_is_in_the_table() -> None:
 @pytest.mark.parametrize(("remark", "compute", "expected"), ROWS, ids=[row[0] for row in ROWS])
 def test_reference(remark: str, compute: Callable[[ModuleType], list[float]], expected: list[float]) -> None:
     del remark
-    assert compute(batch) == pytest.approx(expected)
+    assert compute(rules) == pytest.approx(expected)
 
 
 def test_noise_is_measured_without_bias_from_shards_of_any_sizes() -> None:

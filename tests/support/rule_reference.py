@@ -1,7 +1,7 @@
 """What every rule gives, step by step, by hand: for the shipped rules, and for those with a bug planted in them.
 
 A row is a history of batches, told in k, with what the shards show of the noise in each step, and the factors that the
-equation in the rule's docstring gives. `rules` is `farandole.plan.batch`, or a copy of it.
+equation in the rule's docstring gives. `rules` is `farandole.plan.rules`, or a copy of it.
 """
 
 from __future__ import annotations
