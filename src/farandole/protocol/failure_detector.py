@@ -140,7 +140,7 @@ STEPS = 50  # of which the median is taken
 LONGEST_STEP_S = 86400.0  # reports of a longer step are ignored
 
 
-class Progress:
+class LastProgress:
     """The progress of the training, from heartbeats. `since`: the time of the last progress, None without a view."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from farandole.protocol import settings as preference
 from farandole.protocol.cost import Prices
 from farandole.protocol.difference import Difference, Finish
 from farandole.protocol.events import Event
-from farandole.protocol.failure_detector import FailureDetector, Progress, RateLimit, Silence
+from farandole.protocol.failure_detector import FailureDetector, LastProgress, RateLimit, Silence
 from farandole.protocol.messages import Heartbeat, Job, RunTerms, Stopped
 from farandole.protocol.settings import Exports, PoolTerms, Spending
 from farandole.protocol.values import Call
@@ -648,7 +648,7 @@ class CoordinatorState:
         # The furthest step that each worker has reported.
         self.steps: dict[str, int] = {}
         # When a round, a step or a shard last moved.
-        self.progress = Progress()
+        self.progress = LastProgress()
         # For each of the newest rounds: the first worker that reported that it began the round, and its call.
         self.first_calls: dict[int, tuple[str, Call]] = {}
         # The first worker that reported the end of its script.
