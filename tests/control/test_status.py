@@ -88,7 +88,7 @@ def shown_of(coordinator: Any, asked: dict[str, Any]) -> str:
         ),
         (
             {"event": "stalled", "step": 5, "workers": [], "reason": "step 5 has stood for 60 s"},
-            "STALLED: step 5 has stood for 60 s, and everyone waits for others",
+            "STALLED: step 5 has stood for 60 s, and every worker waits for others",
         ),
         (
             {"event": "cut short", "step": 5, "workers": ["w1", "w2"], "reason": "step 5 has not ended for 30 s"},

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.formats import webdataset
+from farandole.data.formats import fields
 
 
 def decoded(name: str, data: bytes) -> Any:
-    decoder = webdataset.decoder_of(name, {})
+    decoder = fields.decoder_of(name, {})
     return data if decoder is None else decoder(data)
 
 
@@ -99,9 +99,9 @@ def test_arrays_of_objects_are_refused_as_such() -> None:
 
 
 def test_what_a_script_has_goes_before_the_rules() -> None:
-    assert webdataset.decoder_of("seg.png", {"seg.png": len}) is len
-    assert webdataset.decoder_of("seg.png", {"png": len}) is len
-    assert webdataset.decoder_of("seg.png", {"jpg": len}) is webdataset.image
+    assert fields.decoder_of("seg.png", {"seg.png": len}) is len
+    assert fields.decoder_of("seg.png", {"png": len}) is len
+    assert fields.decoder_of("seg.png", {"jpg": len}) is fields.image
 
 
 @given(name=st.sampled_from(["txt", "json", "cls", "npy", "png"]), data=st.binary(max_size=200))

@@ -18,7 +18,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 LIMITED = ("sh", "-c", 'ulimit -f 16000; exec "$@"', "sh")  # blocks of 512 bytes or 1 KB
 WIDE = ("--width", "8192")  # gradients of 420 KB: sums are used where they lie
 SLOW = "2"  # s a step of one worker: a run lasts until it is told to be quick, on a busy machine too
-WORD = "no memory that workers of one host could share"
+WORD = "can't share memory"
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets, memfds")]
 
 

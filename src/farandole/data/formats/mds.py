@@ -33,7 +33,7 @@ from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
 from farandole.data.decoding import open_image
-from farandole.data.formats import webdataset
+from farandole.data.formats import fields
 from farandole.data.index import INDEX, MAX_INDEX_BYTES
 from farandole.data.object_store import LruBytes, reading
 from farandole.errors import FarandoleError, ShardError, UsageError
@@ -149,8 +149,8 @@ def _float(data: bytes) -> float:
 
 _DECODERS: dict[str, Decoder] = {
     "bytes": bytes,
-    "str": webdataset.text,
-    "json": webdataset.document,
+    "str": fields.text,
+    "json": fields.document,
     "int": _integer,
     "str_int": _digits,
     "str_float": _float,

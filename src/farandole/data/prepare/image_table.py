@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from farandole.data.formats.table import feature_of, opened
+from farandole.data.formats.columns import feature_of
+from farandole.data.formats.table_files import opened
 from farandole.data.prepare import table_pieces
 from farandole.data.prepare.images import SourceImage
 from farandole.data.prepare.table_pieces import TableRows, Tables, tables

@@ -12,7 +12,7 @@ from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 from farandole.data.cache import filesystem, local_path
-from farandole.data.formats.table import ENDINGS, files_of, opened, require_pyarrow
+from farandole.data.formats.table_files import ENDINGS, files_of, opened, require_pyarrow
 from farandole.data.object_store import reading
 
 
