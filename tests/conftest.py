@@ -18,7 +18,7 @@ import farandole
 from chaos import trial
 from chaos.verdict import Reference
 from farandole import joining
-from farandole.platform import output
+from farandole.platform import output, process
 from tests.support import small_job
 from tests.support.harness import ENVIRON, alone
 from tests.support.launched import Launched
@@ -52,6 +52,13 @@ def unset_logs() -> Iterator[None]:
     """What a test's own process has set up for farandole's log is gone after it."""
     yield
     output.hide()
+
+
+@pytest.fixture(autouse=True)
+def no_fork_server_left() -> Iterator[None]:
+    """A fork server that a command started in the test's own process, and that no pool took, ends with the test."""
+    yield
+    process.end_spare()
 
 
 @pytest.fixture
