@@ -90,7 +90,11 @@ def far_ahead(insider: Insider) -> None:
     assert view is not None
     insider.replace = replace
     for number in range(3):
-        insider.tell(m.Heartbeat(view=view.number, round=FAR + number, step=FAR + number, done=FAR, whole=True))
+        insider.tell(
+            m.Heartbeat(
+                view=view.number, round=FAR + number, step=FAR + number, shards_computed=FAR, state_complete=True
+            )
+        )
     insider.stop_everyone()
 
 

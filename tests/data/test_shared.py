@@ -155,7 +155,7 @@ def test_a_run_says_it_in_one_sentence(tmp_path: Path, options: str, said: str) 
 def test_each_mount_is_named_before_anything_is_started(options: str, reason: str) -> None:
     fill = "{ cat /dev/zero > /dev/shm/x 2>/dev/null; true; }"
     within = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && {fill} && exec "$@"', "sh"]
-    code = "from farandole.data import workers; workers.check()"
+    code = "from farandole.data import shared_memory; shared_memory.check()"
     done = subprocess.run(
         [*within, sys.executable, "-c", code], env=ENVIRON, capture_output=True, text=True, timeout=90, check=False
     )

@@ -88,6 +88,6 @@ def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count
         [lost] = watch.events(LostEvent)
         assert lost.host in ("h1", "h2")
         assert not lost.reason.startswith("stalled"), lost.reason
-        assert len(set(re.findall(r"\bw\d+\b", lost.reason))) == 2, "both are named"
+        assert len(set(re.findall(r"\bguest-\d+\b", lost.reason))) == 2, "both are named"
         told = judged(0, run, run.finish(), partition.struck, reference)
     assert not told.complaints, capsys.readouterr().out
