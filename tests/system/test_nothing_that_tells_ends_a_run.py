@@ -151,9 +151,10 @@ def test_a_journal_that_is_spoilt_under_a_live_coordinator_costs_nobody(
     assert sorted(map(str, run.members())) == ["w1", "w2"]
     assert run.events("lost") == []
     (run.folder / "finish").touch()
-    code, out, err = run.ended()
+    code, _, err = run.ended()
     assert (code, err) == (0, "")
-    assert bool(naming(out, "journal.sqlite.damaged-1")) == (what == "rubbish")
+    damaged = run.events("journal damaged")
+    assert ["journal.sqlite.damaged-1" in event["reason"] for event in damaged] == [True] * (what == "rubbish")
     assert bool(list(run.folder.glob("journal.sqlite.damaged-1"))) == (what == "rubbish")
 
 
