@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.coordinator.journal import RECENT_LINES, Journal, read_state
+from farandole.coordinator.journal import RECENT_LINES, Journal, Shipped, read_state
 from farandole.protocol import events
 from farandole.protocol.coordinator.reconnection import Durable
 from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
@@ -279,3 +279,13 @@ def test_a_server_whose_journal_is_locked_goes_on_and_catches_up(tmp_path: Path)
             assert scene.events("recorded again")[0]["missing"] > 0
 
     asyncio.run(play())
+
+
+def test_names_in_files_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    """A journal, and the state beside the checkpoints, that an earlier version has written can be read."""
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as earlier, earlier:
+        earlier.execute("CREATE TABLE books (id INTEGER PRIMARY KEY, books TEXT NOT NULL)")
+        earlier.execute("INSERT INTO books VALUES (0, ?)", ('{"number":2,"wants":{"":1}}',))
+    assert read_state(tmp_path) == BOOKS
+    stored = b'{"time":5.0,"settings":{"run":"r"},"books":{"number":2,"wants":{"":1}}}'
+    assert msgspec.json.decode(stored, type=Shipped).state == BOOKS

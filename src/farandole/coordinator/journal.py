@@ -118,9 +118,9 @@ CREATE TABLE IF NOT EXISTS events (
     worker TEXT,
     detail TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
-"""
+"""  # `books` holds the coordinator's state
 COLUMNS = ("view", "step", "worker")  # fields with a column of their own, for SQL queries
 RECENT_LINES = 1000
 BUSY_S = 0.05  # wait for another process's lock on the journal
@@ -202,7 +202,7 @@ class Journal:
                     (*columns, msgspec.json.encode(fields).decode()),
                 )
                 ids.append(row.lastrowid or 0)
-            self._database.execute("INSERT OR REPLACE INTO state VALUES (0, ?)", (encoded.decode(),))
+            self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             if isinstance(error, sqlite3.OperationalError):  # a lock or a full disk; else the event is the cause
@@ -362,7 +362,7 @@ def read_state(folder: Path) -> Durable | None:
 
 
 def _read_state(database: sqlite3.Connection) -> Durable | None:
-    row = database.execute("SELECT state FROM state").fetchone()
+    row = database.execute("SELECT books FROM books").fetchone()
     return None if row is None else decoded(row[0], Durable)
 
 
@@ -385,7 +385,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
 
     time: float
     settings: RunSettings
-    state: Durable
+    state: Durable = msgspec.field(name="books")  # its name in files
 
 
 def outlived(settings: RunSettings) -> bool:
