@@ -34,9 +34,8 @@ class Service:
         self.broken = 0
         self.garbage: str | None = None
         self._bind = host, port
-        self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._ready = threading.Event()
 
     def __enter__(self: S) -> S:
@@ -64,12 +63,8 @@ class Service:
         self._loop.call_soon_threadsafe(lambda: (change(), done.set()))
         assert done.wait(30)
 
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
     async def _serve(self) -> None:
-        self._stopping = asyncio.Event()
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)

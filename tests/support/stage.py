@@ -23,10 +23,11 @@ Scenario = Callable[["Stage"], Awaitable[None]]
 class Stage:
     """A server, its ticket, and the fake workers that a test lets in."""
 
-    def __init__(self, server: Server, ticket: Ticket, folder: Path) -> None:
+    def __init__(self, server: Server, ticket: Ticket, journal: Journal) -> None:
         self.server = server
+        self.journal = journal
         self.ticket = ticket
-        self.folder = folder
+        self.folder = journal.folder
         self.serving = asyncio.create_task(server.serve())
         self.workers: dict[str, FakeWorker] = {}
         self.tasks: dict[str, asyncio.Task[int]] = {}
@@ -57,6 +58,8 @@ class Stage:
         )
 
     def events(self, name: str) -> list[dict[str, Any]]:
+        self.server._recording.write_lines()
+        self.journal._files.run(int)  # the lines have been written
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return [line for line in lines if line.get("event") == name]
 
@@ -71,7 +74,7 @@ async def stage(
         address = await server.start(certificate=certificate)
         pin = certificate.fingerprint if certificate else ""
         ticket = Ticket(address=address, secret=secret, run="r", fingerprint=pin)
-        scene = Stage(server, ticket, folder)
+        scene = Stage(server, ticket, journal)
         try:
             yield scene
         finally:
