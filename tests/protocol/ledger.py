@@ -160,12 +160,15 @@ class Ledger(Witness):
         return place in self._to_compare and self._out(worker)
 
     def _alone(self, place: tuple[int, int]) -> bool:
-        """Whether all who have ended that round are out, one by a word against its own that it had, or one that was to
-        be compared: it is redone.
+        """Returns True if no worker that has ended that round is still in the run, and the others may redo it: one was
+        evicted by a report against its own, or the round was to be compared, or a faulty member has reported that the
+        replicas differ.
         """
         enders = self._enders.get(place, set())
         there = [each for each in map(self._world.workers.__getitem__, enders) if each.alive and not self._out(each)]
-        return bool(enders & self._disbelieved or place in self._to_compare) and not there
+        mistaken = self._world.mistaken
+        doubted = mistaken is not None and mistaken.kind == "differs"
+        return bool(enders & self._disbelieved or place in self._to_compare or doubted) and not there
 
     def _compared(self, exchange: SimulatedExchange) -> bool:
         """Whether two may compute one shard in this round."""
