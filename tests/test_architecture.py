@@ -38,6 +38,7 @@ LEVELS = [
     {"plan"},
     {"code"},
     {"settings"},
+    {"run_options"},
     {"platform"},
     {"errors"},
 ]

@@ -14,8 +14,9 @@ from functools import partial
 from typing import TypeVar
 
 from farandole.errors import UsageError
-from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS
+from farandole.platform.bounds import MAX_COUNT
 from farandole.platform.output import LONGEST_NAME, is_name, is_text
+from farandole.run_options import RUN_OPTIONS, default
 
 T = TypeVar("T")
 SLOT = "FARANDOLE_SLOT"
@@ -46,12 +47,12 @@ class Settings:
     worker: str = ""
     pool: str = ""
     host: str = ""
-    seed: int = 0
-    threads: int = 1
-    bits: str = "same"
+    seed: int = default("seed")
+    threads: int = default("threads")
+    bits: str = default("bits")
     folder: str = ""
-    ledger: bool = False
-    checkpoint_every: str = "10m"
+    ledger: bool = default("ledger")
+    checkpoint_every: str = default("every")
     history: str = ""
     interface: str = ""
     code: str = ""
@@ -77,12 +78,12 @@ class Settings:
             worker=read(environ, "FARANDOLE_WORKER", _name, ""),
             pool=read(environ, "FARANDOLE_POOL", _name, ""),
             host=read(environ, "FARANDOLE_HOST", _name, socket.gethostname()),
-            seed=read(environ, "FARANDOLE_SEED", partial(_whole, -MAX_SEED, MAX_SEED), 0),
-            threads=read(environ, "FARANDOLE_THREADS", partial(_whole, 1, MAX_THREADS), 1),
-            bits=environ.get("FARANDOLE_BITS") or "same",
+            seed=_of_run(environ, "seed", int),
+            threads=_of_run(environ, "threads", int),
+            bits=_of_run(environ, "bits", str),
             folder=environ.get("FARANDOLE_FOLDER", ""),
-            ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
-            checkpoint_every=environ.get("FARANDOLE_CHECKPOINT_EVERY", "10m"),
+            ledger=_of_run(environ, "ledger", lambda text: text != "0"),
+            checkpoint_every=_of_run(environ, "every", str),
             history=environ.get("FARANDOLE_HISTORY", ""),
             interface=environ.get("FARANDOLE_INTERFACE", ""),
             code=environ.get("FARANDOLE_CODE", ""),
@@ -93,6 +94,14 @@ class Settings:
             slot=read(environ, SLOT, _count, None),
             bench=environ.get("FARANDOLE_BENCH", ""),
         )
+
+
+def _of_run(environ: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T:
+    """Return the run's option `name` from its environment variable, checked as on the command line."""
+    option = RUN_OPTIONS[name]
+    value = read(environ, option.variable, parse, option.default)
+    option.check(value, option.variable)
+    return value
 
 
 def leave_launcher(environ: MutableMapping[str, str]) -> list[str]:

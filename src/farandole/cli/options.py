@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -15,19 +16,37 @@ import typer
 
 from farandole.errors import UsageError
 from farandole.platform import output
-from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
+from farandole.platform.bounds import MAX_COUNT, MAX_WORKERS, real, whole
 from farandole.platform.output import LONGEST_NAME, is_name, is_text
 from farandole.protocol.cost import Prices
+from farandole.run_options import RUN_OPTIONS
 from farandole.settings import verbosity
+
+# --- options of a run -------------------------------------------------------------------------------------------------
+
+
+def option(name: str) -> Any:
+    """Returns what typer makes an option of: the option of `run_options.py` with that name, which is the parameter's.
+
+    Its value is None if it is not given and a resumed run keeps the former value.
+    """
+    declared = RUN_OPTIONS[name]
+    return typer.Option(
+        None if declared.kept else declared.default,
+        declared.flag,
+        help=declared.help,
+        metavar=declared.metavar or "|".join(declared.choices) or None,
+        show_default=declared.shown_default or (str(declared.default) if declared.kept else True),
+        hidden=declared.hidden,
+        rich_help_panel=declared.group,
+    )
+
+
+_BY_FLAG = {declared.flag: declared for declared in RUN_OPTIONS.values()}
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
-WHOLE = {  # bounds of integer options; options that are not listed start at 0
-    "--threads": (1, MAX_THREADS),
-    "--seed": (-MAX_SEED, MAX_SEED),
-    "--workers": (0, MAX_WORKERS),
-    "--min": (0, MAX_WORKERS),
-    "--max": (0, MAX_WORKERS),
+WHOLE = {  # bounds of the integer options that `run_options.py` does not declare; those not listed start at 0
     "WORKERS": (0, MAX_WORKERS),
     "--steps": (0, 10**6),
     "--rounds": (1, 10**6),
@@ -64,7 +83,7 @@ def _option(verb: Callable[..., None], name: str) -> str:
     metadata = getattr(get_type_hints(verb, include_extras=True)[name], "__metadata__", ())
     words = [
         word
-        for each in metadata
+        for each in (*metadata, inspect.signature(verb).parameters[name].default)
         for word in (getattr(each, "default", None), *(getattr(each, "param_decls", None) or ()))
         if isinstance(word, str) and word.startswith("-")  # typer stores the first option as the default
     ]
@@ -72,7 +91,9 @@ def _option(verb: Callable[..., None], name: str) -> str:
 
 
 def _check(option: str, value: float) -> None:
-    if isinstance(value, int):
+    if option in _BY_FLAG:
+        _BY_FLAG[option].check(value)
+    elif isinstance(value, int):
         least, most = WHOLE.get(option, (0, MAX_COUNT))
         whole(f"{option} {{}}", value, least, most)
     else:

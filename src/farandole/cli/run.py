@@ -18,63 +18,28 @@ import typer
 from farandole.cli.attach import detach
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, exports_of
 from farandole.cli.folders import lives
-from farandole.cli.options import Verbose, check_name, check_script, part
+from farandole.cli.options import Verbose, check_name, check_script, option, part
 from farandole.cli.resume import GivenOptions, settle
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import UsageError
 from farandole.platform import cpu
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.messages import Checkpoints, RunTerms
+from farandole.run_options import DATA, LIMITS, MACHINES, WATCHING, WORKERS, default
 
 # --- run --------------------------------------------------------------------------------------------------------------
-
-WORKERS, DATA, MACHINES = "Workers", "Data and checkpoints", "Machines"
-BITS, WATCHING, LIMITS = "Bits", "Watching", "Limits"
 
 
 def run(
     script: Annotated[str, typer.Argument(help="The training script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            help="How many workers to run; `farandole scale` changes it.",
-            show_default="2; with --pool: all that the pools have",
-            rich_help_panel=WORKERS,
-        ),
-    ] = None,
-    minimum: Annotated[
-        int, typer.Option("--min", help="Train only with at least this many workers.", rich_help_panel=WORKERS)
-    ] = 1,
-    maximum: Annotated[
-        int | None,
-        typer.Option(
-            "--max", help="Admit at most this many workers.", show_default="no limit", rich_help_panel=WORKERS
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            help="Intra-op threads of each worker. Results depend on it.",
-            show_default="1",
-            rich_help_panel=WORKERS,
-        ),
-    ] = None,
-    by_speed: Annotated[
-        bool,
-        typer.Option(
-            "--by-speed/--equal",
-            help="Assign micro-batches by the measured speed of each worker, or equally.",
-            rich_help_panel=WORKERS,
-        ),
-    ] = True,
-    pin: Annotated[
-        bool,
-        typer.Option("--pin", help="Give each worker cores of its own. For idle machines.", rich_help_panel=WORKERS),
-    ] = False,
+    wanted: int | None = option("wanted"),
+    minimum: int = option("minimum"),
+    maximum: int | None = option("maximum"),
+    threads: int | None = option("threads"),
+    by_speed: bool = option("by_speed"),
+    pin: bool = option("pin"),
     fresh: Annotated[
         bool,
         typer.Option(
@@ -90,20 +55,8 @@ def run(
             rich_help_panel=DATA,
         ),
     ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint-every",
-            metavar="PERIOD",
-            help="Time between checkpoints: 10m, 30s, 2h, 500steps or never.",
-            show_default="10m",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option("--keep", help="How many checkpoints to keep.", show_default="3", rich_help_panel=DATA),
-    ] = None,
+    every: str | None = option("every"),
+    keep: int | None = option("keep"),
     checkpoints: Annotated[
         str | None,
         typer.Option(
@@ -123,10 +76,7 @@ def run(
             rich_help_panel=DATA,
         ),
     ] = None,
-    ledger: Annotated[
-        bool,
-        typer.Option("--ledger", help="Record every sample that was used, to verify the counts.", rich_help_panel=DATA),
-    ] = False,
+    ledger: bool = option("ledger"),
     pool: Annotated[
         list[str] | None,
         typer.Option(
@@ -200,44 +150,10 @@ def run(
             rich_help_panel=MACHINES,
         ),
     ] = 0.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            help="Random seed for initialisation, data order and dropout.",
-            show_default="0",
-            rich_help_panel=BITS,
-        ),
-    ] = None,
-    bits: Annotated[
-        str | None,
-        typer.Option(
-            "--bits",
-            metavar="same|portable|any",
-            help="same: refuse a machine that computes other bits. portable: x86 CPUs with AVX2 of any maker compute "
-            "the same bits. any: admit every machine; an event marks the step after which results are not "
-            "reproducible.",
-            show_default="same",
-            rich_help_panel=BITS,
-        ),
-    ] = None,
-    audit: Annotated[
-        str,
-        typer.Option(
-            "--audit",
-            metavar="PART",
-            help="Part of all micro-batches to compute twice, to find a machine that computes wrong: 0.1%.",
-            rich_help_panel=BITS,
-        ),
-    ] = "0",
-    stop_undecided: Annotated[
-        bool,
-        typer.Option(
-            "--stop-undecided",
-            help="Stop if two workers disagree in an audit and no third can decide.",
-            rich_help_panel=BITS,
-        ),
-    ] = False,
+    seed: int | None = option("seed"),
+    bits: str | None = option("bits"),
+    audit: str = option("audit"),
+    stop_undecided: bool = option("stop_undecided"),
     detached: Annotated[
         bool,
         typer.Option(
@@ -279,33 +195,11 @@ def run(
             rich_help_panel=LIMITS,
         ),
     ] = None,
-    stop_on_nan: Annotated[
-        bool,
-        typer.Option(
-            "--stop-on-nan", help="Stop before the update of a step whose loss is not finite.", rich_help_panel=LIMITS
-        ),
-    ] = False,
-    stall: Annotated[
-        float,
-        typer.Option(
-            "--stall",
-            metavar="SECONDS",
-            help="Replace a worker that its peers wait for, after this long and at least ten median steps; after ten "
-            "times as long in the worker's first step.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 30.0,
-    orphan_limit: Annotated[
-        float,
-        typer.Option(
-            "--orphan-limit",
-            metavar="SECONDS",
-            help="How long workers continue without a coordinator before they save and exit.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 600.0,
-    standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
-    stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
+    stop_on_nan: bool = option("stop_on_nan"),
+    stall_s: float = option("stall_s"),
+    orphan_s: float = option("orphan_s"),
+    standstill_s: float = option("standstill_s"),
+    stop_s: float = option("stop_s"),
 ) -> None:
     """Start a run on this machine, with its coordinator and workers, and show it until it ends."""
     del verbose
@@ -316,7 +210,7 @@ def run(
     if not (fresh or prepare or pool):  # --prepare may install the modules that would be loaded
         from farandole.pool.local import load_ahead
 
-        load_ahead(threads or 1, {**os.environ, **cpu.of(bits or "same")})
+        load_ahead(threads or default("threads"), {**os.environ, **cpu.of(bits or default("bits"))})
 
     from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
     from farandole.cli.folders import check_folder, close, foreign, make_folder
@@ -346,16 +240,15 @@ def run(
     spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time())
     priced = read_prices(prices) if prices else Prices()
     at = listen or "127.0.0.1"
-    check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
+    check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)
     if not listener.is_loopback(listener.parse(at)[0]):
         security.check_available(at)
     terms = RunTerms(  # checks the values before a folder is made
-        wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
-        threads=1 if threads is None else threads, pin=pin,
-        by_speed=by_speed, bits=bits or "same", stop_on_nan=stop_on_nan, audit=part(audit),
-        stop_undecided=stop_undecided,
-        checkpoints=Checkpoints(keep=3 if keep is None else keep),
-        orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
+        wanted=2 if wanted is None and not specs else wanted, minimum=minimum, maximum=maximum,
+        threads=default("threads") if threads is None else threads, pin=pin, by_speed=by_speed,
+        bits=bits or default("bits"), stop_on_nan=stop_on_nan, audit=part(audit), stop_undecided=stop_undecided,
+        checkpoints=Checkpoints(keep=default("keep") if keep is None else keep),
+        stall_s=stall_s, orphan_s=orphan_s, standstill_s=standstill_s, stop_s=stop_s,
     )  # fmt: skip
     exports = exports_of(tensorboard, tensorboard_dir, wandb, metrics_token)
     before = GivenOptions(
@@ -407,7 +300,7 @@ def run(
             setup=setup,
             prepare=prepare,
             threads=terms.threads,
-            orphan_s=orphan_limit,
+            orphan_s=orphan_s,
         ),
         other_code=other_code,
         edited=edited,

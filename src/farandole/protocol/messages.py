@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
+from farandole.platform.bounds import real, whole
 from farandole.platform.output import LONGEST_NAME, one_line
 from farandole.protocol.values import MAX_LINES as MAX_LINES
 from farandole.protocol.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
@@ -43,6 +43,7 @@ from farandole.protocol.values import Newest as Newest
 from farandole.protocol.values import Signature as Signature
 from farandole.protocol.values import StepTime as StepTime
 from farandole.protocol.view import Lineage, View
+from farandole.run_options import RUN_OPTIONS, default
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 #
@@ -284,16 +285,6 @@ class Demoted(Message):
 # its Welcome. Invariant: an existing value has been checked, also one that was read from a file or came over the
 # network.
 
-WHOLE = {  # fields that hold whole numbers, and the largest value of each
-    "wanted": MAX_WORKERS, "minimum": MAX_WORKERS, "maximum": MAX_WORKERS, "seed": MAX_SEED, "threads": MAX_THREADS,
-    "startup_failures": MAX_COUNT, "views_per_group": MAX_COUNT,
-}  # fmt: skip
-_OPTIONS = {
-    "wanted": "--workers", "minimum": "--min", "maximum": "--max", "orphan_s": "--orphan-limit", "stall_s": "--stall",
-    "standstill_s": "--standstill", "stop_s": "--stop-limit",
-}  # fmt: skip
-BITS = ("same", "portable", "any")  # what is guaranteed about results; see `numeric_facts.py`
-
 
 class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a run that all its processes share. All times are in seconds.
@@ -306,7 +297,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
         pin: each worker gets CPU cores of its own.
         ledger: every delivered sample is counted.
         by_speed: micro-batches are assigned by measured speed, else equally.
-        bits: which machines may compute for the run, one of `BITS`.
+        bits: which machines may compute for the run, "same", "portable" or "any"; see `numeric_facts.py`.
         stop_on_nan: a loss that is not finite ends the run.
         audit: the fraction of all micro-batches that a second worker computes too, 0 to 1.
         stop_undecided: end the run if two workers disagree about one of them and no third can decide.
@@ -321,41 +312,38 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     wanted: int | None = 1
-    minimum: int = 1
-    maximum: int | None = None
-    seed: int = 0
-    threads: int = 1
-    pin: bool = False
-    ledger: bool = False
-    by_speed: bool = True
-    bits: str = "same"
-    stop_on_nan: bool = False
-    audit: float = 0.0
-    stop_undecided: bool = False
+    minimum: int = default("minimum")
+    maximum: int | None = default("maximum")
+    seed: int = default("seed")
+    threads: int = default("threads")
+    pin: bool = default("pin")
+    ledger: bool = default("ledger")
+    by_speed: bool = default("by_speed")
+    bits: str = default("bits")
+    stop_on_nan: bool = default("stop_on_nan")
+    audit: float = default("audit")
+    stop_undecided: bool = default("stop_undecided")
     checkpoints: Checkpoints = Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
-    stall_s: float = 30.0
-    orphan_s: float = 600.0
+    stall_s: float = default("stall_s")
+    orphan_s: float = default("orphan_s")
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
     end_s: float = 10.0  # how long a stop waits for workers whose script has not ended while others' have
-    standstill_s: float = 60.0
-    stop_s: float = 30.0
+    standstill_s: float = default("standstill_s")
+    stop_s: float = default("stop_s")
     views_per_group: int = 256  # messages of views 512 apart could not be distinguished in one group
 
     def __post_init__(self) -> None:
-        for name, most in WHOLE.items():
-            if (value := getattr(self, name)) is not None:
-                whole(f"{_option(name)} {{}}", value, -MAX_SEED if name == "seed" else 0, most)
-        for name in (name for name in self.__struct_fields__ if name.endswith("_s")):
-            real(f"{_option(name)} {{}}", getattr(self, name), why="seconds")
-        if self.bits not in BITS:
-            raise UsageError(f"--bits {self.bits}: use {' or '.join(BITS)}")
+        for name in (name for name in self.__struct_fields__ if name in RUN_OPTIONS):
+            RUN_OPTIONS[name].check(getattr(self, name))
+        for name in ("startup_failures", "views_per_group"):
+            whole(f"{name} {{}}", getattr(self, name))
+        for name in ("heartbeat_s", "heartbeat_timeout_s", "prepare_timeout_s", "end_s"):
+            real(f"{name} {{}}", getattr(self, name), why="seconds")
         if self.minimum < 1:
             raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
-        if self.threads < 1:
-            raise UsageError(f"--threads {self.threads}: a worker needs at least one thread; use --threads 1 or more")
         if self.wanted is not None and self.wanted < self.minimum:
             raise UsageError(
                 f"--workers {self.wanted} is below --min {self.minimum}: the run could never start; "
@@ -376,16 +364,10 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.stall_s < self.heartbeat_s:
             raise UsageError(f"--stall {self.stall_s:g}: at least {self.heartbeat_s:g} s, the time between heartbeats")
-        if not 0.0 <= self.audit <= 1.0:
-            raise UsageError(f"--audit {self.audit:g}: a part of all shards, from 0 to 1 (or 0% to 100%)")
         if self.audit and self.bits == "any":
             raise UsageError(f"--audit {self.audit:g} with --bits any: unlike machines find different bits in any case")
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
-
-
-def _option(field: str) -> str:
-    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------

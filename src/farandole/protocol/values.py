@@ -17,6 +17,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_COUNT
 from farandole.platform.output import LONGEST_NAME, NAME, is_name, one_line
+from farandole.run_options import default
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
@@ -214,8 +215,8 @@ class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: str = ""
-    every: str = "10m"
-    keep: int = 3
+    every: str = default("every")
+    keep: int = default("keep")
     resume: str = ""
     identity: str = msgspec.field(default="", name="mark")  # its name in files of earlier versions
 
