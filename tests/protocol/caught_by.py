@@ -41,8 +41,8 @@ CAUGHT_BY = {
     "session: self.attempt += 1 > self.attempt = 1": 13,
     "driver: raise ViewWithdrawn > yield Change() continue": 16,
     "member: self.agreed, None, True, None  > self.agreed, None, True, None": 14,
-    "verdicts: if differ or refused or failed > if differ else None": 22,
-    "verdicts: if differ or refused or failed > if differ or refused else None": 162,
+    "disputes: if differ or refused or failed > if differ else None": 22,
+    "disputes: if differ or refused or failed > if differ or refused else None": 162,
     "recovery: again=None if outcome.commit e > again=None": 49,
-    "verdicts: for worker in (*checkers, thir > for worker in checkers": 49,
+    "disputes: for worker in (*checkers, thir > for worker in checkers": 49,
 }

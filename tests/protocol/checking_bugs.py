@@ -7,7 +7,7 @@ from typing import Any
 
 from farandole.plan import shards
 from farandole.protocol import view
-from farandole.protocol.coordinator import recovery, verdicts
+from farandole.protocol.coordinator import disputes, recovery
 from farandole.protocol.worker import driver
 from farandole.protocol.worker import member as checking
 
@@ -43,9 +43,9 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         ERRS,
     ),
     # what follows
-    (verdicts, "if differ or refused or failed else None", "if differ else None", {"drift": True}),
+    (disputes, "if differ or refused or failed else None", "if differ else None", {"drift": True}),
     (
-        verdicts,
+        disputes,
         "if differ or refused or failed else None",
         "if differ or refused else None",
         {"drift": True},
@@ -53,10 +53,10 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (recovery, "unconfirmed or verdict.again is not None or", "unconfirmed or", ERRS),
     (recovery, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
     (recovery, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
-    (verdicts, "        for worker in _new(at_last, holder, results):", "        for worker in ():", ERRS),
-    (verdicts, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
-    (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
-    (verdicts, "if at_last[worker].unproven]", "if False]", ERRS),
+    (disputes, "        for worker in _new(at_last, holder, results):", "        for worker in ():", ERRS),
+    (disputes, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
+    (disputes, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
+    (disputes, "if at_last[worker].unproven]", "if False]", ERRS),
     # replicas that may drift
     (checking, "if view.number != self._view or step", "if step", DRIFTS),
     (

@@ -26,7 +26,7 @@ from farandole.training.replica import Replica
 #
 # A worker's results for one shard, as digests: its input, its loss, its gradients, and its buffers afterwards.
 #
-# They are made for a shard that two workers compute (`protocol/coordinator/verdicts.py`). Both workers have the same
+# They are made for a shard that two workers compute (`protocol/coordinator/disputes.py`). Both workers have the same
 # digests, or the first name with a different digest tells in what they differ. A gradient's digest is taken as the
 # backward pass produces it, before it is added to another one. If the shard belongs to another worker, the gradient is
 # not used any further.

@@ -26,7 +26,6 @@ from farandole.protocol.coordinator import (
     recovery,
     scaling,
     shutdown,
-    verdicts,
     view_changes,
 )
 from farandole.protocol.coordinator import metric_lines as last_resort
@@ -388,7 +387,7 @@ class Coordinator(CoordinatorState):
         worker.heartbeat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number and worker.state in ("member", "finished"):
             failures.note_progress(self, worker.id, beat.step)
-            verdicts.note_proof(self, beat)
+            disputes.note_proof(self, beat)
             self.progress.on_heartbeat(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         view_changes.on_round_begun(self, worker.id, beat)

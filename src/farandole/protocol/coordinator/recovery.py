@@ -21,7 +21,8 @@ import msgspec
 from farandole.errors import ProtocolError
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import disputes, failures, shutdown, verdicts
+from farandole.protocol.coordinator import disputes, failures, shutdown
+from farandole.protocol.coordinator.disputes import Verdict
 from farandole.protocol.coordinator.state import (
     CoordinatorState,
     Ending,
@@ -32,7 +33,6 @@ from farandole.protocol.coordinator.state import (
     issued_denial,
     keep_issued,
 )
-from farandole.protocol.coordinator.verdicts import Verdict
 from farandole.protocol.difference import differing
 from farandole.protocol.messages import Stopped
 from farandole.protocol.view import Lineage, View
@@ -233,12 +233,33 @@ def _convicted(state: CoordinatorState, stop: Stopping, answered: tuple[str, ...
 
 def _judge(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
     """Remove the workers with wrong results of a shard, and the joiners whose replica differs."""
-    verdict = verdicts.judge({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
-    verdicts.record_verdict(state, verdict)
+    verdict = disputes.judge({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
+    _carry_out(state, verdict)
     for worker in (*verdict.refused, *verdict.wrong):
         del reports[worker]
         synced.discard(worker)
     return verdict
+
+
+def _carry_out(state: CoordinatorState, verdict: Verdict) -> None:
+    """Remove the refused and the wrong workers. If it is unknown which one is wrong, the run may end."""
+    for worker, why in verdict.refused.items():
+        removed = state.workers.pop(worker)
+        state.record(events.RefusedEvent(worker=worker, host=removed.host, reason=why))
+        state.send(worker, m.JoinRefused(reason=why))
+        state.record_departure(removed, why, 1, started=False, refused=True)
+        failures.on_refused(state, removed, why)
+    for worker, why in verdict.wrong.items():
+        host = state.workers[worker].host
+        state.record(events.ComputesWrongEvent(worker=worker, host=host, reason=why))
+        state.wrong_hosts.add(host)
+        state.ban(worker)
+        state.remove(worker, Removal.EVICTED, f"it computes wrong results: {why}")
+    for workers, what in verdict.undecided.items():
+        reason = f"the results of {' and '.join(workers)} differ, first in {what}, and it is unknown which are right"
+        state.record(events.UndecidedEvent(workers=workers, reason=reason))
+        if state.settings.stop_undecided and state.ending is None:
+            state.ending = Ending(code=1, reason=reason, failed=True)
 
 
 def _resume(
@@ -248,7 +269,7 @@ def _resume(
     view = state.view = View(
         number=state.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=state.hosts_of(outcome.members),
-        unproven=verdicts.unproven({w: reports[w] for w in outcome.members}, commit=outcome.commit),
+        unproven=disputes.unproven({w: reports[w] for w in outcome.members}, commit=outcome.commit),
         undecided=any(set(outcome.members) <= set(pair) for pair in verdict.undecided),
     )  # fmt: skip
     lineage = msgspec.structs.replace(outcome.lineage, again=None if outcome.commit else verdict.again)
@@ -433,7 +454,7 @@ def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) 
         return  # replicas may differ: only a faulty worker reports it
     if state.savers or handled or not any(state.has_part(worker) for worker in workers):
         return
-    if verdicts.on_trial(state, message):
+    if disputes.on_trial(state, message):
         if state.stopping is None:
             stop_view(state, "a joiner's replica differs")
         if state.stopping is not None:

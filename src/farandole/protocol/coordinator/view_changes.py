@@ -18,7 +18,7 @@ import msgspec
 
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import disputes, failures, recovery, shutdown, verdicts
+from farandole.protocol.coordinator import disputes, failures, recovery, shutdown
 from farandole.protocol.coordinator.state import (
     WHOLE,
     CoordinatorState,
@@ -252,7 +252,7 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
         group=group,
         shares=shares,
         hosts=state.hosts_of(members),
-        unproven=(*verdicts.carried(state, stay), *joiners),
+        unproven=(*disputes.carried(state, stay), *joiners),
     ), ", ".join(causes)
 
 
@@ -272,7 +272,7 @@ def next_group(state: CoordinatorState, now: float) -> tuple[View, str] | None:
         return None
     state.regroup_at = now + REGROUP_S
     number = state.next_number()
-    unproven = verdicts.carried(state, view.members)
+    unproven = disputes.carried(state, view.members)
     return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
 
 
@@ -294,7 +294,7 @@ def next_shares(state: CoordinatorState) -> tuple[View, str] | None:
         return None
     slow = stragglers(state.speeds.relative())
     cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
-    unproven = verdicts.carried(state, view.members)
+    unproven = disputes.carried(state, view.members)
     view = msgspec.structs.replace(view, number=state.next_number(), joining=(), shares=shares, unproven=unproven)
     return view, cause or "the workers are about equally fast"
 

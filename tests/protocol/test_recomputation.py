@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import verdicts
+from farandole.protocol.coordinator import disputes
 from farandole.protocol.coordinator.state import EXIT_BANNED
 from farandole.protocol.messages import NO_DIGESTS, UPDATES, Computed
 from farandole.protocol.view import Lineage, View
@@ -32,18 +32,18 @@ def said(
 
 def test_nothing_differs() -> None:
     reports = {"a": said(found("a", 1, 0)), "b": said(checked=found("a", 1, 0)), "c": said()}
-    assert verdicts.judge(reports) == verdicts.Verdict()
+    assert disputes.judge(reports) == disputes.Verdict()
 
 
 def test_a_round_in_which_a_joiners_replica_differed_is_done_again_also_where_it_is_gone() -> None:
     reports = {"a": said(), "b": said()}
-    assert verdicts.judge(reports, {"c": 7}) == verdicts.Verdict(again=())
-    assert verdicts.judge({**reports, "c": said()}, {"c": 7}).again == ()
+    assert disputes.judge(reports, {"c": 7}) == disputes.Verdict(again=())
+    assert disputes.judge({**reports, "c": said()}, {"c": 7}).again == ()
 
 
 def test_a_third_is_asked_what_two_members_do_not_agree_on() -> None:
     reports = {"a": said(found("a", 1, 0, 2)), "b": said(checked=found("a", 9, 0, 2)), "c": said()}
-    assert verdicts.judge(reports).again == (("b", (0, 2)), ("c", (0, 2)))
+    assert disputes.judge(reports).again == (("b", (0, 2)), ("c", (0, 2)))
 
 
 @pytest.mark.parametrize(("values", "odd"), [((1, 9, 9), "a"), ((1, 9, 1), "b"), ((1, 1, 9), "c")])
@@ -54,7 +54,7 @@ def test_what_two_of_three_have_found_is_right(values: tuple[int, int, int], odd
         "b": said(checked=found("a", second, 3)),
         "c": said(checked=found("a", third, 3)),
     }
-    verdict = verdicts.judge(reports)
+    verdict = disputes.judge(reports)
     assert list(verdict.wrong) == [odd]
     assert mentions(verdict.wrong[odd], *(worker for worker in ABC if worker != odd), "shard 3")
     assert verdict.again == ()
@@ -62,14 +62,14 @@ def test_what_two_of_three_have_found_is_right(values: tuple[int, int, int], odd
 
 def test_of_three_that_differ_nobody_can_tell() -> None:
     reports = {worker: said(checked=found("a", value, 3)) for worker, value in (("b", 2), ("c", 3))}
-    verdict = verdicts.judge({"a": said(found("a", 1, 3)), **reports})
+    verdict = disputes.judge({"a": said(found("a", 1, 3)), **reports})
     assert list(verdict.undecided) == [ABC]
     assert mentions(verdict.undecided[ABC], "shard 3")
     assert not verdict.wrong
 
 
 def test_two_alone_are_both_named() -> None:
-    verdict = verdicts.judge({"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3))})
+    verdict = disputes.judge({"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3))})
     assert list(verdict.undecided) == [("a", "b")]
     assert mentions(verdict.undecided["a", "b"], "shard 3")
     assert verdict.again == ()
@@ -77,7 +77,7 @@ def test_two_alone_are_both_named() -> None:
 
 def test_a_joiner_goes_if_it_does_not_find_what_the_holder_has() -> None:
     reports = {"a": said(found("a", 1, 0)), "b": said(), "c": said(checked=found("a", 2, 0), new=True)}
-    verdict = verdicts.judge(reports)
+    verdict = disputes.judge(reports)
     assert list(verdict.refused) == ["c"]
     assert mentions(verdict.refused["c"], "a", "shard 0")
     assert verdict.again == ()
@@ -85,43 +85,43 @@ def test_a_joiner_goes_if_it_does_not_find_what_the_holder_has() -> None:
 
 def test_two_joiners_that_agree_do_not_outvote_who_was_in_the_run() -> None:
     new = {worker: said(checked=found("a", 2, 0), new=True) for worker in "bc"}
-    assert list(verdicts.judge({"a": said(found("a", 1, 0)), **new}).refused) == ["b", "c"]
+    assert list(disputes.judge({"a": said(found("a", 1, 0)), **new}).refused) == ["b", "c"]
 
 
 @pytest.mark.parametrize(("values", "odd"), [((1, 9, 9), ["a"]), ((1, 9, 1), ["b"]), ((1, 2, 3), ["b", "c"])])
 def test_in_a_first_view_what_most_have_found_counts(values: tuple[int, int, int], odd: list[str]) -> None:
     first, *others = values
     checkers = {w: said(checked=found("a", v, 0), new=True) for w, v in zip("bc", others, strict=True)}
-    assert list(verdicts.judge({"a": said(found("a", first, 0), new=True), **checkers}).refused) == odd
+    assert list(disputes.judge({"a": said(found("a", first, 0), new=True), **checkers}).refused) == odd
 
 
 def test_a_new_one_is_no_third() -> None:
     reports = {"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3)), "c": said(new=True)}
-    assert verdicts.judge(reports).undecided
+    assert disputes.judge(reports).undecided
 
 
 def test_only_the_round_in_hand_counts() -> None:
     reports = {"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3)), "c": said(round_=8)}
-    assert verdicts.judge(reports) == verdicts.Verdict()
+    assert disputes.judge(reports) == disputes.Verdict()
 
 
 @pytest.mark.parametrize("gone", ["a", "b"], ids=["the holder", "the checker"])
 def test_a_round_is_not_committed_without_one_that_was_to_be_compared(gone: str) -> None:
     reports = {"a": said(found("a", 1, 3)), "b": said(checked=found("a", 1, 3)), "c": said()}
     del reports[gone]
-    assert verdicts.judge(reports).again == ()
+    assert disputes.judge(reports).again == ()
 
 
 def test_nor_without_one_that_was_to_prove_itself_beside_others() -> None:
     view = View(number=1, members=ABC, joining=("b", "c"), group=1, unproven=("b", "c"))
     reports = {"a": said(found("a", 1, 0), view=view), "b": said(checked=found("a", 1, 0), new=True, view=view)}
-    assert verdicts.judge(reports).again == ()
+    assert disputes.judge(reports).again == ()
 
 
 def test_who_has_not_been_compared_is_still_to_prove_itself() -> None:
     reports = {"a": said(found("a", 1, 0)), "b": said(checked=found("a", 1, 0), new=True), "c": said(new=True)}
-    assert verdicts.unproven(reports, commit=True) == ("c",)
-    assert verdicts.unproven(reports, commit=False) == ("b", "c")
+    assert disputes.unproven(reports, commit=True) == ("c",)
+    assert disputes.unproven(reports, commit=False) == ("b", "c")
 
 
 # --- what becomes of them ----------------------------------------------------------------------------------------
@@ -233,6 +233,6 @@ def test_a_joiner_whose_updates_differ_goes_and_what_it_computed_is_done_again()
 
 
 def test_one_that_has_been_looked_at_all_over_ends_the_run() -> None:
-    scene = joined(600 - verdicts.TRIAL - 1)
+    scene = joined(600 - disputes.TRIAL - 1)
     assert scene.coordinator.ending is not None
     assert scene.fields["replicas differ"]["workers"] == ["c"]
