@@ -13,6 +13,8 @@ import pytest
 from farandole.data.decoding import ends_as_it_should
 from farandole.data.index import INDEX, Index
 from farandole.data.prepare import images as image_folder
+from farandole.data.prepare.images import ImageShardRecord
+from farandole.data.prepare.shards import ShardResult
 from farandole.errors import BadSample
 from tests.support.image_files import make_folder
 
@@ -23,7 +25,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def prepared(
-    source: Path, check: bool, heard: Callable[[image_folder.ImageShard], None] = lambda _: None
+    source: Path, check: bool, heard: Callable[[ShardResult[ImageShardRecord]], None] = lambda _: None
 ) -> Index | int:
     return image_folder.prepare(
         image_folder.list_folder(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
@@ -65,7 +67,7 @@ def test_shards_that_were_not_checked_are_made_anew_and_checked_ones_are_kept(tm
     source = make_folder(tmp_path / "source", each=3)
     first = prepared(source, check=False)
     for check, kept in ((False, True), (True, False), (True, True), (False, True)):
-        heard: list[image_folder.ImageShard] = []
+        heard: list[ShardResult[ImageShardRecord]] = []
         assert prepared(source, check, heard.append) == first, "the same bytes"
         assert Counter(made.kept for made in heard).keys() == {kept}
 

@@ -6,8 +6,10 @@ import os
 import re
 import time
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +18,11 @@ from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
     from farandole.data.prepare.images import Images
-    from farandole.data.prepare.shards import Part
+    from farandole.data.prepare.shards import Part, ShardResult
     from farandole.data.prepare.webdataset_index import Read
     from farandole.data.probe import ProbeResult
 
@@ -134,14 +137,11 @@ def prepares_texts(
 
 
 def prepare_texts(
-    source: str, destination: str, tokens: str, *, end: str, vocabulary: int, lines: bool, field: str,
-    shard_bytes: int, processes: int, part: Part,
+    source: str, url: str, tokens: str, *, end: str, vocabulary: int, lines: bool, field: str, shard_bytes: int,
+    processes: int, part: Part,
 ) -> None:  # fmt: skip
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from farandole.data.prepare.shards import alone_at, cut
-    from farandole.data.prepare.tokens import Encoding, TextFormat, TokenShard, listing, prepare
+    from farandole.data.prepare.shards import cut
+    from farandole.data.prepare.tokens import Encoding, TextFormat, listing, prepare
     from farandole.platform.process import die_with_parent
 
     reading = TextFormat(lines=lines, field=field)
@@ -149,34 +149,19 @@ def prepare_texts(
     passed_over = f"; {listed.passed_over} files are skipped: no text by their names" if listed.passed_over else ""
     tell(f"{source}: {listed.files} texts, {listed.size / 1e6:.1f} MB{passed_over}")
     encoding = Encoding(tokenizer=_absolute(tokens), end=end, vocabulary=vocabulary, reading=reading)
-    counts = Counter[str]()
-    began = time.monotonic()
-    console = Console(highlight=False, soft_wrap=True)
-    columns = ("text", BarColumn(), DownloadColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
-    with alone_at(destination, part), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        shards = cut(listed.pieces, shard_bytes)
-        mine = sum(piece.size for n, (_, pieces) in enumerate(shards) if part.has(n) for piece in pieces)
-        task = progress.add_task("", total=mine, said="")
-
-        def made(result: TokenShard) -> None:
-            counts["kept" if result.kept else "made" if result.record else "bad"] += 1
-            said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
-            progress.update(task, advance=result.size, said=said)
-
+    shards = cut(listed.pieces, shard_bytes)
+    total = sum(piece.size for n, (_, pieces) in enumerate(shards) if part.has(n) for piece in pieces)
+    with _making("text", total, url, part) as shown:
         index = prepare(
-            listed, destination, encoding, shard_bytes=shard_bytes, processes=processes, begin=die_with_parent,
-            made=made, part=part,
+            listed, url, encoding, shard_bytes=shard_bytes, processes=processes, begin=die_with_parent,
+            made=shown.made, part=part,
         )  # fmt: skip
-    done = f"{counts['made']} made, {counts['kept']} kept"
     if isinstance(index, int):
-        tell(
-            f"{destination}: part {part.number}/{part.of} is done ({done}, {time.monotonic() - began:.1f} s); {index} "
-            f"shards of other parts are missing; the machine that makes the last one writes the index"
-        )
+        tell(f"{url}: {shown.of_part(part, index)}")
         return
     tell(
-        f"{destination}: {index.tokens} tokens of {index.documents} documents in {len(index.shardlist)} shards "
-        f"({done}), {index.dtype}, ids below {index.vocabulary}, {time.monotonic() - began:.1f} s"
+        f"{url}: {index.tokens} tokens of {index.documents} documents in {len(index.shardlist)} shards "
+        f"({shown.summary}), {index.dtype}, ids below {index.vocabulary}, {shown.seconds:.1f} s"
     )
 
 
@@ -261,8 +246,6 @@ def prepare(
     ] = False,
 ) -> None:
     """Make shards from a folder of images, tables or texts. If it is interrupted, start it again: it continues."""
-    from farandole.data.prepare.shards import alone_at
-
     shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1 or short_side < 0:
@@ -285,8 +268,7 @@ def prepare(
         )  # fmt: skip
         return
     listed = _listing(source, image, label, shard_bytes)
-    with alone_at(destination, own):
-        _make(listed, destination, shard_bytes, short_side, processes, own, check)
+    _prepare_images(listed, destination, shard_bytes, short_side, processes, own, check)
 
 
 def _check_apart(source: str, destination: str) -> None:
@@ -316,45 +298,72 @@ def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
     return listed
 
 
-def _make(
-    listed: Images, url: str, shard_bytes: int, short_side: int, processes: int, part: Part,
-    check: bool,
-) -> None:  # fmt: skip
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from farandole.data.prepare.images import ImageShard, prepare
+def _prepare_images(
+    listed: Images, url: str, shard_bytes: int, short_side: int, processes: int, part: Part, check: bool
+) -> None:
+    from farandole.data.prepare.images import prepare
     from farandole.data.prepare.shards import samples_of
     from farandole.platform.process import die_with_parent
 
-    console = Console(highlight=False, soft_wrap=True)
-    counts = Counter[str]()
-    began = time.monotonic()
-    columns = ("images", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=samples_of(listed.pieces, shard_bytes, part), said="")
-
-        def made(result: ImageShard) -> None:
-            counts["kept" if result.kept else "made" if result.record else "bad"] += 1
-            said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
-            progress.update(task, advance=result.samples, said=said)
-
+    with _making("images", samples_of(listed.pieces, shard_bytes, part), url, part) as shown:
         index = prepare(
             listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
-            made=made, part=part, check=check,
+            made=shown.made, part=part, check=check,
         )  # fmt: skip
     if isinstance(index, int):
-        tell(
-            f"{url}: part {part.number}/{part.of} is done ({counts['made']} shards made, {counts['kept']} kept, "
-            f"{time.monotonic() - began:.1f} s); {index} shards of other parts are not there yet: whoever makes "
-            f"the last of them writes the index"
-        )
+        tell(f"{url}: {shown.of_part(part, index)}")
         return
     images, size = (sum(its) for its in zip(*((s.nsamples, s.filesize) for s in index.shardlist), strict=True))
     tell(
-        f"{url}: {images} images in {len(index.shardlist)} shards ({counts['made']} made, {counts['kept']} kept), "
-        f"{size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"
+        f"{url}: {images} images in {len(index.shardlist)} shards ({shown.summary}), {size / 1e6:.1f} MB, "
+        f"{shown.seconds:.1f} s"
     )
+
+
+class _Making:
+    """The progress of shards that are made, in a bar on the terminal."""
+
+    def __init__(self, progress: Progress, what: str, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task(what, total=total, said="")
+        self._counts = Counter[str]()
+        self._began = time.monotonic()
+
+    def made(self, result: ShardResult[Any]) -> None:
+        """Called when a shard is made."""
+        self._counts["kept" if result.kept else "made" if result.record else "bad"] += 1
+        said = ", ".join(f"{count} shards {what}" for what, count in self._counts.items())
+        self._progress.update(self._task, advance=result.size, said=said)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def summary(self) -> str:
+        return f"{self._counts['made']} made, {self._counts['kept']} kept"
+
+    def of_part(self, part: Part, missing: int) -> str:
+        """Returns the message for a part that is done while `missing` shards of other parts are not."""
+        return (
+            f"part {part.number}/{part.of} is done ({self.summary}, {self.seconds:.1f} s); {missing} shards of other "
+            f"parts are missing; the machine that makes the last one writes the index"
+        )
+
+
+@contextmanager
+def _making(what: str, total: int, url: str, part: Part) -> Generator[_Making]:
+    """Locks the part of the folder, and shows the progress. `total`: of the work; bytes for "text"."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from farandole.data.prepare.shards import alone_at
+
+    console = Console(highlight=False, soft_wrap=True)
+    done = DownloadColumn() if what == "text" else MofNCompleteColumn()
+    columns = (what, BarColumn(), done, TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    with alone_at(url, part), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield _Making(progress, what, total)
 
 
 def parse_part(text: str) -> Part:

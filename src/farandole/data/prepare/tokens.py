@@ -1,17 +1,8 @@
-"""`farandole data prepare --tokens` makes token shards from texts.
+"""`farandole data prepare --tokens`: token shards from texts (section "texts").
 
-    1. *list*    the texts, in pieces that can be read by themselves (section "texts")
-    2. *cut*     the pieces into shards by their lengths: arithmetic, so that a second start cuts the same
-    3. *make*    each shard in a process: the ids of its documents, each followed by the end of a document, and then its
-                 record, which holds a digest of its sources and its MD5. A shard whose record matches and whose MD5
-                 verifies is kept
-    4. *index*   the shards, last of all: a folder with an index is complete. A shard without a document is not in it
-
-Several machines can share phase 3 as with images (`images.py`), each with the same texts and tokenizer.
-
-Invariant: if any process is killed at any moment, the next start ends with the same bytes, and does not make a finished
-shard again. Each id is below the vocabulary. Documents that can't be read, or have other ids, are counted; the error
-names the first of them with their places, and no index is written.
+`shards.py` has the phases and the invariants. A shard holds the ids of its documents, each followed by the end of a
+document. A shard without a document is not in the index. Each id is below the vocabulary. Documents that can't be read,
+or have other ids, can't be used.
 """
 
 from __future__ import annotations
@@ -19,10 +10,8 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import io
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,21 +23,24 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from farandole.data.cache import filesystem, local_path
+from farandole.data.cache import local_path
 from farandole.data.cache_folder import Verified, opened
-from farandole.data.index import INDEX, Shard
+from farandole.data.index import Shard
 from farandole.data.prepare.shards import (
     WHOLE,
+    BadSamples,
     Part,
+    ShardJob,
+    ShardRecord,
+    ShardResult,
     cut,
     digest_of,
-    make_all,
-    md5_of,
-    put,
+    make_shards,
+    put_index,
 )
 from farandole.data.prepare.table_pieces import TableRows, is_table, read, tables
 from farandole.data.tokens import KIND, WIDTHS, TokenIndex, dtype_for
-from farandole.errors import BadSample, UsageError
+from farandole.errors import UsageError
 from farandole.platform.extras import how_to_install
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -353,8 +345,6 @@ def _digest(*parts: bytes) -> str:
 
 # --- prepare tokens ---------------------------------------------------------------------------------------------------
 
-_NAMED = 20  # bad documents in one message
-
 
 class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     """How to encode documents. `vocabulary`: the model's, which all ids must be below; 0: the tokenizer's own."""
@@ -365,17 +355,24 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     reading: TextFormat = TextFormat()
 
 
+class TokenShardRecord(ShardRecord, frozen=True, kw_only=True):
+    """The record of a shard of tokens."""
+
+    documents: int
+
+
 @dataclass(frozen=True, kw_only=True)
-class TokenJob:
-    """The job of making one shard, as it is sent to a process. `digest`: the tokenizer's."""
+class TokenJob(ShardJob[TokenShardRecord]):
+    """The job of making one shard. `digest`: the tokenizer's."""
 
     folder: str
-    url: str
-    name: str
     pieces: tuple[TextPiece | TableRows, ...]
     encoding: Encoding
     vocabulary: int
     digest: str
+    suffix = ".bin"
+    samples_are = "documents"
+    record_type = TokenShardRecord
 
     @property
     def made_from(self) -> str:
@@ -394,29 +391,36 @@ class TokenJob:
     def size(self) -> int:
         return sum(piece.size for piece in self.pieces)
 
+    def write(self, file: BinaryIO) -> tuple[int, dict[str, Any]] | BadSamples:
+        how = tokenizer(self.encoding.tokenizer, self.encoding.end)
+        if how.digest != self.digest:
+            raise UsageError(f"{self.encoding.tokenizer} has changed meanwhile; start again")
+        width = WIDTHS[dtype_for(self.vocabulary)]
+        count, bad = 0, BadSamples()
+        for piece in self.pieces:
+            for place, text in documents(self.folder, piece, self.encoding.reading):
+                try:
+                    ids = _ids(how, text, self.vocabulary)
+                except NoText as error:
+                    at = f"row {place}" if isinstance(piece, TableRows) else f"the document at byte {place}"
+                    bad = bad.plus(f"{os.path.join(self.folder, piece.path)}, {at}: {error}")
+                    continue
+                if ids.size:
+                    file.write(np.append(ids, how.end).astype(f"<u{width}").tobytes())
+                    count += 1
+        return bad if bad.number else (file.tell() // width, {"documents": count})
 
-class TokenShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one finished shard: its entry for the index, and digests of its sources. `made_from` covers the
-    files' times; `holds` does not, since these differ between copies on several machines.
-    """
-
-    shard: Shard
-    documents: int
-    made_from: str
-    holds: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenShard:
-    """The result of one shard. `size`: bytes of text. `bad`: the first of the `bads` documents that can't be used, with
-    the reasons; if there are any, the shard is not made. `kept`: it was finished before.
-    """
-
-    size: int
-    record: TokenShardRecord | None = None
-    kept: bool = False
-    bads: int = 0
-    bad: tuple[str, ...] = ()
+    def written(self, shard: Shard) -> None:
+        """Notes that the shard has its MD5, computed as it was written: readers of this machine need not compare it."""
+        local = local_path(self.url)
+        if local is None:
+            return
+        path = Path(local, shard.url)
+        descriptor = opened(path)
+        try:
+            Verified().note(path, descriptor, shard.md5sum)
+        finally:
+            os.close(descriptor)
 
 
 def prepare(
@@ -427,13 +431,13 @@ def prepare(
     shard_bytes: int,
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[TokenShard], None],
+    made: Callable[[ShardResult[TokenShardRecord]], None],
     part: Part = WHOLE,
 ) -> TokenIndex | int:
     """Runs phases 2 to 4: makes the shards of `source` at `url`, each of about `shard_bytes` of text.
 
-    Each process first calls `begin` with this process's id; `made` is called with the result of each shard. Returns the
-    index, or the number of shards of other parts that are not finished yet.
+    See `make_shards` for the other arguments. Returns the index, or the number of shards of other parts that are not
+    finished yet.
 
     Raises:
         BadSample: documents can't be used; all shards without such documents are made.
@@ -443,10 +447,6 @@ def prepare(
     how = tokenizer(encoding.tokenizer, encoding.end)
     vocabulary = _vocabulary(how, encoding.vocabulary)
     url = url.rstrip("/")
-    place, path = filesystem(url)
-    place.makedirs(path, exist_ok=True)
-    if place.exists(f"{path}/{INDEX}"):
-        place.rm_file(f"{path}/{INDEX}")  # an index must describe the shards beside it, which change now
     jobs = [
         TokenJob(
             folder=source.folder, url=url, name=f"shard-{n:06d}", pieces=pieces, encoding=encoding,
@@ -454,21 +454,11 @@ def prepare(
         )
         for n, (_, pieces) in enumerate(cut(source.pieces, shard_bytes))
     ]  # fmt: skip
-    results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
-    if bads := sum(result.bads for result in results):
-        named = [each for result in results for each in result.bad][:_NAMED]
-        more = f"\n  and {bads - len(named)} more" if bads > len(named) else ""
-        raise BadSample(
-            f"{bads} documents can't be used; repair or remove them and start again, which keeps the shards without "
-            f"such documents:\n  " + "\n  ".join(named) + more
-        )
-    own_results = iter(results)
-    all_records = [next(own_results).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
-    records = [record for record in all_records if record is not None]
-    if len(records) < len(jobs):
-        return len(jobs) - len(records)
+    records = make_shards(jobs, url, part, processes=processes, begin=begin, made=made)
+    if isinstance(records, int):
+        return records
     index = _index(records, how, vocabulary, source)
-    put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
+    put_index(url, index, part)
     return index
 
 
@@ -492,42 +482,6 @@ def _index(records: list[TokenShardRecord], how: Tokenizer, vocabulary: int, sou
     )  # fmt: skip
 
 
-# --- one shard ---------------------------------------------------------------------------------------------------
-
-
-def _make(job: TokenJob) -> TokenShard:
-    if (record := _finished(job)) is not None:
-        return TokenShard(size=job.size, record=record, kept=True)
-    how = tokenizer(job.encoding.tokenizer, job.encoding.end)
-    if how.digest != job.digest:
-        raise UsageError(f"{job.encoding.tokenizer} has changed meanwhile; start again")
-    dtype = dtype_for(job.vocabulary)
-    count, bads, bad = 0, 0, list[str]()
-    with tempfile.TemporaryFile() as file:
-        for piece in job.pieces:
-            for place, text in documents(job.folder, piece, job.encoding.reading):
-                try:
-                    ids = _ids(how, text, job.vocabulary)
-                except NoText as error:
-                    bads += 1
-                    if len(bad) < _NAMED:
-                        at = f"row {place}" if isinstance(piece, TableRows) else f"the document at byte {place}"
-                        bad.append(f"{os.path.join(job.folder, piece.path)}, {at}: {error}")
-                    continue
-                if ids.size:
-                    file.write(np.append(ids, how.end).astype(f"<u{WIDTHS[dtype]}").tobytes())
-                    count += 1
-        if bads:
-            return TokenShard(size=job.size, bads=bads, bad=tuple(bad))
-        size = file.tell()
-        shard = Shard(url=f"{job.name}.bin", nsamples=size // WIDTHS[dtype], filesize=size, md5sum=md5_of(file))
-        put(f"{job.url}/{shard.url}", file)
-    _note(job, shard)
-    record = TokenShardRecord(shard=shard, documents=count, made_from=job.made_from, holds=job.holds)
-    put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
-    return TokenShard(size=job.size, record=record)
-
-
 def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.int64]:
     if isinstance(text, NoText):
         raise text
@@ -539,45 +493,3 @@ def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.
         at = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
         raise NoText(f"its token {at} is {ids[at]}, and ids are below the vocabulary, {vocabulary}")
     return ids
-
-
-def _finished(job: TokenJob) -> TokenShardRecord | None:
-    """Returns the record if the shard was made from the same texts in the same way, and its MD5 verifies; else None."""
-    record = _record(job)
-    if record is None or record.made_from != job.made_from:
-        return None
-    files, path = filesystem(job.url)
-    try:
-        with files.open(f"{path}/{record.shard.url}", "rb") as file:
-            if md5_of(cast(BinaryIO, file)) != record.shard.md5sum:
-                return None
-    except FileNotFoundError:
-        return None
-    return record
-
-
-def _of_others(job: TokenJob) -> TokenShardRecord | None:
-    """Returns the record if another machine made the shard from equal texts, else None. Its maker verified it."""
-    record = _record(job)
-    return record if record is not None and record.holds == job.holds else None
-
-
-def _record(job: TokenJob) -> TokenShardRecord | None:
-    files, path = filesystem(job.url)
-    try:
-        return msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=TokenShardRecord)
-    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
-def _note(job: TokenJob, shard: Shard) -> None:
-    """Notes that the shard has its MD5, which was computed when it was written: readers here need not compare it."""
-    local = local_path(job.url)
-    if local is None:
-        return
-    path = Path(local, shard.url)
-    descriptor = opened(path)
-    try:
-        Verified().note(path, descriptor, shard.md5sum)
-    finally:
-        os.close(descriptor)
