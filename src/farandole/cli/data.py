@@ -406,10 +406,10 @@ def probe(
     script: Annotated[str, typer.Argument(help="The training script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
-    seconds: Annotated[float, typer.Option("--seconds", help="Seconds for each of the three phases.")] = 10.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long to time the steps after the first.")] = 10.0,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; use the run's number.")] = 1,
 ) -> None:
-    """Time a script's input pipeline, its computation, and both together, in one process. Writes nothing."""
+    """Time the steps of a script in one process, and say if data or compute limits them. Writes nothing."""
     if seconds <= 0 or threads < 1:
         raise UsageError(f"--seconds {seconds:g} --threads {threads}: more than 0 seconds, at least 1 thread")
     check_script(script)
@@ -430,8 +430,8 @@ def probe(
         _print(watching.findings(os.cpu_count() or 1), watching.loader.batch.samples(1))
         return
     raise UsageError(
-        f"{script} ended within the probe, which had timed {len(watching.phases)} of 3 phases of {seconds:g} s; "
-        f"let it train for more epochs, or give --seconds less"
+        f"{script} ended before its steps after the first had taken --seconds {seconds:g}; let it train for more "
+        f"epochs, or give less"
     )
 
 
@@ -442,13 +442,8 @@ def _print(found: ProbeResult, batch: int) -> None:
     table = Table(title=f"one worker, num_workers={found.processes}, {found.cores} cores", title_justify="left")
     for name in ("", "ms a step", "samples/s", "waiting for data"):
         table.add_column(name, justify="right" if name else "left")
-    for name, phase in (("data alone", found.data), ("compute alone", found.compute), ("both", found.both)):
-        waiting = f"{found.share:.1%}" if phase is found.both else ""
-        table.add_row(name, f"{1e3 * batch / phase.rate:.1f}", f"{phase.rate:.0f}", waiting)
-    first = found.first
-    table.add_row(
-        "first step", f"{1e3 * first.seconds:.1f}", f"{first.rate:.0f}", f"{first.waiting / first.seconds:.1%}"
-    )
+    for name, steps in (("first step", found.first), ("after it", found.steps)):
+        table.add_row(name, f"{1e3 * batch / steps.rate:.1f}", f"{steps.rate:.0f}", f"{steps.share:.1%}")
     console = Console(highlight=False, soft_wrap=True)
     console.print(table, _making(found), sep="\n")
     bottleneck, advice = found.verdict()

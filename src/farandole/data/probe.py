@@ -1,55 +1,43 @@
 """`farandole probe` finds the bottleneck of a step, data or compute: it times the user's own script in one process.
 
-`Probe` intercepts the fetches of the training loop's loader (`Loader.fetch`), in three phases of the same length:
+`Probe` intercepts the fetches of the training loop's loader (`Loader.fetch`). The time within `fetch` is the time that
+the compute waits for data, as in the class "data" of a run's account. The first step is counted separately: it starts
+processes, and reads a store of which nothing is cached yet. Each micro-batch comes with the cost of making it (section
+"store clock" of `object_store.py`). `ProbeResult` derives the verdict from all of that, in this order:
 
-    1. *both*     the script as it is; the time within `fetch` is the time that the compute waits for data. The first
-                  step is counted separately: it starts processes, and reads a store of which nothing is cached yet
-    2. *compute*  one micro-batch again and again, with idle loader processes, after a step that is not counted
-    3. *data*     micro-batches are fetched and dropped, and the script gets none; then the script is ended
+    1. does a step after the first wait for data at all? If not, the bottleneck is the compute
+    2. on what do the processes that make samples spend most of their time: the store, computing (decoding,
+       transforms), or passing on (collating, handing over)?
+    3. for the latter two, would more processes be enough, and are there cores for them? Waiting for a store needs no
+       core
+    4. did the first step wait for data that was not cached? Then each new machine will wait for the store, whatever
+       the answers above
 
-Meanwhile each micro-batch comes with the cost of making it (section "store clock" of `object_store.py`). `ProbeResult`
-derives the verdict from all of that. Left out: the load by other workers of the same machine, and the exchange: there
-is one worker.
+Left out: the load by other workers of the same machine, and the exchange: there is one worker.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from farandole.data.loader import Key, Loader
 from farandole.data.object_store import NOTHING, Making, Makings
 
-# --- bottleneck -------------------------------------------------------------------------------------------------------
-#
-# The times that a probe has measured, and the bottleneck and its remedy that follow from them. Pure.
-#
-# The questions, in this order:
-#
-#     1. does a step after the first wait for data at all? If not, the bottleneck is the compute
-#     2. on what do the processes that make samples spend most of their time: the store, computing (decoding,
-#        transforms), or passing on (collating, handing over)?
-#     3. for the latter two, would more processes be enough, and are there cores for them? Waiting for a store needs no
-#        core
-#     4. did the first step wait for data that was not cached? Then each new machine will wait for the store, whatever
-#        the answers above
-#
-# Left out: the load of other workers of the same machine on the store, the cores and the cache.
-
 ENOUGH = 0.02  # waiting time as a fraction of the step: less than this is not worth a change
 _SPARE = 1.25  # factor on the mean number of processes, because samples differ
 _WAITING_EACH = 4  # processes per core, at most, that wait for a store
+_LEAST = 2  # minimum steps after the first
 
 
 @dataclass(frozen=True)
-class Phase:
-    """The counts of one phase: samples, its seconds, and the seconds of these spent within `fetch`.
+class Timed:
+    """Some steps: their samples and seconds, and the seconds of these spent within `fetch`.
 
-    `making`: the cost of all micro-batches made meanwhile, in any process.
+    `making`: the cost of all micro-batches received meanwhile, made in any process.
     """
 
     samples: int = 0
@@ -62,36 +50,41 @@ class Phase:
         """Samples a second."""
         return self.samples / self.seconds
 
+    @property
+    def share(self) -> float:
+        """The fraction of the time that is spent waiting for data."""
+        return self.waiting / self.seconds
+
+    @property
+    def compute_rate(self) -> float:
+        """Samples a second, if the data did not have to be waited for."""
+        return self.samples / max(self.seconds - self.waiting, 1e-9)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """The first step and the three phases, with the number of loader processes and of cores."""
+    """The first step and the steps after it, with the number of loader processes and of cores."""
 
-    first: Phase
-    both: Phase
-    compute: Phase
-    data: Phase
+    first: Timed
+    steps: Timed
     processes: int
     cores: int
 
     @property
-    def share(self) -> float:
-        """The fraction of a step that is spent waiting for data."""
-        return self.both.waiting / self.both.seconds
-
-    @property
     def making(self) -> Makings:
-        """The cost of all micro-batches made."""
-        return self.first.making.plus(self.both.making).plus(self.data.making)
+        """The cost of all micro-batches."""
+        return self.first.making.plus(self.steps.making)
 
     @property
     def wanted(self) -> int:
         """The number of loader processes that would keep up with the compute, at the present rate of each."""
-        return math.ceil(self.compute.rate * _SPARE / self._each)
+        return math.ceil(self.steps.compute_rate * _SPARE / self._each)
 
     @property
     def _each(self) -> float:
-        return self.data.rate / max(self.processes, 1)
+        """Samples a second that one process makes."""
+        spent = self.steps.making.both
+        return spent.samples / max(spent.seconds, 1e-9)
 
     def verdict(self) -> tuple[str, str]:
         """Returns the bottleneck and the remedy."""
@@ -109,9 +102,9 @@ class ProbeResult:
 
     def _under_way(self) -> tuple[str, str]:
         """Returns the bottleneck and the remedy for the steps after the first."""
-        if self.share <= ENOUGH:
+        if self.steps.share <= ENOUGH:
             return "compute", f"the loader keeps up with num_workers={self.processes}"
-        spent = self.both.making.both
+        spent = self.steps.making.both
         passing_on = spent.collating + spent.handing_over
         if spent.fetching > max(spent.reading + spent.computing, passing_on):
             return self._of_the_store(spent)
@@ -123,7 +116,7 @@ class ProbeResult:
             )
         if self.wanted <= self.cores:
             return "too few loader processes", (
-                f"one makes {self._each:.4g} samples/s, and the compute takes {self.compute.rate:.4g}: "
+                f"one makes {self._each:.4g} samples/s, and the compute takes {self.steps.compute_rate:.4g}: "
                 f"set num_workers={self.wanted}"
             )
         instead = (
@@ -143,16 +136,16 @@ class ProbeResult:
     def _begins_cold(self) -> bool:
         """True if the first step waited for data, mostly for the store."""
         waited = self.first.waiting
-        long = waited > ENOUGH * (self.first.seconds + self.both.seconds)
+        long = waited > ENOUGH * (self.first.seconds + self.steps.seconds)
         return long and self.first.making.both.fetching > waited / 2
 
     def _of_the_store(self, spent: Making) -> tuple[str, str]:
         share = spent.fetching / spent.seconds
         processes = max(self.processes + 1, min(self.wanted, _WAITING_EACH * self.cores))
-        if self.data.making.cold.samples:
-            cached = "keep all of it in the cache (cache_bytes), so that it is fetched once"
-        else:
-            cached = f"or wait: what is cached comes at {self.data.rate:.4g} samples/s"
+        warm = self.steps.making.warm
+        cached = "keep all of it in the cache (cache_bytes), so that it is fetched once"
+        if warm.samples:
+            cached += f"; one process makes {warm.samples / max(warm.seconds, 1e-9):.4g} samples/s of what is cached"
         return "the store", (
             f"{share:.0%} of the time to make a sample is waiting for it ({_store(spent)}): use a nearer store, fetch "
             f"the data before a worker joins (`farandole run --prepare`), let more processes wait in parallel "
@@ -175,9 +168,6 @@ def _each_ms(seconds: float, spent: Making) -> str:
 
 # --- probe ------------------------------------------------------------------------------------------------------------
 
-_LEAST = 2  # minimum steps of a phase after its first
-_ROUNDS = 2  # minimum micro-batches of each process in the phase *data*
-
 
 class Ended(BaseException):
     """Ends the script when the probe is done; a `BaseException`, so that `except Exception` in the script misses it."""
@@ -187,86 +177,52 @@ class Ended(BaseException):
 class Probe:
     """Intercepts the fetches of a script's loaders, as `Loader.watch`.
 
-    Raises `Ended` from a fetch when each phase has lasted `seconds`. It measures the first loader that is used, and
-    takes it for the training's.
+    Raises `Ended` from a fetch when the steps after the first have lasted `seconds`. It measures the first loader that
+    is used, and takes it for the training's.
     """
 
     seconds: float
     clock: Callable[[], float] = time.perf_counter
     loader: Loader | None = None
-    first: Phase | None = None  # the first step
-    phases: list[Phase] = field(default_factory=list[Phase])
-    _batch: Any = None
-    _batch_samples: int = 0
+    first: Timed | None = None  # the first step
+    steps: Timed | None = None  # those after it
     _step: tuple[int, int] = (-1, -1)
-    _seen: int = 0  # steps begun in this phase
+    _begun: int = 0  # steps
     _began: float = 0.0
     _samples: int = 0
     _waited: float = 0.0
 
     def findings(self, cores: int) -> ProbeResult:
-        both, compute, data = self.phases
         assert self.loader is not None
         assert self.first is not None
-        return ProbeResult(
-            first=self.first, both=both, compute=compute, data=data, processes=self.loader.processes, cores=cores
-        )
+        assert self.steps is not None
+        return ProbeResult(first=self.first, steps=self.steps, processes=self.loader.processes, cores=cores)
 
     def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
-        """Returns the script's micro-batch for `key` in the present phase; `direct` fetches from `loader`."""
+        """Returns the script's micro-batch for `key`; `direct` fetches it from `loader`."""
         self.loader = self.loader or loader
         if loader is not self.loader:
             return direct(key)
         if key[:2] != self._step:
             self._step = key[:2]
-            self._step_begins(key, direct)
-        if self.phases:
-            if self._batch_samples == 0:
-                self._batch, self._batch_samples = direct(key), key.stop - key.start
-            self._samples += self._batch_samples
-            return self._batch
+            self._step_begins(loader)
         began = self.clock()
         batch = direct(key)
         self._waited += self.clock() - began
         self._samples += key.stop - key.start
         return batch
 
-    def _step_begins(self, key: Key, direct: Callable[[Key], Any]) -> None:
-        assert self.loader is not None
+    def _step_begins(self, loader: Loader) -> None:
         now = self.clock()
-        if self._seen == 1 and not self.phases:
-            self.first = self._counted(self.loader, now)
-        if self._seen > _LEAST and now - self._began >= self.seconds:
-            self.phases.append(self._counted(self.loader, now))
-            self._seen = 0
-            if len(self.phases) == 2:
-                self.phases.append(self._data_alone(self.loader, key.epoch + 1, direct))
-                raise Ended
-            self.loader.expect(())  # the processes become idle
-        self._seen += 1
-        if self._seen <= 2:
+        if self._begun == 1:
+            self.first = self._counted(loader, now)
+        elif self._begun > _LEAST and now - self._began >= self.seconds:
+            self.steps = self._counted(loader, now)
+            raise Ended
+        self._begun += 1
+        if self._begun <= 2:
             self._began, self._samples, self._waited = now, 0, 0.0
 
-    def _counted(self, loader: Loader, now: float) -> Phase:
+    def _counted(self, loader: Loader, now: float) -> Timed:
         making, loader.making = loader.making, NOTHING
-        return Phase(self._samples, now - self._began, self._waited, making)
-
-    def _data_alone(self, loader: Loader, epoch: int, direct: Callable[[Key], Any]) -> Phase:
-        """Measures the phase *data*, from its first request on: the processes were idle, so nothing was prefetched."""
-        least = max(loader.batch.samples(1), _ROUNDS * max(loader.processes, 1) * loader.batch.micro)
-        self._began, self._samples, self._waited = self.clock(), 0, 0.0
-        loader.expect(_keys(loader, epoch))
-        for key in _keys(loader, epoch):
-            direct(key)
-            self._samples += key.stop - key.start
-            if self._samples >= least and self.clock() - self._began >= self.seconds:
-                break
-        return self._counted(loader, self.clock())
-
-
-def _keys(loader: Loader, epoch: int) -> Iterator[Key]:
-    """Yields keys without end, one micro-batch per step."""
-    micro = loader.batch.micro
-    starts = ((number, start) for number in count(epoch) for start in range(0, loader.length, micro))
-    for step, (number, start) in enumerate(starts):
-        yield Key(epoch=number, step=step, shard=0, start=start, stop=min(start + micro, loader.length))
+        return Timed(self._samples, now - self._began, self._waited, making)
