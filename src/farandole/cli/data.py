@@ -151,7 +151,7 @@ def prepare_texts(
     encoding = Encoding(tokenizer=_absolute(tokens), end=end, vocabulary=vocabulary, reading=reading)
     shards = cut(listed.pieces, shard_bytes)
     total = sum(piece.size for n, (_, pieces) in enumerate(shards) if part.has(n) for piece in pieces)
-    with _making("text", total, url, part) as shown:
+    with _progress("text", total, url, part) as shown:
         index = prepare(
             listed, url, encoding, shard_bytes=shard_bytes, processes=processes, begin=die_with_parent,
             made=shown.made, part=part,
@@ -305,7 +305,7 @@ def _prepare_images(
     from farandole.data.prepare.shards import samples_of
     from farandole.platform.process import die_with_parent
 
-    with _making("images", samples_of(listed.pieces, shard_bytes, part), url, part) as shown:
+    with _progress("images", samples_of(listed.pieces, shard_bytes, part), url, part) as shown:
         index = prepare(
             listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
             made=shown.made, part=part, check=check,
@@ -320,7 +320,7 @@ def _prepare_images(
     )
 
 
-class _Making:
+class _Progress:
     """The progress of shards that are made, in a bar on the terminal."""
 
     def __init__(self, progress: Progress, what: str, total: int) -> None:
@@ -352,7 +352,7 @@ class _Making:
 
 
 @contextmanager
-def _making(what: str, total: int, url: str, part: Part) -> Generator[_Making]:
+def _progress(what: str, total: int, url: str, part: Part) -> Generator[_Progress]:
     """Locks the part of the folder, and shows the progress. `total`: of the work; bytes for "text"."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -363,7 +363,7 @@ def _making(what: str, total: int, url: str, part: Part) -> Generator[_Making]:
     done = DownloadColumn() if what == "text" else MofNCompleteColumn()
     columns = (what, BarColumn(), done, TextColumn("{task.fields[said]}"), TimeRemainingColumn())
     with alone_at(url, part), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield _Making(progress, what, total)
+        yield _Progress(progress, what, total)
 
 
 def parse_part(text: str) -> Part:
