@@ -18,15 +18,19 @@ def misbehaving(kind: str, live: Live) -> str:
     watch = live.run.watch
     command = [sys.executable, "-m", "attack.insider", kind, str(live.folder / TICKET), *live.run.job]
     said = live.run.output.read_text(errors="replace").count(SAID)
-    guest = live.run.start(command)
-    live.run.guests.append(guest)
+    external_worker = live.run.start(command)
+    live.run.external_workers.append(external_worker)
     try:
-        live.until(lambda: len(watch.members) > len(live.honest) or guest.poll() is not None, JOIN_S, "a fourth worker")
+        live.until(
+            lambda: len(watch.members) > len(live.honest) or external_worker.poll() is not None,
+            JOIN_S,
+            "a fourth worker",
+        )
         views, lost = watch.seen["view"], watch.seen["lost"]
 
         def over() -> bool:
             said_all = live.run.output.read_text(errors="replace").count(SAID) > said
-            return said_all or watch.seen["lost"] > lost or guest.poll() is not None
+            return said_all or watch.seen["lost"] > lost or external_worker.poll() is not None
 
         live.until(over, SAY_S, "the end of what it says")
         live.go_on()
@@ -35,8 +39,8 @@ def misbehaving(kind: str, live: Live) -> str:
             raise Succeeded(f"{came} views were made for it")
         return f"{came} views; it {'is put out' if out else 'may stay'}"
     finally:
-        guest.kill()
-        guest.wait()
+        external_worker.kill()
+        external_worker.wait()
 
 
 ATTACKS = tuple(

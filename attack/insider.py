@@ -1,7 +1,7 @@
 """A member that trains as it should and says something else beside it: `python -m attack.insider KIND TICKET JOB ...`.
 
-It is let in like any guest, since it computes what everybody computes; only what it tells the coordinator is wrong.
-When it has said it all it goes on training, for as long as it is let.
+It is let in like any external worker, since it computes what everybody computes; only what it tells the coordinator is
+wrong. When it has said it all it goes on training, for as long as it is let.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def accusing(insider: Insider) -> None:
 def storming(insider: Insider) -> None:
     """A report of a broken connection in every view that it is in, as fast as they come."""
     until = time.monotonic() + 6.0
-    while time.monotonic() < until and insider.connected.told.exit is None:
+    while time.monotonic() < until and insider.connected.instructions.exit is None:
         insider.stop_everyone()
         time.sleep(0.02)
 

@@ -1,8 +1,9 @@
 """Who holds the ticket sends lines of metrics that are not its to send, or none at all.
 
-A guest connects like any worker, never asks in, and puts into its heartbeats lines of steps, events that never were,
-what steers a terminal, and things that no reader expects. A member, which may be rank 0, can say all of this too, with
-a heartbeat that looks like its own. What is wrong in itself closes the connection; what is not its to say is left out.
+An external worker connects like any worker, never asks in, and puts into its heartbeats lines of steps, events that
+never were, what steers a terminal, and things that no reader expects. A member, which may be rank 0, can say all of
+this too, with a heartbeat that looks like its own. What is wrong in itself closes the connection; what is not its to
+say is left out.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ NONE_AT_ALL = (
 
 
 async def say(ticket: Ticket, messages: Sequence[bytes], name: str) -> bool:
-    """A guest says Hello and then these; whether its connection was closed for it."""
+    """An external worker says Hello and then these; whether its connection was closed for it."""
     async with dial(ticket) as socket:
         await socket.send_bytes(m.encode(m.Hello(kind="worker", worker=name, host="elsewhere", session=name)))
         with contextlib.suppress(ConnectionError):
@@ -88,7 +89,7 @@ async def say(ticket: Ticket, messages: Sequence[bytes], name: str) -> bool:
 
 
 async def forge(ticket: Ticket) -> list[str]:
-    """Everything, as guests of many names. Returns what came of it otherwise than it should."""
+    """Everything, as external workers of many names. Returns what came of it otherwise than it should."""
     wrong = ["a heartbeat with lines closes a connection"] if await say(ticket, NOT_ITS_OWN, "liar") else []
     for number, message in enumerate(NONE_AT_ALL):
         if not await say(ticket, [message], f"scribbler-{number}"):

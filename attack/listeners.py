@@ -30,11 +30,11 @@ def crowding(live: Live) -> str:
 
 
 def racing(live: Live, *, spoil: bool) -> str:
-    """Whoever listens anew has a stranger at all places of its peers, first; guests join meanwhile, and go."""
+    """Unauthenticated peers take all places of a new listener first; external workers join and leave meanwhile."""
     watch = live.run.watch
     told: list[dict[str, int]] = []
     for _ in range(1 if spoil else JOINS):
-        guests = len(live.run.guests)
+        external_workers = len(live.run.external_workers)
         with live.stranger(_while_joining(live), spoil) as stranger:
             live.run.join()
             live.until(lambda: len(watch.members) > len(live.honest), JOIN_S, "the guest in the view")
@@ -42,7 +42,7 @@ def racing(live: Live, *, spoil: bool) -> str:
             _done(live).touch()
         _done(live).unlink()
         told.append(json.loads(stranger.got(0)))
-        live.run.guests[guests].terminate()
+        live.run.external_workers[external_workers].terminate()
         live.until(lambda: len(watch.members) == len(live.honest), JOIN_S, "the guest's leave")
     tried, taken, said = (sum(each[name] for each in told) for name in ("tried", "taken", "bytes"))
     if taken or said:

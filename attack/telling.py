@@ -1,4 +1,4 @@
-"""Who holds a ticket and is no member: guests that connect, say what is not theirs to say, and never ask in."""
+"""Ticket holders that are no members: external workers that connect, send messages of others, and never ask in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def forging(live: Live) -> str:
 
 
 def speaking(live: Live) -> str:
-    """A guest in no view tells of rounds and views, accuses all, and fails with a traceback that steers terminals."""
+    """An external worker in no view reports rounds and views, accuses all, and fails with a traceback that steers
+    terminals.
+    """
     view = live.run.watch.events(events.ViewEvent)[-1].view
     everyone = tuple(sorted(live.honest))
     forged = View(number=FAR, members=everyone, group=FAR)
@@ -88,10 +90,10 @@ def issued(live: Live) -> str:
         raise NotMade("the ticket was not revoked")
     if _at(live, theirs, "status") == 0:
         raise Succeeded("a revoked ticket reads the status")
-    guest = live.run.start([sys.executable, "-m", "farandole", "join", str(theirs / TICKET), *live.run.job])
-    live.until(lambda: guest.poll() is not None, COMMAND_S, "an end of who joins by a revoked ticket")
+    external_worker = live.run.start([sys.executable, "-m", "farandole", "join", str(theirs / TICKET), *live.run.job])
+    live.until(lambda: external_worker.poll() is not None, COMMAND_S, "an end of who joins by a revoked ticket")
     shutil.rmtree(theirs)
-    if guest.returncode == 0 or len(live.run.watch.members) != len(live.honest):
+    if external_worker.returncode == 0 or len(live.run.watch.members) != len(live.honest):
         raise Succeeded("a revoked ticket let a worker join")
     return "steered nothing; revoked, it reads nothing and lets nobody join"
 

@@ -98,13 +98,13 @@ class Rack:
 
     def by_itself(self) -> float:
         began = time.time()
-        guest = subprocess.Popen(
+        external_worker = subprocess.Popen(
             [*FARANDOLE, "join", str(self.folder / "ticket"), *self.job],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         took = self.until_members(3, began) - began
-        guest.send_signal(signal.SIGTERM)
-        guest.wait()
+        external_worker.send_signal(signal.SIGTERM)
+        external_worker.wait()
         self.settle(2)
         return took
 

@@ -8,8 +8,8 @@ in some steps, and leaves; then the next one. The pause is as `pauses.py` define
 between two step ends, from the view's proposal until two steps after the first step with the joiner, minus the usual
 step, which is the median of the calm steps before. In the step in which it enters a joiner has the state to take over
 and then one micro-batch to compute, with which it proves itself; the others have three each. "nothing" is the same
-measure over the calm steps before each join. "first steps" are those after the entering step (and after the leaver's
-last), against the median of the steps with as many workers: what a view costs beyond the change itself.
+measure over the calm steps before each join. "first steps" are those after the entering step (and after the leaving
+worker's last), against the median of the steps with as many workers: what a view costs beyond the change itself.
 """
 
 from __future__ import annotations

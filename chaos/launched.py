@@ -26,7 +26,7 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
 JOB = Path(__file__).with_name("job.py")
 PACE_S = 0.01  # a micro-batch takes so much longer while there are faults to come
 POLL_S = 0.002  # a proposed view is in force some ten milliseconds later
-END_S = 60.0  # for guests and commands to end by themselves once the run has; one may be on its way back
+END_S = 60.0  # for external workers and commands to end by themselves once the run has; one may be on its way back
 STACKS_S = 2.0
 FILLING_BYTES = 1 << 16
 DEADLINE_S = 120.0
@@ -35,19 +35,19 @@ DEADLINE_S = 120.0
 class Launched:
     """In `folder`, a new one or that of a run to be resumed. `job`: a script that takes data, arguments, `--pace FILE`.
     `within`: what commands are put behind, where they run elsewhere. `environ` is added to the environment of the run,
-    its pool's workers, and guests; those may have another, `guests`. What is written beside the run is named after
-    `beside`, the folder unless told otherwise.
+    its pool's workers, and external workers; those may have another, `external workers`. What is written beside the
+    run is named after `beside`, the folder unless told otherwise.
     """
 
     def __init__(self, folder: Path, data: Path, options: Sequence[str], *, job: Path = JOB,
                  arguments: Sequence[str] = (), within: Sequence[str] = (), environ: dict[str, str] | None = None,
-                 guests: dict[str, str] | None = None,
+                 external_workers: dict[str, str] | None = None,
                  pace_s: float = PACE_S, beside: Path | None = None) -> None:  # fmt: skip
         self.folder = folder
         self.watch = Watch(folder)
         beside = beside or folder
         self.output = beside.with_suffix(".out")
-        self.guests: list[subprocess.Popen[bytes]] = []
+        self.external_workers: list[subprocess.Popen[bytes]] = []
         self.commands: list[subprocess.Popen[bytes]] = []
         self._pace = beside.with_suffix(".pace")
         self._pace.write_text(str(pace_s))
@@ -59,7 +59,7 @@ class Launched:
         self._kept_whole: set[Path] | None = None  # states that the store has had when it was told to lie
         self._let_in = 0  # second runs that were not refused
         self._began = time.monotonic()
-        self._of_guests = guests or environ
+        self._of_external_workers = external_workers or environ
         command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self.job]
         self.process = self.start([*within, *command], environ)
 
@@ -69,7 +69,7 @@ class Launched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in (self.process, *self.guests, *self.commands):
+        for process in (self.process, *self.external_workers, *self.commands):
             if process.poll() is None:
                 process.kill()  # the kernel ends what `farandole run` has started
             process.wait()
@@ -116,16 +116,16 @@ class Launched:
             self._tell_stacks()
             return None
         self.until(lambda: not self._frozen, DEADLINE_S)
-        for guest in self.guests:  # who had not joined yet is none of the run's business
-            if guest.pid not in self.watch.pids.values():
-                guest.kill()
-        processes = (*self.guests, *self.commands)
+        for external_worker in self.external_workers:  # who had not joined yet is none of the run's business
+            if external_worker.pid not in self.watch.pids.values():
+                external_worker.kill()
+        processes = (*self.external_workers, *self.commands)
         self.until(lambda: all(process.poll() is not None for process in processes), self.seconds + END_S)
         return self.process.returncode
 
     def troubles(self) -> list[str]:
-        """What no fault excuses: a traceback, ours or the script's, in what the run, its guests and commands said; a
-        second run that was let into the run's place.
+        """Returns what no fault excuses: a traceback in the output of the run, of its external workers or of a command;
+        a second run that was let into the run's place.
         """
         said = self.output.read_text(errors="replace")
         found = ["a traceback in the output"] if "Traceback (most recent call last)" in said else []
@@ -140,14 +140,15 @@ class Launched:
         return command
 
     def join(self, *arguments: str, within: Sequence[str] = (), environ: dict[str, str] | None = None) -> bool:
-        """A guest by hand, whose script gets `arguments` too; False if there is no ticket yet."""
+        """An external worker by hand, whose script gets `arguments` too; False if there is no ticket yet."""
         ticket = self.folder / "ticket"
         if not ticket.exists():
             return False
         mine = ["--die-with", str(os.getpid())]
-        self.guests.append(
+        self.external_workers.append(
             self.start(
-                [*within, *FARANDOLE, "join", *mine, str(ticket), *self.job, *arguments], environ or self._of_guests
+                [*within, *FARANDOLE, "join", *mine, str(ticket), *self.job, *arguments],
+                environ or self._of_external_workers,
             )
         )
         return True

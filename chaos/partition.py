@@ -1,8 +1,8 @@
 """A run over hosts in namespaces, whose links are broken and mended by its seed.
 
 Host 0 has the coordinator and the pool's one worker, whose process nothing is done to: it always holds the state. Each
-other host has a guest, which reaches the coordinator over TLS; when it is gone, another one joins. A break is mended
-before the next one.
+other host has an external worker, which reaches the coordinator over TLS; when it is gone, another one joins. A break
+is mended before the next one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Partition:
     def __init__(self, network: Network, folder: Path, digits: Path) -> None:
         self.network = network
         self.struck: list[Struck] = []
-        self._guests: dict[int, subprocess.Popen[bytes]] = {}
+        self._external_workers: dict[int, subprocess.Popen[bytes]] = {}
         options = ["--workers", "1", "--listen", network.address(0)]
         self.run = Launched(folder, digits, options, within=network.within(0), environ=self._environ(0))
 
@@ -80,18 +80,18 @@ class Partition:
         self.run.__exit__(None, None, None)
 
     def gather(self) -> bool:
-        """Whether everyone is in the view: a guest on each host but the first."""
+        """Whether everyone is in the view: an external worker on each host but the first."""
         self.run.until(lambda: (self.run.folder / "ticket").exists() or self.run.over, START_S)
         self.invite()
         everyone = len(self.network.hosts)
         return self.run.until(lambda: len(self.run.watch.members) == everyone or self.run.over, START_S)
 
     def invite(self) -> None:
-        """A guest to every host that has none."""
+        """An external worker to every host that has none."""
         for host in self.network.hosts[1:]:
-            gone = host not in self._guests or self._guests[host].poll() is not None
+            gone = host not in self._external_workers or self._external_workers[host].poll() is not None
             if gone and self.run.join(within=self.network.within(host), environ=self._environ(host)):
-                self._guests[host] = self.run.guests[-1]
+                self._external_workers[host] = self.run.external_workers[-1]
 
     def strike(self, first: Break, *others: Break) -> None:
         """Break all at once, wait, mend; when and for how long, the first one says."""

@@ -22,7 +22,7 @@ KINDS = {
     "release": 2,
     "scale": 3,
     "join": 3,  # by hand
-    "refusals": 1,  # guests that are not let in: one with other data, then one whose replica is unlike
+    "refusals": 1,  # external workers that are not let in: one with other data, then one whose replica is unlike
     "freeze coordinator": 2,
     "kill coordinator": 3,
     "kill everyone": 0.7,

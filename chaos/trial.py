@@ -29,9 +29,13 @@ from farandole.protocol.metrics import StepLine
 ALONE_S = 120.0
 STALL_S = 4
 DISK = "32m"
-ORPHAN_LIMIT = "45"  # so long the run waits for a guest that was killed with everyone who held the state
+ORPHAN_LIMIT = "45"  # so long the run waits for an external worker that was killed with everyone who held the state
 SHARED, UNSHARED = {"FARANDOLE_SHARED_MEMORY": "1"}, {"FARANDOLE_SHARED_MEMORY": "0"}
-TRANSPORTS = ((SHARED, SHARED), (SHARED, UNSHARED), (UNSHARED, SHARED))  # of the run's own workers, and of guests
+TRANSPORTS = (
+    (SHARED, SHARED),
+    (SHARED, UNSHARED),
+    (UNSHARED, SHARED),
+)  # of the run's own workers, and of external workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +88,9 @@ def processes(seed: int, place: Path, reference: Reference, *, audit: str = "0")
     with _script(folder) as script, _disk(folder) if "fill disk" in kinds else nullcontext(folder) as where:
         if where is None:  # nobody may mount one here
             plan = replace(plan, blows=tuple(blow for blow in plan.blows if blow.kind != "fill disk"))
-        ours, guests = TRANSPORTS[seed % len(TRANSPORTS)]
+        ours, external_workers = TRANSPORTS[seed % len(TRANSPORTS)]
         with Launched(where or folder, digits(place), options, job=script, arguments=loaders, beside=folder,
-                      environ=ours, guests=guests) as run:  # fmt: skip
+                      environ=ours, external_workers=external_workers) as run:  # fmt: skip
             attack = Attack(plan, run)
             attack.fight()
             return judged(seed, run, run.finish(), attack.struck, reference)

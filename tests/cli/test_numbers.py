@@ -49,7 +49,7 @@ def test_a_number_that_means_nothing_ends_the_verb_at_once(
 
 def test_numbers_are_called_as_they_are_given() -> None:
     callbacks = dict(verbs(app))
-    assert _option(inspect.unwrap(callbacks["run"]), "orphan_limit") == "--orphan-limit"
+    assert _option(inspect.unwrap(callbacks["run"]), "orphan_s") == "--orphan-limit"
     assert _option(inspect.unwrap(callbacks["scale"]), "workers") == "WORKERS"
 
 

@@ -1,4 +1,4 @@
-"""`farandole ticket`: the verbs against a live coordinator, and a guest that joins by one and is put out again."""
+"""`farandole ticket`: the verbs with a live coordinator; an external worker joins by a ticket and is put out again."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_guest_joins_by_one_and_goes_when_it_is_revoked(tmp_path: Path) -> None:
+def test_an_external_worker_joins_by_one_and_goes_when_it_is_revoked(tmp_path: Path) -> None:
     """Also by a coordinator that has come back since; and the run goes on."""
     pace, ticket = tmp_path / "pace", tmp_path / "ticket"
     pace.write_text("0.5")
@@ -109,11 +109,11 @@ def test_a_guest_joins_by_one_and_goes_when_it_is_revoked(tmp_path: Path) -> Non
         subprocess.run(["kill", "-9", str(pid)], check=True)
         command = [*FARANDOLE, "join", str(ticket), str(JOB), *arguments]
         environ = {**ENVIRON, "FARANDOLE_WORKER": "bobs"}
-        guest = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
-        run.until(lambda: set(run.members) == {"w1", "bobs"} or guest.poll() is not None, "the guest")
+        external_worker = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+        run.until(lambda: set(run.members) == {"w1", "bobs"} or external_worker.poll() is not None, "the guest")
         run.command("ticket", "revoke", "bob")
-        _, said = guest.communicate(timeout=60)
-        assert guest.returncode == 5, said
+        _, said = external_worker.communicate(timeout=60)
+        assert external_worker.returncode == 5, said
         assert re.search(r"\bbob\b", said)
         run.until(lambda: run.members == ("w1",), "w1 alone")
         again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)

@@ -152,7 +152,7 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
         hers = msgspec.structs.replace(scene.ticket, secret=eve.secret)
         scene.worker("w1", stay=True)
         scene.worker("w2", stay=True).ticket = hers
-        guest = await asyncio.to_thread(Trainer, ticket, Board(), "w3")
+        external_worker = await asyncio.to_thread(Trainer, ticket, Board(), "w3")
         try:
             await scene.until(lambda: "w3" in scene.server.coordinator.workers)
             async with subscribe(ticket, m.Hello(kind="observer")) as observer:
@@ -160,10 +160,10 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
                 await issue(scene, eve, msgspec.structs.replace(bob, revoked=True))
                 while await asyncio.wait_for(observer.receive(), 20) is not None:
                     pass  # until it is closed
-            await scene.until(lambda: guest.client.instructions.exit)
-            assert guest.client.instructions.exit is not None
-            assert guest.client.instructions.exit.code == EXIT_BANNED
-            assert re.search(r"\bbob\b", guest.client.instructions.exit.reason)
+            await scene.until(lambda: external_worker.client.instructions.exit)
+            assert external_worker.client.instructions.exit is not None
+            assert external_worker.client.instructions.exit.code == EXIT_BANNED
+            assert re.search(r"\bbob\b", external_worker.client.instructions.exit.reason)
             await scene.in_view("w1", "w2")
             await asyncio.to_thread(declined, ticket, r"\bbob\b")
             with pytest.raises(UsageError, match=r"\bbob\b"):
@@ -172,7 +172,7 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
             assert {event["worker"] for event in scene.events("lost")} <= {"w3"}
             await asyncio.to_thread(Api(hers).status)
         finally:
-            await asyncio.to_thread(guest.stop)
+            await asyncio.to_thread(external_worker.stop)
 
     play(tmp_path, scenario)
 
@@ -182,15 +182,15 @@ def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp
         bob = IssuedTicket(name="bob", secret=new_secret())
         ticket = await issue(scene, bob)
         scene.worker("w1", stay=True)
-        guest = scene.worker("w2", stay=True)
-        guest.ticket = ticket
+        external_worker = scene.worker("w2", stay=True)
+        external_worker.ticket = ticket
         await scene.in_view("w1", "w2")
         write_tickets(scene.folder / TICKETS, (msgspec.structs.replace(bob, revoked=True),))
-        guest.ticket = msgspec.structs.replace(ticket, address="http://127.0.0.1:1")  # nobody is there
+        external_worker.ticket = msgspec.structs.replace(ticket, address="http://127.0.0.1:1")  # nobody is there
         scene.server._workers["w2"].abort()
         await scene.until(lambda: not scene.server.coordinator.workers["w2"].connected)
         await asyncio.to_thread(scene.api.reread_tickets)
-        guest.ticket = ticket
+        external_worker.ticket = ticket
         assert await asyncio.wait_for(scene.tasks["w2"], 20) == EXIT_BANNED
         await scene.in_view("w1")
 
@@ -258,7 +258,7 @@ def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_the_owners_secret_in_the_file_does_not_make_the_owner_a_guest(tmp_path: Path) -> None:
+def test_the_owners_secret_in_the_file_does_not_make_the_owner_an_external_worker(tmp_path: Path) -> None:
     secret = new_secret()
     write_tickets(tmp_path / TICKETS, (IssuedTicket(name="owner", secret=secret, revoked=True),))
     tickets = Tickets(secret, tmp_path / TICKETS)

@@ -216,13 +216,13 @@ def test_a_kill_and_a_notice_in_the_middle(tmp_path: Path) -> None:
         run.until(lambda: len(run.events("ready")) == 4, "the replacement asks in")
         (out / "hold-0").unlink()
         run.until(lambda: all_held(1), "all in the middle of the second evaluation")
-        leaver = run.members[1]
-        run.signal(leaver, signal.SIGTERM)
+        leaving_worker = run.members[1]
+        run.signal(leaving_worker, signal.SIGTERM)
         run.until(lambda: bool(run.events("notice")), "the notice")
         (out / "hold-1").unlink()
         run.finish()
         assert [event["worker"] for event in run.events("lost")] == [dead]
-        assert len((out / f"done-1-{pid(run, leaver)}").read_text().split()) > 1, "it stayed to the end"
+        assert len((out / f"done-1-{pid(run, leaving_worker)}").read_text().split()) > 1, "it stayed to the end"
         told = evaluations(run.folder)
         gone = Counter(map(int, (out / f"done-0-{pid(run, dead)}").read_text().split()))
     alone(tmp_path / "alone", JOB, str(single))

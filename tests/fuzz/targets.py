@@ -97,7 +97,7 @@ _folder = tempfile.TemporaryDirectory(prefix="farandole-fuzz-")
 
 
 def lines(data: bytes) -> None:
-    """The lines of a heartbeat, from rank 0 and from a guest: what is written of them is read again."""
+    """The lines of a heartbeat, from rank 0 and from an external worker: what is written of them is read again."""
     beat: m.Message | None = None
     with contextlib.suppress(msgspec.MsgspecError, ValueError):
         beat = m.decode_from_worker(b"\x84\xa4type\xa9Heartbeat\xa4view\x01\xa4step\x0c\xa5lines" + data)

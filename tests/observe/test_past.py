@@ -86,8 +86,8 @@ def test_a_state_that_is_not_finite_is_told() -> None:
 
 def test_it_is_told_since_when_the_bits_are_not_promised() -> None:
     assert told(*WHOLE).bits == ""
-    guests = [an(events.BitsNotPromisedEvent, step=step, worker=f"guest-{step}") for step in (7, 9)]
-    found = told(VIEW, *guests, *TRAINED, over(0), VIEW, step(2))
+    external_workers = [an(events.BitsNotPromisedEvent, step=step, worker=f"guest-{step}") for step in (7, 9)]
+    found = told(VIEW, *external_workers, *TRAINED, over(0), VIEW, step(2))
     assert mentions(found.bits, "step 7")
     console = Console(file=io.StringIO(), width=200)
     console.print(past_table(found))

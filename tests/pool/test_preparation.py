@@ -96,7 +96,7 @@ def test_a_run_prepares_its_host_once_and_shows_what_it_says(tmp_path: Path) -> 
 @pytest.mark.processes
 def test_a_host_that_can_not_be_prepared_does_not_join_and_the_run_goes_on(tmp_path: Path) -> None:
     out, pace = tmp_path / "out", tmp_path / "pace"
-    pace.write_text("0.2")  # the guest may take long to end
+    pace.write_text("0.2")  # the external worker may take long to end
     arguments = [str(out), "--pace", str(pace), "--epochs", "40"]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=1, deadline_s=150, options=[]) as run:
         run.until_step(1)

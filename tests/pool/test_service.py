@@ -1,4 +1,4 @@
-"""A pool behind the keeper and a server: what the coordinator hears, also of one that comes and goes."""
+"""A pool behind the reconciler and a server: what the coordinator hears, also of one that comes and goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A keeper through days in which hosts come and go: what is wanted is there whenever there are hosts for it."""
+"""A reconciler through days in which hosts come and go: what is wanted is there whenever there are hosts for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def replay(counts: Sequence[int], gap_s: float, wanted: int, seed: int) -> Play:
         play.tick(now + SOON_S)
         for at in (now + SOON_S, now + gap_s - 1.0):
             play.at(at)
-            assert len(play.keeper.started) == min(wanted, count), f"at {at:g} s, with {count} hosts"
+            assert len(play.reconciler.started) == min(wanted, count), f"at {at:g} s, with {count} hosts"
     return play
 
 

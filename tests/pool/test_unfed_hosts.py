@@ -18,7 +18,7 @@ EXIT = f"exited with code {EXIT_DATA_UNAVAILABLE}"
 
 def says_so(play: Play, worker: str, now: float, wanted: int = 1) -> None:
     """The run lets it go, and so it exits."""
-    out = (*(play.keeper.roster.unfed if play.keeper.roster else ()), worker)
+    out = (*(play.reconciler.roster.unfed if play.reconciler.roster else ()), worker)
     play.roster(now, wanted=wanted, released=out, unfed=out)
     play.exits(worker, now, EXIT)
 
@@ -58,7 +58,7 @@ def test_a_host_elsewhere_says_so_by_its_agent() -> None:
         Report(instance="i", state="ready", ended={"w1": EXIT}),
     ):
         for event in far.on_report("north", report, 0.0):
-            play.keeper.on_event(event, 100.0)
+            play.reconciler.on_event(event, 100.0)
     play.at(100.0)
     assert play.pool.at["w2"] == "south"
     assert play.told(m.HostSeen)
@@ -69,7 +69,7 @@ def test_the_only_host_is_tried_again_later_and_later_and_not_never() -> None:
     play.roster(wanted=1)
     times = [0.0]
     while play.now < 4 * LONGEST_REST_S:
-        says_so(play, play.keeper.running[0], play.now)
+        says_so(play, play.reconciler.running[0], play.now)
         began = len(play.pool.started)
         while len(play.pool.started) == began:
             play.at(play.now + FIRST_REST_S / 4)
@@ -86,17 +86,17 @@ def test_another_worker_that_stands_there_proves_nothing_and_peace_does() -> Non
     play.roster(wanted=2)
     play.at(2 * STOOD_S)
     for expected in (1.0, 2.0, 4.0):
-        says_so(play, play.keeper.running[-1], play.now, wanted=2)
+        says_so(play, play.reconciler.running[-1], play.now, wanted=2)
         began = play.now
         play.at(began + expected - 0.05)
-        assert len(play.keeper.running) == 1
+        assert len(play.reconciler.running) == 1
         play.at(began + expected + QUIET_S)
-        assert len(play.keeper.running) == 2
+        assert len(play.reconciler.running) == 2
         play.at(play.now + 2 * STOOD_S)
     play.at(play.now + LONGEST_REST_S)
-    says_so(play, play.keeper.running[-1], play.now, wanted=2)
+    says_so(play, play.reconciler.running[-1], play.now, wanted=2)
     play.at(play.now + FIRST_REST_S + QUIET_S)
-    assert len(play.keeper.running) == 2, "it begins anew"
+    assert len(play.reconciler.running) == 2, "it begins anew"
 
 
 def test_all_that_are_struck_at_once_count_once() -> None:
@@ -107,7 +107,7 @@ def test_all_that_are_struck_at_once_count_once() -> None:
     for worker in out:
         play.exits(worker, 50.2, EXIT)
     play.at(50.0 + FIRST_REST_S)
-    assert play.keeper.started == ["w4", "w5", "w6"]
+    assert play.reconciler.started == ["w4", "w5", "w6"]
 
 
 def test_it_has_no_capacity_beyond_who_stands_there_so_that_other_pools_are_asked() -> None:

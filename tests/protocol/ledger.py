@@ -96,7 +96,9 @@ class Ledger(Witness):
 
     def resumed(self, worker: Process, message: m.Resume) -> None:
         round_ = worker.member.round
-        if worker.name not in self._in_force.members:  # a leaver takes the run up; what the lost did alone is done anew
+        if (
+            worker.name not in self._in_force.members
+        ):  # a leaving worker takes the run up; what the lost did alone is done anew
             self._branches.add(message.view.number)
         if message.view.number in self._branches:
             worker.root = message.view.number

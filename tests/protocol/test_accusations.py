@@ -131,7 +131,7 @@ def test_a_storm_of_suspicions_takes_no_more_views_than_there_are_workers() -> N
     assert scene.events.count("view") <= 3
 
 
-def test_a_guest_in_no_view_accuses_nobody() -> None:
+def test_an_external_worker_in_no_view_accuses_nobody() -> None:
     scene = trained("a", "b", maximum=2)
     scene.ready("guest", pool="")
     accuses(scene, "guest", "a", "b")

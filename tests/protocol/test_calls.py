@@ -151,13 +151,13 @@ def test_who_was_never_in_a_view_holds_nobody_up() -> None:
     assert "calls differ" not in scene.events
 
 
-def test_what_guests_say_of_their_scripts_end_is_their_own_affair() -> None:
+def test_what_external_workers_say_of_their_scripts_end_is_their_own_affair() -> None:
     """Two in no view contradict each other and the members, one with the fingerprint of nothing; others join still."""
     scene = trained("a", "b")
-    for guest, round_ in (("liar", 10**6), ("other", 3)):
-        scene.hello(guest)
-        scene.say(guest, m.Finished(fingerprint="x", view=1, round=round_, step=round_))
-        assert scene.last(guest, m.Goodbye).code == 0
+    for external_worker, round_ in (("liar", 10**6), ("other", 3)):
+        scene.hello(external_worker)
+        scene.say(external_worker, m.Finished(fingerprint="x", view=1, round=round_, step=round_))
+        assert scene.last(external_worker, m.Goodbye).code == 0
     scene.say("a", beat(8, STEP))
     scene.ready("c")
     assert scene.last("a", m.Propose).view.joining == ("c",)

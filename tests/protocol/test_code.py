@@ -40,7 +40,7 @@ def test_many_names_are_counted() -> None:
     assert not mentions(said, "module m5")
 
 
-def test_a_guest_with_another_script_is_refused_although_it_is_the_first() -> None:
+def test_an_external_worker_with_another_script_is_refused_although_it_is_the_first() -> None:
     scene = Scene(code=CODE)
     scene.ready("guest", pool="", facts=(*FACTS, ("script train.py", "a2"), OWN))
     assert scene.last("guest", m.JoinRefused)
@@ -56,7 +56,7 @@ def test_a_module_is_compared_with_the_first_workers() -> None:
     assert mentions(scene.fields["refused"]["reason"], "module net")
 
 
-def test_a_guest_that_is_the_first_waits_and_is_compared_with_the_runs_own_worker() -> None:
+def test_an_external_worker_that_is_the_first_waits_and_is_compared_with_the_runs_own_worker() -> None:
     scene = Scene(code=CODE)
     scene.ready("guest", "fast", pool="", facts=MINE)
     scene.ready("other", pool="", facts=(*FACTS, SCRIPT, ("module net", "b2"), OWN))

@@ -113,7 +113,7 @@ def test_the_script_fails_before_there_is_a_view() -> None:
     assert {w: scene.last(w, m.Goodbye).code for w in "ab"} == {"a": 1, "b": 1}
 
 
-def test_a_leaver_that_fails_between_two_steps_ends_the_run_like_any_member() -> None:
+def test_a_leaving_worker_that_fails_between_two_steps_ends_the_run_like_any_member() -> None:
     scene = trained("a", "b")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     scene.switch(scene.last("a", m.Propose).view, 4, "a")

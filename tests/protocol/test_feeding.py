@@ -112,7 +112,7 @@ def test_who_is_lost_meanwhile_is_no_heir(way: str) -> None:
     assert "state lost" not in scene.events
 
 
-def test_a_leaver_is_no_heir() -> None:
+def test_a_leaving_worker_is_no_heir() -> None:
     """It has left at a round that the others may be far beyond."""
     scene = trained("a", "b")
     first = scene.coordinator.view
@@ -161,7 +161,7 @@ def test_it_stays_until_the_joiners_hold_the_state(*, left: bool) -> None:
 
 
 def test_who_has_not_entered_the_joiners_view_never_hands_them_the_state() -> None:
-    """A leaver has, and the round that it has ended is the last before."""
+    """A leaving worker has, and the round that it has ended is the last before."""
     scene = trained("a", "b", "c", minimum=1)
     scene.lose("c")
     scene.ready("d")

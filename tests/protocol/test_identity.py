@@ -43,7 +43,7 @@ def test_an_evicted_worker_is_told_so_as_often_as_it_comes_back() -> None:
         assert list(scene.coordinator.workers) == ["a"]
 
 
-def test_a_leaver_whose_goodbye_was_lost_is_told_again() -> None:
+def test_a_leaving_worker_whose_goodbye_was_lost_is_told_again() -> None:
     scene = trained("a", "b")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     scene.switch(scene.last("b", m.Propose).view, 4, "a", "b")

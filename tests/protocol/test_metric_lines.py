@@ -101,7 +101,7 @@ def test_a_member_that_says_it_is_far_makes_nobody_s_lines_count_but_rank_0_s() 
 # --- hand-over ---------------------------------------------------------------------------------------------------
 
 
-def test_the_last_lines_of_a_leaver_count_and_so_do_the_next_one_s() -> None:
+def test_the_last_lines_of_a_leaving_worker_count_and_so_do_the_next_one_s() -> None:
     scene = trained("a", "b", "c")
     scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     view = scene.coordinator.proposed
@@ -300,7 +300,7 @@ def test_whatever_is_said_each_line_is_written_once_in_order_and_by_rank_0(
         assert line.step <= claimed
 
 
-def test_what_a_guest_says_of_its_step_is_nobody_s_progress() -> None:
+def test_what_an_external_worker_says_of_its_step_is_nobody_s_progress() -> None:
     scene = trained("a", "b")
     scene.hello("guest", pool="")
     beat(scene, "a", 3)

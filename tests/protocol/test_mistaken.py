@@ -182,7 +182,7 @@ def test_no_member_has_entered_it_either_and_begun_nothing() -> None:
 
 
 @pytest.mark.parametrize("round_", [7, 8])
-def test_a_leaver_is_never_ahead_in_the_view_without_it(round_: int) -> None:
+def test_a_leaving_worker_is_never_ahead_in_the_view_without_it(round_: int) -> None:
     """Else the others were told to go on there, in a round for which what they have computed is somebody else's."""
     scene = trained("a", "b", "c")
     scene.say("c", m.LeaveRequest(reason="SIGTERM"))
@@ -197,7 +197,7 @@ def test_a_leaver_is_never_ahead_in_the_view_without_it(round_: int) -> None:
     assert scene.last("c", m.Goodbye).code == EXIT_BANNED
 
 
-def test_a_leaver_may_be_behind() -> None:
+def test_a_leaving_worker_may_be_behind() -> None:
     """The others have gone on without it, in the view that all of them have agreed on."""
     scene = trained("a", "b", "c")
     scene.say("c", m.LeaveRequest(reason="SIGTERM"))

@@ -56,7 +56,7 @@ def test_joiners_that_are_ready_together_enter_in_one_view() -> None:
     assert second.group == second.number
 
 
-def test_a_leaver_goes_when_everyone_has_switched() -> None:
+def test_a_leaving_worker_goes_when_everyone_has_switched() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("b", m.Propose).view

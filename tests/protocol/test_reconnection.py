@@ -147,7 +147,7 @@ def test_the_last_who_holds_the_state_is_waited_for() -> None:
     assert "state lost" not in scene.events
 
 
-def leaver_alone() -> Scene:
+def leaving_worker_alone() -> Scene:
     """c has left for view 2 of a and b and lingers; what a and b do there is unknown. c knows of view 2."""
     scene = trained("a", "b", "c", orphan_s=60.0)
     scene.say("c", m.LeaveRequest(reason="SIGTERM"))
@@ -162,15 +162,15 @@ def leaver_alone() -> Scene:
     return scene
 
 
-def test_a_leaver_that_lingers_waits_for_the_end_of_a_lease() -> None:
-    scene = leaver_alone()
+def test_a_leaving_worker_that_lingers_waits_for_the_end_of_a_lease() -> None:
+    scene = leaving_worker_alone()
     scene.wait(5.0, "c")
     assert scene.members("c") == ("c",), "it takes the run up again"
     assert scene.coordinator.roster().evicted == ("a", "b")
 
 
-def test_a_leaver_that_lingers_may_go_when_one_of_the_others_is_back() -> None:
-    scene = leaver_alone()
+def test_a_leaving_worker_that_lingers_may_go_when_one_of_the_others_is_back() -> None:
+    scene = leaving_worker_alone()
     scene.back("b")
     scene.report("b", 80, view=scene.issued(2))
     scene.wait(TIMEOUT + 0.5, "b", "c")
@@ -179,8 +179,8 @@ def test_a_leaver_that_lingers_may_go_when_one_of_the_others_is_back() -> None:
     assert scene.coordinator.roster().evicted == ("a",)
 
 
-def test_a_leaver_that_lingers_and_one_that_ends_for_certain() -> None:
-    scene = leaver_alone()
+def test_a_leaving_worker_that_lingers_and_one_that_ends_for_certain() -> None:
+    scene = leaving_worker_alone()
     scene.exit("a")
     assert "view" not in scene.events[-1:], "view 2 goes no further without a, but b may come back with its state"
     scene.exit("b")

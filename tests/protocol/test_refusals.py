@@ -124,21 +124,21 @@ def test_other_numerics_are_the_hosts() -> None:
     assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)
 
 
-def test_refused_guests_stop_no_replacements() -> None:
+def test_refused_external_workers_stop_no_replacements() -> None:
     scene = trained("a", wanted=2)
     for number in range(2 * FATAL):
         fails_its_proof(scene, f"g{number}", 10 * number, pool="")
     assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)
 
 
-def test_guests_that_die_stop_none_either() -> None:
+def test_external_workers_that_die_stop_none_either() -> None:
     scene = trained("a", wanted=2)
     for number in range(2 * FATAL):
-        guest, at = f"g{number}", 100 * (number + 1)
-        scene.ready(guest, pool="")
+        external_worker, at = f"g{number}", 100 * (number + 1)
+        scene.ready(external_worker, pool="")
         scene.switch(scene.last("a", m.Propose).view, at)
         beat(scene, at + 1)
-        scene.lose(guest)
+        scene.lose(external_worker)
         scene.report("a", at + 1)
         pass_by(scene, 3.0)
     assert (scene.coordinator.crash_loop.joiners, wanted(scene)) == (0, 2)

@@ -204,7 +204,7 @@ def test_the_first_view_was_in_force_and_the_coordinator_did_not_know_it() -> No
     assert [type(message) for message in scene.sent["b"][-2:]] == [m.Demoted, m.Propose]
 
 
-def test_a_leaver_is_let_go() -> None:
+def test_a_leaving_worker_is_let_go() -> None:
     before = leave_switched_by_some()
     view = before.coordinator.view
     scene = before.restarted()

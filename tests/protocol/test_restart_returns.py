@@ -142,7 +142,7 @@ def test_who_was_still_starting_is_missed() -> None:
     assert scene.coordinator.roster().evicted == ("b",)
 
 
-def test_an_evicted_worker_and_a_leaver_are_still_known() -> None:
+def test_an_evicted_worker_and_a_leaving_worker_are_still_known() -> None:
     before = trained("a", "b", "c")
     before.say("c", m.LeaveRequest(reason="SIGTERM"))
     before.switch(before.last("c", m.Propose).view, 4, "a", "b", "c")

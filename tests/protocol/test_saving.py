@@ -59,7 +59,7 @@ def test_the_first_that_reaches_the_store_writes_and_is_told() -> None:
     assert scene.fields["ready"] == {"worker": "c", "host": "h-c", "pid": 0}
 
 
-def test_a_guest_of_rank_0_that_does_not_reach_it_leaves_it_to_another() -> None:
+def test_an_external_worker_of_rank_0_that_does_not_reach_it_leaves_it_to_another() -> None:
     scene = training("a", "b", "c", elsewhere=["b"], minimum=1)
     scene.say("a", m.LeaveRequest(reason="SIGTERM"))
     settled(scene)
@@ -80,7 +80,9 @@ def test_after_a_death_another_writes() -> None:
 
 def test_a_joiner_writes_only_once_it_holds_the_state() -> None:
     scene = training("a", minimum=1, elsewhere=[])
-    scene.coordinator.workers["a"].unreached = ELSEWHERE  # as a guest that is the last of the first members would be
+    scene.coordinator.workers[
+        "a"
+    ].unreached = ELSEWHERE  # as an external worker that is the last of the first members would be
     scene.coordinator.saver = ""
     asking(scene, "b")
     view = scene.last("a", m.Propose).view
@@ -224,8 +226,8 @@ def test_what_is_saved_elsewhere_does_not_end_well() -> None:
 def test_somebody_who_reaches_it_is_let_in_before_a_stop() -> None:
     """Above the maximum, for that one view."""
     scene = training("a", "b", maximum=2)
-    for guest in ("a", "b"):
-        scene.coordinator.workers[guest].unreached = ELSEWHERE
+    for external_worker in ("a", "b"):
+        scene.coordinator.workers[external_worker].unreached = ELSEWHERE
     asking(scene, "c")
     assert scene.coordinator.proposed is None
     stopped(scene)

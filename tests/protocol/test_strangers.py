@@ -70,7 +70,7 @@ def test_a_group_that_comes_about_ends_the_waiting() -> None:
     assert scene.fields["stranger in group"]["again_s"] == SHORTEST_S
 
 
-def test_leavers_do_not_wait_for_it() -> None:
+def test_leaving_workers_do_not_wait_for_it() -> None:
     scene = joining("a", "b")
     accuse(scene, "a")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))

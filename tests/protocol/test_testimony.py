@@ -90,7 +90,7 @@ def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
     assert scene.coordinator.ending is None
 
 
-def test_a_leaver_whose_view_two_others_have_left_is_one_of_three() -> None:
+def test_a_leaving_worker_whose_view_two_others_have_left_is_one_of_three() -> None:
     """All of them have seen the same rounds."""
     scene = trained("a", "b", wanted=4)
     scene.ready("c")
@@ -184,7 +184,7 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["c", "d"])
-def test_a_leaver_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> None:
+def test_a_leaving_worker_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> None:
     """The last to say in which round a view took effect says another one: it is expelled, and who leaves is asked."""
     scene = trained("a", "b", "c", "d")
     scene.say("d", m.LeaveRequest(reason="SIGTERM"))
@@ -238,14 +238,14 @@ def run() -> Scene:
 
 
 @pytest.mark.parametrize("hello", [{}, {"attempt": 2}, {"pool": "evil", "attempt": 2}], ids=str)
-def test_a_guest_squats_no_name_that_the_runs_pool_will_give(hello: dict[str, object]) -> None:
+def test_an_external_worker_squats_no_name_that_the_runs_pool_will_give(hello: dict[str, object]) -> None:
     scene = run()
     assert scene.greet("w3", **{"session": "s", "attempt": 1, "pool": "", **hello}) == "guest-1"
     assert scene.greet("w3", session="t", attempt=1, pool="local") == "w3"
     assert scene.greet("node2", session="u", attempt=1, pool="") == "node2"
 
 
-def test_guests_of_one_name_never_share_it() -> None:
+def test_external_workers_of_one_name_never_share_it() -> None:
     scene = run()
     assert scene.greet("guest-2", session="s", attempt=2, pool="") == "guest-2"
     assert [scene.greet("", session=session, attempt=1, pool="") for session in "tu"] == ["guest-1", "guest-3"]

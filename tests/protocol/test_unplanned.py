@@ -127,7 +127,7 @@ def test_a_joiner_that_can_not_reach_the_only_veteran_goes_itself() -> None:
     assert scene.last("a", m.Resume).view.members == ("a",)
 
 
-def test_a_leaver_that_waits_for_a_word_of_the_view_before() -> None:
+def test_a_leaving_worker_that_waits_for_a_word_of_the_view_before() -> None:
     """a and b have switched; c never will, because the pair of b and c broke with b's last word in it."""
     scene = trained("a", "b", "c")
     scene.say("c", m.LeaveRequest(reason="SIGTERM"))

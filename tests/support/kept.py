@@ -1,4 +1,4 @@
-"""A keeper of workers, played with a fake pool."""
+"""A reconciler of workers, played with a fake pool."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from farandole.protocol.messages import Roster
 
 
 class Play:
-    """A keeper and its fake pool at a time of the test's own. `said`: what the coordinator was told."""
+    """A reconciler and its fake pool at a time of the test's own. `said`: what the coordinator was told."""
 
     def __init__(self, *hosts: Host, count: int = 0) -> None:
         self.pool = FakePool(hosts=hosts or (Host(name="here"),))
-        self.keeper = PoolReconciler(count)
+        self.reconciler = PoolReconciler(count)
         self.said: list[m.FromPool] = []
         self.now = 0.0
 
     def roster(self, now: float | None = None, **roster: object) -> None:
         self.now = self.now if now is None else now
-        self.keeper.update(Roster(**roster), self.now)  # type: ignore[arg-type]
+        self.reconciler.update(Roster(**roster), self.now)  # type: ignore[arg-type]
         self.act()
 
     def at(self, now: float) -> Play:
@@ -31,9 +31,9 @@ class Play:
         """Until the pool has nothing more to say."""
         while True:
             for event in self.pool.waiting():
-                self.keeper.on_event(event, self.now)
-            due = self.keeper.due(self.pool.list(), self.now)
-            self.said += self.keeper.take_messages()
+                self.reconciler.on_event(event, self.now)
+            due = self.reconciler.due(self.pool.list(), self.now)
+            self.said += self.reconciler.take_messages()
             for worker in due.stop:
                 self.pool.stop(worker)
             for worker, host in due.start:

@@ -168,7 +168,7 @@ class Scene:
         """It is dead: for certain, and seen from both sides."""
         known = self.coordinator.workers.get(worker)
         if known and not known.pool:
-            self.coordinator.mark_dead(worker, "killed by signal 9")  # of a guest nobody could say that
+            self.coordinator.mark_dead(worker, "killed by signal 9")  # of an external worker nobody could say that
         self.exit(worker, pool=known.pool if known else "pool")
         self.close(worker)
 

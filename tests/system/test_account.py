@@ -76,10 +76,10 @@ def test_workers_that_come_leave_die_and_are_too_few(tmp_path: Path) -> None:
         live = json.loads(told(run, "--json"))
         assert not live["over"]
         assert live["total_s"] > 0
-        leaver = run.members[0]
+        leaving_worker = run.members[0]
         run.command("scale", "2")
-        run.command("release", leaver)
-        run.until(lambda: any(e["worker"] == leaver for e in run.events("left")), "it has left")
+        run.command("release", leaving_worker)
+        run.until(lambda: any(e["worker"] == leaving_worker for e in run.events("left")), "it has left")
         run.until_step(run.step + 10)
         run.command("stop")
         run.finish()

@@ -26,7 +26,7 @@ STEPS = 10
 
 
 @contextmanager
-def guest(on: list[str], run: Path, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def external_worker(on: list[str], run: Path, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         started = subprocess.Popen(
             [*on, *FARANDOLE, "join", str(run / "ticket"), str(JOB), *arguments],
@@ -58,8 +58,8 @@ def test_what_goes_between_two_hosts_is_the_size_of_the_sums(tmp_path: Path) -> 
             Elastic(tmp_path / "run", JOB, *out, workers=2, options=options, on=machines.on(0), deadline_s=150.0)
         )
         run.until_members(2)
-        guests = [
-            stack.enter_context(guest(machines.on(1), run.folder, tmp_path / f"guest-{number}", *out))
+        external_workers = [
+            stack.enter_context(external_worker(machines.on(1), run.folder, tmp_path / f"guest-{number}", *out))
             for number in range(2)
         ]
         run.until_members(4)
@@ -69,10 +69,10 @@ def test_what_goes_between_two_hosts_is_the_size_of_the_sums(tmp_path: Path) -> 
         run.until_step(first + STEPS)
         steps, after = run.step - first, sent(machines)
         assert 0.8 * SUMS * steps < after - before < 1.5 * SUMS * (steps + 1), "as if each had one worker: half of all"
-        guests[0].kill()
+        external_workers[0].kill()
         run.until_members(3)
         run.until_step(run.step + 3)
         pace.unlink()
         run.finish()
-        until(lambda: guests[1].poll() is not None)
+        until(lambda: external_workers[1].poll() is not None)
     assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()

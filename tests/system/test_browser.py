@@ -71,13 +71,13 @@ def test_a_live_run_is_seen_and_steered(tmp_path: Path) -> None:
             page.locator(".events", has_text=f"{victim} is lost").wait_for(timeout=SOON)
             run.until_members(3, without=(victim,))
 
-            leaver = run.members[1]
-            page.locator("tr", has_text=leaver).get_by_role("button", name="Release ...").first.click()
+            leaving_worker = run.members[1]
+            page.locator("tr", has_text=leaving_worker).get_by_role("button", name="Release ...").first.click()
             page.get_by_role("button", name="Cancel").click()
-            page.locator("tr", has_text=leaver).get_by_role("button", name="Release ...").first.click()
+            page.locator("tr", has_text=leaving_worker).get_by_role("button", name="Release ...").first.click()
             page.locator("#yes").click()
-            page.locator("#cards", has_text=f"{leaver} left").wait_for(timeout=SOON)
-            assert leaver not in run.members
+            page.locator("#cards", has_text=f"{leaving_worker} left").wait_for(timeout=SOON)
+            assert leaving_worker not in run.members
 
             page.locator("tr", has_text=run.members[0]).get_by_role("button", name="Log").first.click()
             page.locator("#log[open]").wait_for()
@@ -159,10 +159,10 @@ def test_on_a_phone_no_column_and_no_button_is_out_of_sight(tmp_path: Path) -> N
             assert page.evaluate(OUTSIDE, 390) == []
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             assert release.count() == 2
-            leaver = run.members[1]
-            page.locator("tr", has_text=leaver).get_by_role("button", name="Release ...").first.click()
+            leaving_worker = run.members[1]
+            page.locator("tr", has_text=leaving_worker).get_by_role("button", name="Release ...").first.click()
             page.locator("#yes").click()
-            page.locator("#cards", has_text=f"{leaver} left").wait_for(timeout=SOON)
+            page.locator("#cards", has_text=f"{leaving_worker} left").wait_for(timeout=SOON)
 
 
 def test_who_has_not_logged_in_and_who_comes_by_a_used_link(tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
         assert all(limit and FLOOR_S <= float(limit[1]) <= 5 for limit in limits), "less than 5 s where that is usual"
         before = watch.step
         assert run.until(lambda: watch.step > before + 5, run.seconds + 10), "the others go on"
-        ended = run.until(lambda: all(guest.poll() is not None for guest in run.guests), run.seconds + 30)
+        ended = run.until(
+            lambda: all(external_worker.poll() is not None for external_worker in run.external_workers),
+            run.seconds + 30,
+        )
         assert ended, "who was given up ends when it is reached again"
         told = judged(0, run, run.finish(), partition.struck, reference)
     assert not told.complaints, capsys.readouterr().out

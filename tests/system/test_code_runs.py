@@ -47,7 +47,7 @@ class Project:
     def prints(self) -> set[str]:
         return {path.read_text() for path in self.out.glob("end-*")}
 
-    def guest(self, run: Elastic) -> subprocess.Popen[str]:
+    def external_worker(self, run: Elastic) -> subprocess.Popen[str]:
         command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(self.script), *self.job]
         return subprocess.Popen(command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -64,7 +64,7 @@ def undisturbed(project: Project, place: Path, *arguments: str) -> str:
     return end.read_text()
 
 
-def test_a_replacement_executes_what_the_run_began_with_and_a_guest_of_other_code_is_refused(
+def test_a_replacement_executes_what_the_run_began_with_and_an_external_worker_of_other_code_is_refused(
     project: Project, tmp_path: Path
 ) -> None:
     expected = undisturbed(project, tmp_path / "alone")
@@ -76,11 +76,11 @@ def test_a_replacement_executes_what_the_run_began_with_and_a_guest_of_other_cod
         victim = run.members[1]
         run.signal(victim, signal.SIGKILL)
         run.until_members(2, without=(victim,))
-        with project.guest(run) as guest:
-            run.until(lambda: guest.poll() is not None, "the guest's end")
-            assert guest.stdout
-            said = guest.stdout.read()
-        assert guest.returncode == 1
+        with project.external_worker(run) as external_worker:
+            run.until(lambda: external_worker.poll() is not None, "the guest's end")
+            assert external_worker.stdout
+            said = external_worker.stdout.read()
+        assert external_worker.returncode == 1
         [refused] = run.events("refused")
         assert all(value in refused["reason"] for value in ("script split.py", "module split_net", "code/"))
         assert refused["reason"] in said
@@ -111,11 +111,11 @@ def test_by_option_other_code_is_let_in_and_on_resuming_the_edited_file_counts(
     with Elastic(tmp_path / "run", project.script, *project.job, workers=1, options=["--other-code"]) as run:
         run.until_step(1)
         project.edit(project.script, "RATE = 0.01", "RATE = 0.01  # edited")
-        with project.guest(run) as guest:
+        with project.external_worker(run) as external_worker:
             run.until_members(2)
             run.command("stop")
             run.until(lambda: run.process.poll() is not None, "the end")
-            assert guest.wait(30) == run.process.returncode == 0
+            assert external_worker.wait(30) == run.process.returncode == 0
         assert [(event["worker"], event["what"]) for event in run.events("other code")] == [
             ("guest-1", ["script split.py"])
         ]

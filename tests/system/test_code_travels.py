@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_who_comes_after_an_edit_executes_what_was_packed(project: Path, tmp_path: Path) -> None:
-    """A host of a file, and a guest that brings nothing but the ticket."""
+    """A host of a file, and an external worker that brings nothing but the ticket."""
     hosts, pace, out = tmp_path / "hosts", tmp_path / "pace", tmp_path / "out"
     hosts.write_text("localhost slots=1\n")
     pace.touch()
@@ -47,13 +47,13 @@ def test_who_comes_after_an_edit_executes_what_was_packed(project: Path, tmp_pat
         (project / "width.py").write_text("WIDTH = 9\n")
         with (tmp_path / "guest.out").open("wb") as output:
             command = [*FARANDOLE, "join", os.path.relpath(run.folder / "ticket", tmp_path)]
-            guest = popen(command, env=home, cwd=tmp_path, stdout=output, stderr=output)
+            external_worker = popen(command, env=home, cwd=tmp_path, stdout=output, stderr=output)
         run.until_members(3)
         [code] = [place for place in (tmp_path / "home/.cache/farandole/code").iterdir() if place.is_dir()]
         assert {path.name for path in code.iterdir()} == {"train.py", "width.py", "installed"}
         pace.unlink()
         run.finish()
-        assert guest.wait() == 0, (tmp_path / "guest.out").read_text()
+        assert external_worker.wait() == 0, (tmp_path / "guest.out").read_text()
         assert not run.events("refused"), run.report()
     shutil.copy(project / "train.py", tmp_path / "train.py")
     (tmp_path / "width.py").write_text("WIDTH = 8\n")
@@ -67,8 +67,10 @@ def test_a_run_of_this_machine_alone_has_nothing_to_fetch(tmp_path: Path) -> Non
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=[]) as run:
         run.until_members(1)
         with (tmp_path / "guest.out").open("wb") as output:
-            guest = popen([*FARANDOLE, "join", str(run.folder / "ticket")], env=ENVIRON, stdout=output, stderr=output)
-        assert guest.wait() == 2
+            external_worker = popen(
+                [*FARANDOLE, "join", str(run.folder / "ticket")], env=ENVIRON, stdout=output, stderr=output
+            )
+        assert external_worker.wait() == 2
         assert "script" in (tmp_path / "guest.out").read_text()
         run.command("stop")
         run.until(lambda: run.process.poll() is not None, "the end")
@@ -82,7 +84,9 @@ MAKE = (
 
 @pytest.mark.long
 def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp_path: Path) -> None:
-    """Those of a host and of a guest with its ticket on standard input; the script is a link, named from the root."""
+    """The code of a host, and of an external worker with its ticket on standard input; the script is a link, named from
+    the root.
+    """
     hosts, pace, out, home = (tmp_path / name for name in ("hosts", "pace", "out", "home"))
     hosts.write_text("localhost slots=1\n")
     pace.touch()
@@ -100,13 +104,13 @@ def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp
         run.until_members(1)
         with (tmp_path / "guest.out").open("wb") as output, (run.folder / "ticket").open("rb") as ticket:
             environ = {**ENVIRON, "HOME": str(home)}
-            guest = subprocess.Popen(
+            external_worker = subprocess.Popen(
                 [*FARANDOLE, "join", "-"], env=environ, cwd=tmp_path, stdin=ticket, stdout=output, stderr=output
             )
         run.until_members(2)
         pace.unlink()
         run.finish()
-        assert guest.wait(30) == 0, (tmp_path / "guest.out").read_text()
+        assert external_worker.wait(30) == 0, (tmp_path / "guest.out").read_text()
     [code] = [place for place in (home / ".cache/farandole/code").iterdir() if place.is_dir()]
     assert {path.read_text() for path in tmp_path.glob("by-*")} == {str(code / ".venv/bin/python")}
     assert (code / "prepared").read_text().split() in (["x"], ["x", "x"]), "once for each name of the host"

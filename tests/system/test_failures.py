@@ -85,10 +85,10 @@ def test_kill_9_at_a_moment_of_the_protocol(
 # --- standing still --------------------------------------------------------------------------------------------------
 
 
-def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wakes_up_comes_back(
+def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_external_worker_that_wakes_up_comes_back(
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The coordinator, then a worker; then a guest for longer, which ends, and begins anew in its own place."""
+    """The coordinator, then a worker; then an external worker for longer, which ends, and begins anew in its place."""
     with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"], pace_s=0.1) as run:
         watch = run.watch
         assert run.until(lambda: len(watch.holders) == 2, 60.0)
@@ -114,9 +114,9 @@ def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wa
         assert run.until(lambda: watch.step > before + 5, run.seconds + 30), "the others go on"
         watch.signal(watch.pids["guest-1"], signal.SIGCONT)
         assert run.until(lambda: "guest-2" in watch.holders, run.seconds + 60), "it comes back by itself"
-        assert watch.pids["guest-2"] == run.guests[0].pid
+        assert watch.pids["guest-2"] == run.external_workers[0].pid
         told = judged(0, run, run.finish(), [], reference)
-        assert run.guests[0].wait(30) == 0
+        assert run.external_workers[0].wait(30) == 0
     assert not told.complaints, capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Lines of metrics that nobody may say, said to a live run: by guests who hold the ticket, and by its own rank 0.
+"""Forged lines of metrics, sent to a live run: by external workers that hold the ticket, and by its own rank 0.
 
 The run goes on, to the weights of a world of one; its metrics.jsonl has each step's line once and none that was forged;
 `farandole status` answers; and a coordinator that is killed and comes back to a file with lines of another program in
@@ -88,7 +88,7 @@ def test_forged_lines(tmp_path: Path) -> None:
     assert not forged((run.folder / "metrics.jsonl").read_bytes())
     assert not forged(said.encode())
     assert not set(STEERING) & set(said)
-    lost = {event["worker"] for event in run.events("lost")}  # the guests that told lies do not come back
+    lost = {event["worker"] for event in run.events("lost")}  # the external workers that told lies do not come back
     assert not lost & set(view["members"])
     alone(tmp_path / "one", JOB, str(tmp_path / "one.out"))
     assert (tmp_path / "out").read_text() == (tmp_path / "one.out").read_text()

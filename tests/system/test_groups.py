@@ -20,10 +20,10 @@ TROUBLED = Path(__file__).parents[1] / "jobs" / "troubled.py"
 def worn(workers: str, **settings: object) -> Scene:
     """A run whose next view, the fourth of its group, is to have new connections."""
     scene = trained(*workers, "x", "y", views_per_group=3, **settings)
-    for leaver, stay in (("y", (*workers, "x")), ("x", tuple(workers))):
-        scene.say(leaver, m.LeaveRequest(reason="SIGTERM"))
-        scene.switch(scene.last(workers[0], m.Propose).view, 4, *stay, leaver)
-        scene.exit(leaver)
+    for leaving_worker, stay in (("y", (*workers, "x")), ("x", tuple(workers))):
+        scene.say(leaving_worker, m.LeaveRequest(reason="SIGTERM"))
+        scene.switch(scene.last(workers[0], m.Propose).view, 4, *stay, leaving_worker)
+        scene.exit(leaving_worker)
     return scene
 
 

@@ -79,15 +79,15 @@ def test_hangups_never_kill_and_nohup_ignores_them(launch: Callable[..., Launche
         assert process.wait(60) == 0
 
 
-def test_a_guest_leaves_gracefully(tmp_path: Path) -> None:
+def test_an_external_worker_leaves_gracefully(tmp_path: Path) -> None:
     (tmp_path / "pace").write_text("0.05")
     job = [str(TELLING), str(tmp_path / "out"), "--pace", str(tmp_path / "pace")]
     with Elastic(tmp_path / "run", TELLING, *job[1:], workers=1, options=[]) as run:
         run.until_step(1)
-        with subprocess.Popen([*FARANDOLE, "join", str(run.folder / "ticket"), *job]) as guest:
+        with subprocess.Popen([*FARANDOLE, "join", str(run.folder / "ticket"), *job]) as external_worker:
             run.until_members(2)
-            guest.send_signal(signal.SIGHUP)
-            assert guest.wait(60) == 0
+            external_worker.send_signal(signal.SIGHUP)
+            assert external_worker.wait(60) == 0
         assert [event["reason"] for event in run.events("notice")] == ["SIGHUP"]
         run.until_members(1)
         (tmp_path / "pace").unlink()

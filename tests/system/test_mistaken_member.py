@@ -1,6 +1,6 @@
 """A member of a run of real processes whose one number is wrong: it is put out by name, the others train on.
 
-The guest's own process sends the number: everything in it is farandole's, but for one message on its way out.
+The external worker's own process sends the number: everything in it is farandole's, but for one message on its way out.
 """
 
 from __future__ import annotations
@@ -49,18 +49,22 @@ def test_a_round_too_far_ahead_costs_its_sender_the_run_and_nobody_else(tmp_path
     job = (JOB, str(out), "--pace", str(pace))
     with Elastic(tmp_path / "run", *job, workers=2, deadline_s=200.0, options=[]) as run:
         run.until_members(2)
-        pace.write_text("6.0")  # the run lasts until the guest has come: on a busy machine it loads torch for minutes
+        pace.write_text(
+            "6.0"
+        )  # the run lasts until the external worker has come: on a busy machine it loads torch for minutes
         command = [sys.executable, "-c", MISTAKEN, str(run.folder / "ticket"), str(JOB), str(out), "--pace", str(pace)]
-        guest = subprocess.Popen(command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        external_worker = subprocess.Popen(
+            command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         try:
             run.until(lambda: bool(run.events("lost")), "the guest's eviction")
             pace.unlink()
-            said, _ = guest.communicate(timeout=60)
-            assert guest.returncode == EXIT_BANNED, said
+            said, _ = external_worker.communicate(timeout=60)
+            assert external_worker.returncode == EXIT_BANNED, said
             run.finish()
         finally:
-            guest.kill()
-            guest.communicate()
+            external_worker.kill()
+            external_worker.communicate()
         [lost] = run.events("lost")
         assert lost["worker"] == "guest-1"
         assert all(worker in lost["reason"] for worker in ("w1", "w2"))

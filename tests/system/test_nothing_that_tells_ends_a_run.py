@@ -159,7 +159,7 @@ def test_a_journal_that_is_spoilt_under_a_live_coordinator_costs_nobody(
 
 
 def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Path) -> None:
-    """And comes back, as guests do: the run goes on with what they have saved."""
+    """And comes back, as external workers do: the run goes on with what they have saved."""
     expected = fingerprint(tmp_path)
     arguments = telling(tmp_path)
     folder = tmp_path / "run"

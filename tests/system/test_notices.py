@@ -45,7 +45,7 @@ def say(service: Service, within_s: float = EC2_S) -> None:
 
 
 @contextmanager
-def guest(run: Elastic, service: Service, script: Path, *arguments: str) -> Generator[Any, None, None]:
+def external_worker(run: Elastic, service: Service, script: Path, *arguments: str) -> Generator[Any, None, None]:
     """A machine that has joined by itself, and asks `service`; killed at the end if it is there still."""
     ticket = shutil.copy(run.folder / "ticket", run.folder.with_name("ticket"))
     command = [*FARANDOLE, "join", str(ticket), str(script), *arguments]
@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("service_of", [Ec2Service, GoogleService])
-def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
+def test_an_external_worker_that_hears_of_its_end_leaves_within_two_steps(
     service_of: type[Service], tmp_path: Path, undisturbed: str
 ) -> None:
     job = Job(tmp_path)
@@ -82,8 +82,8 @@ def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
         run.until_step(1)
         job.pace.write_text(
             "600"
-        )  # a step lasts until the guest is there, which may have to read all of torch from a disk
-        with guest(run, service, job.script, *job.arguments) as process:
+        )  # a step lasts until the external worker is there, which may have to read all of torch from a disk
+        with external_worker(run, service, job.script, *job.arguments) as process:
             run.until(lambda: len(run.events("ready")) == 2, "a guest that asks in")
             job.pace.write_text("1")
             run.until_members(2)
@@ -171,7 +171,7 @@ def test_the_last_that_holds_the_state_saves_before_its_machine_goes_and_no_step
         run.until(lambda: bool(run.events("state lost")), "the coordinator waits for nobody")
         last = run.step
         job.quick()
-        with guest(run, staying, job.script, *job.arguments):
+        with external_worker(run, staying, job.script, *job.arguments):
             run.finish()
         [resumed] = run.events("resumed")
         assert resumed["step"] == last + 1, "each step that had ended was saved"
@@ -190,7 +190,7 @@ def test_an_evaluation_that_would_outlast_the_deadline_is_left_as_by_a_crash(tmp
         Ec2Service() as staying,
         two_pools(tmp_path, service, EVALUATING, str(out), options=options, workers=2) as run,
     ):
-        leaver, process = on_the_host(run)
+        leaving_worker, process = on_the_host(run)
         run.until(lambda: (out / f"held-0-{process}").exists(), "it is in the middle of the evaluation")
         say(service, SHORT_S)
         began = time.time()
@@ -199,10 +199,10 @@ def test_an_evaluation_that_would_outlast_the_deadline_is_left_as_by_a_crash(tmp
         assert gone(lambda: is_there(process), SHORT_S)
         assert time.time() < began + SHORT_S, "before the deadline"
         run.until(lambda: bool(run.events("lost")), "it is gone")
-        assert [event["worker"] for event in run.events("lost")] == [leaver]
+        assert [event["worker"] for event in run.events("lost")] == [leaving_worker]
         assert run.events("left") == []
         (out / "hold-0").unlink()
-        with guest(run, staying, EVALUATING, str(out)):  # two are the least
+        with external_worker(run, staying, EVALUATING, str(out)):  # two are the least
             run.finish()
         told = evaluations(run.folder)
     alone(tmp_path / "alone", EVALUATING, str(single))

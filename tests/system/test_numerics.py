@@ -1,4 +1,4 @@
-"""Real runs, and guests whose libraries compute as on another CPU: refused by the operation's name, or let in."""
+"""Real runs, and external workers whose libraries compute as on another CPU: refused by the operation, or let in."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def job(place: Path) -> tuple[str, ...]:
     return str(place / "out"), "--pace", str(place / "pace"), "--epochs", "60"
 
 
-def guest(run: Elastic, out: Path, **environ: str) -> subprocess.Popen[str]:
+def external_worker(run: Elastic, out: Path, **environ: str) -> subprocess.Popen[str]:
     command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(JOB), str(out), "--epochs", "60"]
     environ = {**ENVIRON, **environ}
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_guest_that_computes_other_bits_is_refused_by_the_name_of_an_operation(tmp_path: Path) -> None:
+def test_an_external_worker_that_computes_other_bits_is_refused_by_the_name_of_an_operation(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.3")
     with Elastic(tmp_path / "run", JOB, *job(tmp_path), workers=1, options=[]) as run:
@@ -41,14 +41,14 @@ def test_a_guest_that_computes_other_bits_is_refused_by_the_name_of_an_operation
         assert numerics["worker"] == "w1"
         assert numerics["facts"]["torch version"] == torch.__version__
         assert numerics["facts"]["setting default dtype"] == "float32"
-        with guest(run, tmp_path / "guest", MKL_CBWR="COMPATIBLE") as other:
+        with external_worker(run, tmp_path / "guest", MKL_CBWR="COMPATIBLE") as other:
             said, _ = other.communicate(timeout=60)
         assert other.returncode == 1
         [refused] = run.events("refused")
         assert all(value in refused["reason"] for value in ("operation matmul", "64x1024", "1024x512"))
         assert refused["reason"].endswith(SEE)
         assert refused["reason"] in said
-        with guest(run, tmp_path / "guest") as like:
+        with external_worker(run, tmp_path / "guest") as like:
             run.until_members(2)
             pace.unlink()
             run.finish()
@@ -62,7 +62,7 @@ def test_by_option_it_is_let_in_and_it_is_told_from_when_on_no_bits_are_promised
     options = ["--bits", "any"]
     with Elastic(tmp_path / "run", JOB, *job(tmp_path), workers=1, options=options) as run:
         run.until_step(2)
-        with guest(run, tmp_path / "guest", ONEDNN_MAX_CPU_ISA="SSE41") as other:
+        with external_worker(run, tmp_path / "guest", ONEDNN_MAX_CPU_ISA="SSE41") as other:
             run.until_members(2)
             [told] = run.events("bits not promised")
             entered = run.events("view")[-1]["step"]
@@ -88,10 +88,12 @@ def test_machines_that_differ_train_on_to_the_accuracy_of_the_reference(tmp_path
     with Elastic(tmp_path / "run", DIGITS, *epochs, workers=1, options=options, deadline_s=300.0) as run:
         run.until_step(0)
         join = [*FARANDOLE, "join", str(run.folder / "ticket"), str(DIGITS), *epochs]
-        guests = [subprocess.Popen(join, env={**ENVIRON, **other}, stdout=subprocess.DEVNULL) for other in others]
+        external_workers = [
+            subprocess.Popen(join, env={**ENVIRON, **other}, stdout=subprocess.DEVNULL) for other in others
+        ]
         run.until_members(4)
         run.finish()
-        assert [guest.wait(30) for guest in guests] == [0, 0, 0]
+        assert [external_worker.wait(30) for external_worker in external_workers] == [0, 0, 0]
         assert len(run.events("bits not promised")) == 3
         assert run.events("drifting")
     expected, reached = (accuracy(tmp_path / name) for name in ("alone", "run"))
@@ -126,7 +128,7 @@ for step in run.steps(run.loader(rows, batch=farandole.GlobalBatch(8, micro=4)),
 """
 
 
-def test_a_setting_that_the_script_alters_once_is_told_once_and_is_a_guests_too(tmp_path: Path) -> None:
+def test_a_setting_that_the_script_alters_once_is_told_once_and_is_an_external_workers_too(tmp_path: Path) -> None:
     pace, script = tmp_path / "pace", tmp_path / "alters.py"
     pace.touch()
     script.write_text(ALTERS)

@@ -1,6 +1,5 @@
-"""`farandole run --bits portable`: forked workers, and a guest whose environment says otherwise, have the same bits.
-
-A replay has them once more.
+"""`farandole run --bits portable`: forked workers and an external worker, whose environment differs, have the same
+bits. A replay has them once more.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux",
 
 
 @pytest.mark.long
-def test_forked_workers_and_a_guest_have_the_same_bits_and_so_has_a_replay(tmp_path: Path) -> None:
+def test_forked_workers_and_an_external_worker_have_the_same_bits_and_so_has_a_replay(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.3")
     options = ["--bits", "portable", "--seed", "3"]
@@ -27,12 +26,12 @@ def test_forked_workers_and_a_guest_have_the_same_bits_and_so_has_a_replay(tmp_p
         [numerics] = run.events("numerics")
         assert numerics["facts"]["device"] == "CPU with AVX2"
         command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(JOB), str(tmp_path / "guest")]
-        with subprocess.Popen(command, env={**ENVIRON, "MKL_CBWR": "AVX2", "OMP_NUM_THREADS": "2"}) as guest:
+        with subprocess.Popen(command, env={**ENVIRON, "MKL_CBWR": "AVX2", "OMP_NUM_THREADS": "2"}) as external_worker:
             run.until_members(2)
             run.until_step(run.step + 2)
             pace.unlink()
             run.finish()
-            assert guest.wait(30) == 0
+            assert external_worker.wait(30) == 0
         assert not run.events("refused")
         [finished] = run.events("finished")
         assert finished["equal"]

@@ -71,12 +71,12 @@ def test_as_workers_of_one_run(tmp_path: Path) -> None:
     with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=options, deadline_s=1000.0) as run:
         run.until_step(0)
         join = ["-m", "farandole", "join", str(run.folder / "ticket"), str(JOB), *arguments]
-        with emulated.start("Haswell", join, ENVIRON) as guest:
-            run.until(lambda: len(run.members) == 2 or guest.poll() is not None, "a view of both")
+        with emulated.start("Haswell", join, ENVIRON) as external_worker:
+            run.until(lambda: len(run.members) == 2 or external_worker.poll() is not None, "a view of both")
             pace.unlink()
             run.finish()
-            said, errors = guest.communicate()
-            assert guest.returncode == 0, said + errors
+            said, errors = external_worker.communicate()
+            assert external_worker.returncode == 0, said + errors
         [finished] = run.events("finished")
         assert finished["equal"]
         assert not run.events("refused")

@@ -127,11 +127,11 @@ def notice(run: Elastic) -> None:
     """SIGTERM to a worker, as a spot market or a batch system sends it: it leaves, another comes."""
     run.until_members(2)
     run.until_step(run.step + 2)
-    leaver = run.members[0]
-    run.signal(leaver, signal.SIGTERM)
-    run.until_members(2, without=(leaver,))
+    leaving_worker = run.members[0]
+    run.signal(leaving_worker, signal.SIGTERM)
+    run.until_members(2, without=(leaving_worker,))
     assert not run.events("lost")
-    assert leaver in {event["worker"] for event in run.events("left")}
+    assert leaving_worker in {event["worker"] for event in run.events("left")}
 
 
 HISTORIES = {

@@ -30,7 +30,7 @@ ANOTHER_MACHINE = os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"]
 
 
 @contextlib.contextmanager
-def guest(job: Job, run: Elastic) -> Generator[subprocess.Popen[bytes]]:
+def external_worker(job: Job, run: Elastic) -> Generator[subprocess.Popen[bytes]]:
     """A worker by hand for which the run's folder is another disk: an empty one of its own mount namespace."""
     until(lambda: (job.folder / "ticket").exists())
     ticket = job.folder.with_name("ticket")
@@ -51,13 +51,13 @@ def guest(job: Job, run: Elastic) -> Generator[subprocess.Popen[bytes]]:
 
 @pytest.mark.world
 @pytest.mark.skipif(not ANOTHER_MACHINE, reason="another disk at the same path takes root and mount namespaces")
-def test_a_guest_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_begins_again(
+def test_an_external_worker_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_begins_again(
     undisturbed: str, tmp_path: Path
 ) -> None:
     """It comes to rank 0 by the other one's release; then it is the first that is ready when the run goes on."""
     job = Job(tmp_path)
     job.pace.write_text("1.5")
-    with job.run(1, "--checkpoint-every", "3steps") as run, guest(job, run):
+    with job.run(1, "--checkpoint-every", "3steps") as run, external_worker(job, run):
         run.until_members(2)
         [afar] = [e for e in run.events("ready") if e["host"] == "afar"]
         assert str(job.folder) in afar["unreached"]
@@ -78,7 +78,7 @@ def test_a_guest_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_beg
     go = tmp_path / "go"
     wait = f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.05; done"
     (job.folder / "ticket").unlink()
-    with job.run(1, "--prepare", wait) as run, guest(job, run):
+    with job.run(1, "--prepare", wait) as run, external_worker(job, run):
         run.until(lambda: bool(run.events("waits")), "that the guest waits")
         assert not run.events("view")
         go.touch()

@@ -105,7 +105,7 @@ def test_who_shares_none_joins_those_who_do(tmp_path: Path, expected: str) -> No
     with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=[]) as run:
         run.until_members(2)
         command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(JOB), *arguments]
-        with subprocess.Popen(command, env={**ENVIRON, "FARANDOLE_SHARED_MEMORY": "0"}) as guest:
+        with subprocess.Popen(command, env={**ENVIRON, "FARANDOLE_SHARED_MEMORY": "0"}) as external_worker:
             run.until_members(3)
             run.until_step(run.step + 2)
             run.signal("w2", signal.SIGKILL)
@@ -113,5 +113,5 @@ def test_who_shares_none_joins_those_who_do(tmp_path: Path, expected: str) -> No
             run.until_step(run.step + 2)
             pace.unlink()
             run.finish()
-            assert guest.wait(30) == 0
+            assert external_worker.wait(30) == 0
     assert (tmp_path / "out").read_text() == expected

@@ -146,13 +146,15 @@ def test_where_nobody_can_open_the_data_the_run_ends_and_says_why(tmp_path: Path
         assert naming(run.output.read_text().splitlines()[-1], "farandole: error: ", REASON)
 
 
-def test_a_guest_ends_with_a_code_of_its_own_the_reason_and_a_remedy(tmp_path: Path, fed: str) -> None:
+def test_an_external_worker_ends_with_a_code_of_its_own_the_reason_and_a_remedy(tmp_path: Path, fed: str) -> None:
     job = Job(tmp_path)
     with job.run(1) as run:
         run.until_step(1)
         ticket = shutil.copy(run.folder / "ticket", tmp_path / "ticket")
-        job.short(guest="train")
-        (job.out / "pace").write_text("6")  # so that the run lasts until the guest has come, whatever else computes
+        job.short(external_worker="train")
+        (job.out / "pace").write_text(
+            "6"
+        )  # so that the run lasts until the external worker has come, whatever else computes
         done = subprocess.run(
             [*FARANDOLE, "join", str(ticket), str(JOB), str(job.out)], env={**ENVIRON, "FARANDOLE_WORKER": "guest"},
             capture_output=True, text=True, timeout=150, check=False,
@@ -160,8 +162,8 @@ def test_a_guest_ends_with_a_code_of_its_own_the_reason_and_a_remedy(tmp_path: P
         assert done.returncode == EXIT_DATA_UNAVAILABLE, done.stdout + done.stderr
         assert REASON in done.stderr
         assert naming(done.stderr, "farandole: error: ", "shard 7", REASON)
-        guests = [event["worker"] for event in run.events("ready") if event["worker"].startswith("guest")]
-        assert len(guests) == 1, "it would find the same disk"
+        external_workers = [event["worker"] for event in run.events("ready") if event["worker"].startswith("guest")]
+        assert len(external_workers) == 1, "it would find the same disk"
         job.quick()
         job.finish(run, fed)
 

@@ -1,4 +1,4 @@
-"""How a leaver makes way: the cores are the others' while it ends."""
+"""How a leaving worker makes way: the cores are the others' while it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/autogroup").read_text
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not share cores out by sessions")
-def test_a_leaver_lowers_itself_within_its_session_and_its_session_among_others() -> None:
+def test_a_leaving_worker_lowers_itself_within_its_session_and_its_session_among_others() -> None:
     before = AUTOGROUP.read_text()
     done = subprocess.run(
         [sys.executable, "-c", LEAVER], capture_output=True, text=True, check=True, start_new_session=True

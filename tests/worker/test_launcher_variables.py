@@ -30,7 +30,7 @@ def test_a_worker_keeps_nothing_that_names_a_place_in_a_group_of_fixed_size() ->
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"LOCAL_RANK": "3"}, 3),  # a launcher that starts guests
+        ({"LOCAL_RANK": "3"}, 3),  # a launcher that starts external workers
         ({"LOCAL_RANK": "3", "FARANDOLE_SLOT": "1"}, 1),  # `farandole run` within such a launcher
         ({"LOCAL_RANK": "-1"}, 0),  # what some launchers say for none
         ({}, 0),

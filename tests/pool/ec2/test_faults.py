@@ -1,9 +1,9 @@
 """A pool of instances while AWS does what it does on bad days, again and again: nothing leaked, nothing counted twice,
 and what was lost comes back each time.
 
-The keeper decides and the pool asks; AWS is moto behind a proxy (`tests/support/aws_faults.py`); the instances' agents
-are the product's `Duty` over its fake pool of workers, connected to a coordinator as agents are. The clock of all of
-them runs faster, so that what is given minutes is over in seconds.
+The reconciler decides and the pool asks; AWS is moto behind a proxy (`tests/support/aws_faults.py`); the instances'
+agents are the product's `Duty` over its fake pool of workers, connected to a coordinator as agents are. The clock of
+all of them runs faster, so that what is given minutes is over in seconds.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Agents:
 
 
 class Played:
-    """The keeper and its pool, told what is wanted."""
+    """The reconciler and its pool, told what is wanted."""
 
     def __init__(self, pool: Ec2Pool) -> None:
-        self.pool, self.keeper = pool, PoolReconciler()
+        self.pool, self.reconciler = pool, PoolReconciler()
         self.wanted = 0
         self.loop = asyncio.get_running_loop()
 
@@ -101,13 +101,13 @@ class Played:
             while True:
                 await asyncio.wait({asking}, timeout=1.0)
                 now = self.loop.time()
-                self.keeper.update(Roster(wanted=self.wanted, mark="", leaving=self._beyond()), now)
+                self.reconciler.update(Roster(wanted=self.wanted, mark="", leaving=self._beyond()), now)
                 if asking.done():
                     for event in asking.result():
-                        self.keeper.on_event(event, now)
+                        self.reconciler.on_event(event, now)
                     asking = asyncio.ensure_future(self.pool.events())
                 self._assert_nobody_is_counted_twice()
-                due = self.keeper.due(self.pool.list(), now)
+                due = self.reconciler.due(self.pool.list(), now)
                 for worker in (*due.stop, *self._beyond()):
                     self.pool.stop(worker)
                 for worker, host in due.start:
@@ -116,15 +116,15 @@ class Played:
             asking.cancel()
 
     def _beyond(self) -> tuple[str, ...]:
-        return tuple(self.keeper.running[self.wanted :])
+        return tuple(self.reconciler.running[self.wanted :])
 
     def _assert_nobody_is_counted_twice(self) -> None:
         assert max(Counter(host.name for host in self.pool.list()).values()) == 1
-        assert max(Counter(self.keeper.running).values(), default=0) <= 1
+        assert max(Counter(self.reconciler.running).values(), default=0) <= 1
 
     async def met(self) -> None:
         """As many as are wanted are there."""
-        while not (len(self.keeper.started) == len(self.keeper.running) == self.wanted):
+        while not (len(self.reconciler.started) == len(self.reconciler.running) == self.wanted):
             await asyncio.sleep(1.0)
 
 

@@ -44,7 +44,7 @@ def test_the_workers_of_a_host_with_notice_are_told_of_and_replaced_before_they_
 
 
 def test_a_sooner_end_is_told_also_to_those_who_leave_already() -> None:
-    """Those may be in an evaluation, through which a leaver stays."""
+    """Those may be in an evaluation, through which a leaving worker stays."""
     play = two_hosts(slots=None)
     play.roster(wanted=2)
     play.pool.notice("north", 3600.0)
@@ -120,9 +120,9 @@ def test_one_of_two_on_a_host_is_replaced_when_the_other_has_had_the_cores() -> 
     play = two_hosts(slots=2)
     play.roster(wanted=2)
     play.exits("w1", play.now)
-    assert play.keeper.started == ["w2"]
+    assert play.reconciler.started == ["w2"]
     play.at(play.now + QUIET_S)
-    assert play.keeper.started == ["w2", "w3"]
+    assert play.reconciler.started == ["w2", "w3"]
 
 
 def test_a_worker_that_was_found_is_ours_and_its_number_is_not_used_again() -> None:
@@ -131,7 +131,7 @@ def test_a_worker_that_was_found_is_ours_and_its_number_is_not_used_again() -> N
     play.pool.at["w7"] = "south"
     play.pool.repeat(RunningWorker("w7", "south"))
     play.roster(wanted=2)
-    assert play.keeper.started == ["w7", "w8"]
+    assert play.reconciler.started == ["w7", "w8"]
 
 
 def test_a_host_with_fewer_slots_lets_its_newest_workers_go() -> None:

@@ -20,10 +20,10 @@ def test_a_start_that_fails_is_no_worker_that_was_lost() -> None:
     play.pool.failing["here"] = "no such program"
     play.roster(wanted=1)
     assert play.said == [m.StartFailed(worker="w1", host="here", reason="no such program")]
-    assert play.keeper.running == []
+    assert play.reconciler.running == []
     play.pool.failing.clear()
     play.at(FIRST_REST_S)
-    assert play.keeper.started == ["w2"], "and its id is not used again"
+    assert play.reconciler.started == ["w2"], "and its id is not used again"
     assert not play.told(m.WorkerProcessExited)
 
 
@@ -44,7 +44,7 @@ def test_a_host_that_fails_again_and_again_is_left_alone_for_longer_each_time() 
     play.tick(play.now + LONGEST_REST_S)
     play.tick(play.now + STOOD_S)
     play.pool.failing["here"] = "again"
-    play.exits(play.keeper.running[0], play.now)
+    play.exits(play.reconciler.running[0], play.now)
     failed = len(play.pool.started)
     play.at(play.now + FIRST_REST_S)
     assert len(play.pool.started) == failed + 1, "one has stood there: it begins anew"
@@ -76,17 +76,17 @@ def test_a_host_on_which_workers_end_too_soon_is_left_alone_if_there_is_another(
 @pytest.mark.parametrize("losses", [0, 1, 4])
 def test_who_is_evicted_before_its_pool_has_seen_its_end_is_lost(losses: int) -> None:
     """What it died of is not counted yet: it may be the last one that is started."""
-    keeper = Play().keeper
+    reconciler = Play().reconciler
     hosts = [Host(name="here")]
-    keeper.update(Roster(wanted=2, losses=losses), 0.0)
-    for worker, host in keeper.due(hosts, 0.0).start:
-        keeper.on_event(Started(worker, host), 0.0)
+    reconciler.update(Roster(wanted=2, losses=losses), 0.0)
+    for worker, host in reconciler.due(hosts, 0.0).start:
+        reconciler.on_event(Started(worker, host), 0.0)
     wait = restart_delay_s(losses, others=True)
-    keeper.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0)
-    assert keeper.due(hosts, 100.0).start == ()
-    keeper.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0 + wait / 2)  # that is no further loss
-    assert keeper.due(hosts, 100.0 + wait - 0.01).start == ()
-    assert keeper.due(hosts, 100.0 + wait).start == (("w3", "here"),)
+    reconciler.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0)
+    assert reconciler.due(hosts, 100.0).start == ()
+    reconciler.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0 + wait / 2)  # that is no further loss
+    assert reconciler.due(hosts, 100.0 + wait - 0.01).start == ()
+    assert reconciler.due(hosts, 100.0 + wait).start == (("w3", "here"),)
 
 
 def test_who_was_asked_to_go_is_no_trouble_of_its_host() -> None:
@@ -106,10 +106,10 @@ def test_a_start_that_never_comes_is_called_off() -> None:
     play.pool.mute = True
     play.roster(wanted=1)
     play.at(START_S)
-    assert play.keeper.running == ["w1"]
-    assert play.keeper.started == []
+    assert play.reconciler.running == ["w1"]
+    assert play.reconciler.started == []
     play.at(START_S + 1)
-    assert play.keeper.running == ["w2"], "it is tried again, elsewhere"
+    assert play.reconciler.running == ["w2"], "it is tried again, elsewhere"
     [failed] = play.said
     assert isinstance(failed, m.StartFailed)
     assert (failed.worker, failed.host) == ("w1", "north")
@@ -126,9 +126,9 @@ def test_at_the_end_nobody_waits_for_a_start_that_never_comes() -> None:
     play.pool.mute = True
     play.roster(wanted=1)
     play.roster(1.0, wanted=0, over=0)
-    assert not play.keeper.done
+    assert not play.reconciler.done
     play.at(1.0 + GRACE_S + 1)
-    assert play.keeper.done
+    assert play.reconciler.done
     assert play.said == []
 
 
@@ -153,7 +153,7 @@ def test_a_pool_without_capacity_is_asked_again_and_that_is_said_once() -> None:
     play.at(play.now + LONGEST_REST_S)
     assert sorted(play.pool.at.values()) == ["north", "north"], "no host is to blame"
     play.pool.capacity = 0
-    play.exits(play.keeper.running[0], play.now)
+    play.exits(play.reconciler.running[0], play.now)
     play.tick(play.now + QUIET_S)
     assert len(play.told(m.NoCapacity)) == 2, "it had some meanwhile"
 

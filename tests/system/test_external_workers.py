@@ -1,4 +1,4 @@
-"""Guests, whom no pool starts again: one that was evicted comes back by itself, one that never trains ends."""
+"""External workers, which no pool restarts: an evicted one comes back by itself, one that never trains ends."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ UNTRAINED = "the script ended without going through run.steps(...), so this work
 
 
 @pytest.mark.processes
-def test_a_script_that_only_joins_ends_the_guest_and_not_the_run(tmp_path: Path) -> None:
+def test_a_script_that_only_joins_ends_the_external_worker_and_not_the_run(tmp_path: Path) -> None:
     pace, script = tmp_path / "pace", tmp_path / "only_joins.py"
-    pace.write_text("2")  # so that it outlasts two guests
+    pace.write_text("2")  # so that it outlasts two external workers
     script.write_text(ONLY_JOINS)
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=[]) as run:
         run.until_step(1)
@@ -66,7 +66,7 @@ run_script(sys.argv[1], sys.argv[2], [])
 
 
 @pytest.mark.long
-def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
+def test_an_external_worker_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
     Ticket(address="http://127.0.0.1:9", secret="0" * 64, run="over").save(tmp_path / "ticket")
     (tmp_path / "only_joins.py").write_text(ONLY_JOINS)
     command = [sys.executable, "-c", UNREACHED, str(tmp_path / "ticket"), str(tmp_path / "only_joins.py")]
@@ -76,7 +76,7 @@ def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_a_guest_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins() -> None:
+def test_an_external_worker_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins() -> None:
     scene = Scene()
     scene.hello("guest", pool="")
     scene.say("guest", m.ScriptFailed(traceback="UsageError"))
@@ -110,7 +110,7 @@ departure.leave(int(sys.argv[1]) if returns < 2 else 0)
 """
 
 
-def test_an_evicted_guest_begins_anew_in_its_own_place(tmp_path: Path) -> None:
+def test_an_evicted_external_worker_begins_anew_in_its_own_place(tmp_path: Path) -> None:
     """Same process, command, folder, variables and standard input; nothing that was open is."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)

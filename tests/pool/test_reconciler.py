@@ -1,4 +1,4 @@
-"""What a pool is told to do: the decision as a truth table, and the keeper over time with a fake pool."""
+"""What a pool is told to do: the decision as a truth table, and the reconciler over time with a fake pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole.protocol.messages import Roster
 from tests.support.kept import Play
 
 DECISIONS = [
-    # roster, running, earlier leavers, start, stop, remark
+    # roster, running, earlier leaving workers, start, stop, remark
     (Roster(wanted=2), (), (), 2, (), "a run begins"),
     (Roster(wanted=2), ("w1", "w2"), (), 0, (), "as wanted"),
     (Roster(wanted=3), ("w1", "w2"), (), 1, (), "scaled up, or one has exited"),
@@ -63,7 +63,7 @@ def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
     play.pool.exit("w2")
     play.exits("w3", 7.0)  # nobody is left who could be disturbed
     assert play.pool.started == ["w1", "w2", "w3", "w4", "w5"]
-    assert play.keeper.running == ["w4", "w5"]
+    assert play.reconciler.running == ["w4", "w5"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
     assert play.pool.started == ["w1", "w2"], "at once, the first time"
     play.roster(wanted=1, losses=1)
     play.pool.exit("w2")
-    play.keeper.on_event(play.pool.waiting()[-1], 20)
+    play.reconciler.on_event(play.pool.waiting()[-1], 20)
     play.roster(20.01, wanted=1, losses=2)  # the count comes after the exit
     play.at(20 + 2 * QUIET_S - 0.1)
     assert play.pool.started == ["w1", "w2"]
@@ -101,7 +101,7 @@ def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
     assert play.pool.started == ["w1", "w2", "w3", "w4"]
 
 
-def test_a_leaver_that_does_not_exit_is_stopped_after_its_grace() -> None:
+def test_a_leaving_worker_that_does_not_exit_is_stopped_after_its_grace() -> None:
     play = Play()
     play.roster(wanted=2)
     play.roster(100, wanted=2, leaving=("w1",))
@@ -122,10 +122,10 @@ def test_when_the_run_is_over_workers_get_a_grace_and_nothing_is_started() -> No
     play.roster(10, wanted=0, over=0, present=("w1", "w2"))
     play.exits("w2", 11)
     play.roster(10 + GRACE_S - 1, wanted=0, over=0, present=("w1",))
-    assert (play.pool.started, play.pool.stopped, play.keeper.done) == (["w1", "w2"], [], False)
+    assert (play.pool.started, play.pool.stopped, play.reconciler.done) == (["w1", "w2"], [], False)
     play.at(10 + GRACE_S + 1)
     assert play.pool.stopped == ["w1"]
-    assert play.keeper.done
+    assert play.reconciler.done
 
 
 def test_what_is_told_twice_or_of_nobody_counts_once_or_not_at_all() -> None:
@@ -138,7 +138,7 @@ def test_what_is_told_twice_or_of_nobody_counts_once_or_not_at_all() -> None:
     assert play.told(m.WorkerProcessExited) == [m.WorkerProcessExited(worker="w1", reason="exited with code 1")]
     play.pool.repeat(Started("w2", "here"))
     play.act()
-    assert play.keeper.running == ["w2"]
+    assert play.reconciler.running == ["w2"]
     assert play.pool.stopped == []
 
 
