@@ -376,7 +376,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
 #
 # A *span* is a stretch of time in which the training thread was in one class (see the classes in `values.py`); a *wait*
 # is one in which the worker's exchange waited for a peer's message. Times are whole microseconds on a clock of the
-# worker's own; `wall_us` relates that clock to Unix time. `coordinator/accounting.py` asks and keeps the answers.
+# worker's own; `wall_us` relates that clock to Unix time. `protocol/coordinator/accounting.py` asks and
+# keeps the answers.
 #
 # All that a worker reports is bounded: `most` of each kind, which the coordinator makes smaller the more workers there
 # are.
