@@ -619,7 +619,7 @@ class CoordinatorState:
         self.view_began = 0
         # The number of the newest view in which a step is known to have ended.
         self.proven_view = 0
-        # The round in which `view` took effect, -1 until enough workers report the same one.
+        # The first round of `view`, in which its members apply it; -1 until enough workers report the same one.
         self.applied_round = -1
         # The round that each worker reports for `applied_round`.
         self.switches: dict[str, int] = {}

@@ -108,7 +108,7 @@ class Task:
         position: the step, and its place in the data.
         shards: returns the number of shards if the given number of workers begins the round; called without the lock.
         sizes: the sizes of the round's messages, as text.
-        trains: this is a training step: a view that is agreed on takes effect where it begins.
+        trains: this is a training step: an agreed view is applied where it begins.
         doing: the call of the script, if it is no training step; the same text on all workers.
         content: what the port sums up, None for nothing.
     """

@@ -131,7 +131,7 @@ class Member:
         view: the view in force, None before the first.
         pending: the proposed view, None if there is none.
         prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
-        agreed: the view that takes effect where the next training step begins (R2), None if there is none.
+        agreed: the view that is applied where the next training step begins (R2), None if there is none.
         round: the number of the round in progress, or of the next one between two rounds.
         step: the training step of that round.
         holds: this worker holds every reduced bucket of `round`.
