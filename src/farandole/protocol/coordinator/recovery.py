@@ -161,7 +161,7 @@ def _outvote(state: CoordinatorState, outvoted: disputes.Outvoted) -> None:
 
 
 def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
-    """Return True if no round can end in the newest view that the answers name, or in a newer one.
+    """Return True if the newest view that the answers name, and each newer one, can only end the round in progress.
 
     That is so for a view of which a holder of the state has answered, or of which all members have answered or are
     dead. See docs/protocol.md, Reconnection and the lease 3. A leaving worker that has answered names a view in which
