@@ -1,6 +1,6 @@
 """A worker without torch or peers, for tests of what is around workers: it speaks the control protocol and obeys.
 
-It trains nothing and agrees with nobody in band: it is prepared and has switched as soon as a view is proposed, and
+It trains nothing and sends no commit messages: it is prepared and has switched as soon as a view is proposed, and
 every worker stays in round 1, or in that of the last Resume. Told to `stay`, it connects again when its connection
 breaks. Files in its folder steer it: `finish` (report Finished), `fail-ID` (the script raises), `crash-ID` (exits with
 code 7). Run as a process, which stays: `python fake_worker.py FOLDER [--children] [--silent]`.

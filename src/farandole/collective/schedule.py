@@ -76,6 +76,18 @@ from farandole.protocol.view import Lineage, View
 #
 # If all workers are on one host, a column is one slice, and each worker owns one. If each worker has a host of its own,
 # there is one column, and each worker owns one slice of it.
+#
+# A bucket of a view with host A (w1, w2) and host B (w3, w4): two columns of two slices.
+#
+#                       |--- column 0 ---|--- column 1 ---|
+#     delegate of A     |       w1       |       w2       |
+#     delegate of B     |       w3       |       w4       |
+#     slice of host     |   A   |   B    |   A   |   B    |
+#     its sum is by     |   w1  |   w3   |   w2  |   w4   |
+#
+#     (a, b)  w2 sends w1 its partial sums of column 0: w1 has host A's sums of both slices of column 0
+#     (c, d)  w1 sends w3 host A's sums of slice B, and gets host B's of slice A: w1 has the sum of slice A of column 0
+#     (e, f)  w1 and w3 exchange these two sums: w1 has column 0, and sends it to w2
 
 
 class Sliced(Protocol):

@@ -78,7 +78,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     `samples_per_s` falls while there is no progress, and is None once the training has stalled. `bits`: same, portable
     or any, as the run was started. `unpromised`: the step after which results are not reproducible, -1 for the
     beginning, None if they are. `account` is some seconds old, None if nothing is known yet. `joiners_lost`: the number
-    of joiners in a row that were refused or died (`protocol/coordinator/failures.py`, 5 and 6); `replaced`: True if
+    of joiners in a row that were refused or died (docs/protocol.md, Crash loops 5 and 6); `replaced`: True if
     others are started nevertheless.
     """
 

@@ -1,7 +1,8 @@
 """The record of a run: events and state go to the journal, lines go to files and observers.
 
 Invariant: an event is in the journal, with the state that it led to, before any promise about it is sent (`keep`); its
-line is written after the messages have left. A full or stuck disk costs lines and events, which are counted and
+line in metrics.jsonl is written after the messages have left. State that changes without an event need not be in the
+journal: see docs/protocol.md, Who knows what. A full or stuck disk costs lines and events, which are counted and
 reported, and never the training. Nothing waits for a line, and for the journal at most `LIMIT_S` of
 `platform/files.py`.
 """

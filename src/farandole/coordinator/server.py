@@ -6,9 +6,10 @@
 
 The first two are for connections that have shown the run's ticket; bytes of other connections do not come here
 (`listener.py`). Invariant: each message goes into the coordinator as one call, followed by one `flush`, which carries
-out all that the coordinator decided, in order, without ever waiting. Messages go to per-connection queues; journal
-lines are written after the messages have left. So a slow or frozen peer delays no other, and from a worker's closed
-socket to Stop on the others' sockets it takes one or two turns of the event loop.
+out all that the coordinator decided: first the journal, then the messages, then the lines of metrics.jsonl. Messages go
+to per-connection queues, so a slow or frozen peer delays no other; for the journal, `flush` waits at most as long as
+`recording.py` says. From the input that makes the coordinator stop a view (a peer's accusation, or the end of a process
+together with its closed connection) to Stop on the others' sockets it takes one or two turns of the event loop.
 
 An invalid message closes its connection and becomes an event; the run goes on. At most a few such events of each kind
 are recorded a minute, then their number. `listener.py` bounds unauthenticated peers. Off loopback TLS is always on. An
@@ -396,7 +397,7 @@ class Server:
     # --- actions of the coordinator ------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Carry out the coordinator's decisions: the journal first, then messages, then files. Never waits."""
+        """Carry out the coordinator's decisions: the journal first, then messages, then files. Waits for no peer."""
         actions = self.coordinator.drain()
         if not actions:
             return  # the case of most messages of most workers

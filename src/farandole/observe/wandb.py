@@ -1,5 +1,5 @@
-"""A run as Weights & Biases shows it: one history row a step, of the same names as TensorBoard's (`values.py`), and
-what happened meanwhile as a text, `events`.
+"""A run as Weights & Biases shows it: one history row a step, of the same names as TensorBoard's
+(`export_common.py`), and what happened meanwhile as a text, `events`.
 
 A row is sent when the next step's line arrives, because the script may log more values of the step until then. If
 steps are faster, one step in `LEAST_S` is sent with its numbers (`export_common.py`), and each step with logged

@@ -133,7 +133,8 @@ class FailureDetector:
 
 # --- progress ---------------------------------------------------------------------------------------------------------
 #
-# When the training last made progress, by what heartbeats report. `coordinator/failures.py` draws the conclusions.
+# When the training last made progress, by what heartbeats report. `protocol/coordinator/failures.py` draws the
+# conclusions.
 
 SLOW, SHORT = 10, 3  # limits in median steps
 STEPS = 50  # of which the median is taken

@@ -376,7 +376,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
 #
 # A *span* is a stretch of time in which the training thread was in one class (see the classes in `values.py`); a *wait*
 # is one in which the worker's exchange waited for a peer's message. Times are whole microseconds on a clock of the
-# worker's own; `wall_us` relates that clock to Unix time. `coordinator/accounting.py` asks and keeps the answers.
+# worker's own; `wall_us` relates that clock to Unix time. `protocol/coordinator/accounting.py` asks and
+# keeps the answers.
 #
 # All that a worker reports is bounded: `most` of each kind, which the coordinator makes smaller the more workers there
 # are.
@@ -923,7 +924,7 @@ class JoinRefused(Message):
 
 
 class Propose(Message):
-    """Prepare this view. It takes effect when the commit messages agree on it (members), or at once (first view).
+    """Prepare this view. Members apply it once their commit messages agree on it; a first view is applied at once.
 
     The workers that begin a first view must find the checkpoint `newest` or a newer one; else they answer
     `CannotStart`. `key` is the secret of the view's group, with which members authenticate each other. It exists only

@@ -298,7 +298,8 @@ def _of(value: Any, path: str) -> str:
 # construction.
 #
 #     who says it   a worker, of itself, in each heartbeat: so many microseconds in each class since its process began
-#     who keeps it  the coordinator (`accounting.py`), which adds what a worker could not say any more
+#     who keeps it  the coordinator (`protocol/coordinator/accounting.py`), which adds what a worker could not say any
+#                   more
 #     who reads it  `protocol/coordinator/account.py`, from the lines of metrics.jsonl
 #
 # Left out: what a class costs, and which of them is worth anything; that is for whoever reads.

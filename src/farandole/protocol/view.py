@@ -145,7 +145,7 @@ WORD_LENGTH = 9  # fields of a commit message, an int64 each
 
 
 def agreed_switch(words: Iterable[CommitMessage]) -> int:
-    """Return the number of the view that takes effect after this round, 0 for none (R2).
+    """Return the number of the view that is agreed at the end of this round, 0 for none (R2).
 
     All members hold the same messages (R1), so all decide the same, at the same round, without any other message.
     """

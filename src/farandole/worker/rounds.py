@@ -229,7 +229,11 @@ class RoundsPort:
         self._partials.open(shard, last=last)
 
     def reduced(self) -> list[Any]:
-        """The reduced buckets of the round that has ended."""
+        """The reduced buckets of the round that has ended.
+
+        If the round was committed by `Resume`, `exchange` is still that of the stopped view: it holds every reduced
+        bucket, and the next one is opened when the next round begins.
+        """
         assert self.exchange is not None
         return self.exchange.reduced(self._partials.layout)
 

@@ -1,7 +1,7 @@
 """WebDataset's tar files with any fields, as a map-style dataset: any worker can read any sample directly.
 
-The tars are not changed. The index that the `wids` package defines (`index.py`), with each tar's number of samples,
-length and MD5, lies beside them or elsewhere; `widsindex` and `farandole data index`
+The tars are not changed. The index that the `wids` package defines (`data/index.py`), with each tar's number of
+samples, length and MD5, lies beside them or elsewhere; `widsindex` and `farandole data index`
 (`data/prepare/webdataset_index.py`) write it. A sample takes one `pread` a field. Each process reads a tar's table of
 contents once, 45 us an entry; it takes 24 bytes an entry beside the key.
 

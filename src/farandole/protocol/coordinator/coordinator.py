@@ -4,7 +4,7 @@ It decides views and nothing else; no step asks it anything. Invariant: at any t
 stopped view} is outstanding. A new view is issued only when the last one is in force for all of its members, or was
 stopped and all live participants have reported.
 
-    reconfiguration  Propose(v+1) -> [workers agree in band, R2] -> Switched from every member of v+1 -> next
+    reconfiguration  Propose(v+1) -> [workers agree by commit messages, R2] -> Switched from every member -> next
     recovery         Stop -> Stopped from every live participant -> recovery.decide -> Resume(v')     -> next
 
 This file has the inputs, and workers that come and go. After each input `_settle` looks at what is due next, so no way

@@ -8,7 +8,7 @@ Argument: docs/protocol.md, Reconnection and the lease 1-8.
 
     on_absence       the connection of a worker that has a part has closed
     on_return        it is back
-    silent_workers   the clock's part: silences that last too long (`failure_detector.py`), and ends of leases
+    silent_workers   the clock's part: silences that last too long, and ends of leases: decides stops and stops views
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def _be_patient(state: CoordinatorState, stopping: Stopping, now: float) -> None
 
 
 def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
-    """Handle the closed connection of a worker that may be alive."""
+    """Handle the closed connection of a worker that may be alive: its silence begins.
+
+    Nothing is stopped for it, unless a stop is in progress in which the worker was accused or expelled.
+    """
     worker.connected = False
     state.failure_detector.begin(worker.silence, now)
     stopping = state.stopping
@@ -74,9 +77,9 @@ def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
 
 
 def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
-    """Return the silent workers that must be evicted, and why. Call it at every tick.
+    """Stop the view for silent workers, and return those that must be evicted, and why. Call it at every tick.
 
-    These are workers without a part in a view, and all workers while the last checkpoint is saved. The other silent
+    Evicted are workers without a part in a view, and all workers while the last checkpoint is saved. The other silent
     workers become overdue: the view is stopped, and goes on without them if that is safe.
     """
     evicted = list[tuple[str, str]]()
@@ -101,7 +104,7 @@ def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]
 
 
 def _is_steady(state: CoordinatorState, worker: Worker, now: float) -> bool:
-    """Return True if the usual silence of the worker is its limit (see `failure_detector.py`, 5).
+    """Return True if the usual silence of the worker is its limit (docs/protocol.md, Failure detection 5).
 
     It must have computed before, and others must wait for it. They do in a stop, and if there is no progress for longer
     than a step and its report take: a round needs each of its members, so while rounds go on none of them is dead. In

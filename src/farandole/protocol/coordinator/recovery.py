@@ -83,7 +83,7 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
     commit = not again and len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
-    lineage = newest.lineage(survivors)  # assigned anew
+    lineage = newest.lineage(survivors)  # of the round after a commit, or if only a leaving worker has applied `newest`
     if longest and not commit:
         lineage = Lineage(sets=(*longest.sets, survivors), shares=longest.shares)
     return Outcome(
@@ -161,9 +161,11 @@ def _outvote(state: CoordinatorState, outvoted: disputes.Outvoted) -> None:
 
 
 def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
-    """Return True if no worker can go on in the newest view that the answers name, or in a newer one.
+    """Return True if the newest view that the answers name, and each newer one, can only end the round in progress.
 
-    See `reconnection.py`, 3. A leaving worker that has answered names a view in which no other worker waits for it.
+    That is so for a view of which a holder of the state has answered, or of which all members have answered or are
+    dead. See docs/protocol.md, Reconnection and the lease 3. A leaving worker that has answered names a view in which
+    no other worker waits for it.
     """
     reported = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in reported), default=0)

@@ -211,7 +211,10 @@ def _drain(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None
 
 
 def request_leave(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """Make the worker leave gracefully: the next view is without it. It is told when it has left."""
+    """Record that the worker is to leave. `view_changes.next_view` leaves it out of the next view.
+
+    It gets `Goodbye` when all its members have switched to that view.
+    """
     if not worker.leaving:
         worker.leaving = reason
         state.record(events.NoticeEvent(worker=worker.id, reason=reason))

@@ -254,7 +254,9 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """A counted loss: when it happened, and the workers that were present then or earlier. See `failures.py`, 3."""
+    """A counted loss: when it happened, and the workers that were present then or earlier. See
+    docs/protocol.md, Crash loops 3.
+    """
 
     at: float = -math.inf
     present: frozenset[str] = frozenset()
@@ -617,7 +619,7 @@ class CoordinatorState:
         self.view_began = 0
         # The number of the newest view in which a step is known to have ended.
         self.proven_view = 0
-        # The round in which `view` took effect, -1 until enough workers report the same one.
+        # The first round of `view`, in which its members apply it; -1 until enough workers report the same one.
         self.applied_round = -1
         # The round that each worker reports for `applied_round`.
         self.switches: dict[str, int] = {}
@@ -784,8 +786,8 @@ class CoordinatorState:
     def remove(self, worker: str, cause: Removal, reason: str, code: int = 0) -> None:
         """Take `worker` out of the state, and record the event.
 
-        A worker that left exits with `code`. An evicted worker exits with its eviction code, and its connection is
-        closed. A dead worker gets no message. The caller handles what follows for the view.
+        A worker that left gets `Goodbye` and exits with `code`. An evicted worker gets `Goodbye` with its eviction
+        code, and its connection is closed. A dead worker gets no message. The caller handles what follows for the view.
         """
         started = self.let_in(worker)
         removed = self.workers.pop(worker)

@@ -1,4 +1,4 @@
-"""Reconfiguration: planned views for joins, leaves, an orderly end and other shares, agreed on in band (R2).
+"""Reconfiguration: planned views for joins, leaves, an orderly end and other shares, agreed by commit messages (R2).
 
     next_view    the view that is due, when nothing is outstanding
     next_group   ... the same members over new connections, before the numbers of views wrap in the tags of messages

@@ -1,8 +1,8 @@
 """The rounds of one worker, one exchange after another, through whatever happens to the view.
 
-What the script calls (`begin`, `sync`, `finish`; `entering` for a joiner) are generators: without threads, clock or
-torch. Their owner runs one at a time, the script's own, and holds the worker's lock whenever it resumes one. So what
-stands between two yields is atomic. A generator yields what comes next without the lock:
+`Driver.begin`, `sync`, `finish` and `join_view` are generators: without threads, clock or torch. `Rounds` in
+`worker/rounds.py` runs one at a time, on the training thread, and holds the worker's lock whenever it resumes one. So
+what stands between two yields is atomic. A generator yields what comes next without the lock:
 
     Change   wait until something has changed (a message, the end of an exchange), perhaps with a limit in seconds
     work     a call into the `port`, whose result it is resumed with: it may take long, and the coordinator's messages
@@ -96,7 +96,8 @@ class Instructions:
 
 # --- port -------------------------------------------------------------------------------------------------------------
 #
-# What a driver asks of the worker around it. `worker/rounds.py` (threads) and the simulator have one each.
+# What a driver asks of the worker around it. There are two ports: `RoundsPort` in `worker/rounds.py`, which is not in
+# `protocol` and has threads and tensors; and that of the simulator.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class Task:
         position: the step, and its place in the data.
         shards: returns the number of shards if the given number of workers begins the round; called without the lock.
         sizes: the sizes of the round's messages, as text.
-        trains: this is a training step: a view that is agreed on takes effect where it begins.
+        trains: this is a training step: an agreed view is applied where it begins.
         doing: the call of the script, if it is no training step; the same text on all workers.
         content: what the port sums up, None for nothing.
     """
@@ -485,9 +486,9 @@ def _none(workers: int) -> int:
 
 # --- entering ---------------------------------------------------------------------------------------------------------
 #
-# How a worker enters: it waits for a view, and for the state if others hold it. Invariant: a joiner sends its commit
-# message only after it has loaded the state and the member has agreed that the view still stands; so the veterans'
-# state stays that of the beginning of the round while it is transferred.
+# How a worker enters (`join_view`): it waits for a view, and for the state if others hold it. Invariant: a joiner sends
+# its commit message only after it has loaded the state and the member has agreed that the view still stands; so the
+# veterans' state stays that of the beginning of the round while it is transferred.
 # Argument: docs/protocol.md, Joining 1-4.
 
 

@@ -1,10 +1,10 @@
 """The worker as a pure state machine: its side of rules R1 and R2 and of the recovery (docs/protocol.md, Rules).
 
-Two callers share it under one lock: the control connection feeds `receive`, the training side calls the round's
-functions. What makes the races between them harmless:
+Three threads call it under one lock: the control connection's `on_message`; the view's `commit_message`, `end_round`
+and `on_peer_lost`; the training side the rest. What makes the races between them harmless:
 
-- once `Stop` has been answered, `word`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until `Resume`
-  (or `Demoted`), so what was reported stays true;
+- once `Stop` has been answered, `commit_message`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until
+  `Resume` (or `Demoted`), so what was reported stays true;
 - `Resume` advances `round` at once when the current round is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
 
@@ -40,7 +40,7 @@ EVERY = 512  # steps, in which the digests of steps have looked at everything
 
 
 class Drift:
-    """What one member remembers of drifted replicas in the view in force. Rules 1 to 3 are above."""
+    """What one member remembers of drifted replicas in the view in force. See docs/protocol.md, Drift 1-3."""
 
     def __init__(self) -> None:
         self._view = 0
@@ -123,7 +123,7 @@ Action = m.Message | Connect | Exit | Save | CompareDigests
 
 
 class Member:
-    """The state machine of one worker; the module's head says why its two callers cannot race.
+    """The state machine of one worker; the module's head says why its callers cannot race.
 
     Attributes:
         phase: "waiting" for a view, "member" of one, "stopped" (has answered `Stop`, awaits `Resume`), "left" its last
@@ -131,7 +131,7 @@ class Member:
         view: the view in force, None before the first.
         pending: the proposed view, None if there is none.
         prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
-        agreed: the view that takes effect where the next training step begins (R2), None if there is none.
+        agreed: the view that is applied where the next training step begins (R2), None if there is none.
         round: the number of the round in progress, or of the next one between two rounds.
         step: the training step of that round.
         holds: this worker holds every reduced bucket of `round`.
@@ -341,7 +341,7 @@ class Member:
                 return False
         if any(
             word.call != self.call.number for word in words
-        ):  # the scripts diverged (`coordinator/view_changes.py`): never ends
+        ):  # the scripts diverged (`protocol/coordinator/view_changes.py`): never ends
             return False
         worker_messages = by_worker(self.view, self.worker, words)
         digests = {w: word.digest for w, word in worker_messages.items() if word.digest}
@@ -398,7 +398,7 @@ class Member:
 # What a worker found for shards that two compute, round by round, and what its commit message says about it.
 #
 # Results stay for as long as the round is current, whatever happens to the view. Which worker checks which is set again
-# each time the round starts (`plan.checks`), and what is missing then is computed.
+# each time the round starts (`Checking.arrange`, `plan/shards.py`), and what is missing then is computed.
 
 ShardDigests = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # by shard: names, and a digest for each
 
