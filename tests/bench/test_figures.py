@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from farandole.bench.figures import Figures, figures
-from farandole.bench.table import parts_table, round_said, said, steps_table
+from farandole.bench.table import notes, parts_table, round_line, steps_table
 from farandole.bench.terms import ALONE, DDP, FARANDOLE, BenchTerms, Block, Exchanges, Record, StepSeconds, Unfit
 from tests.support.mentioned import mentions
 
@@ -82,14 +82,14 @@ def test_where_one_worker_can_not_have_ddp_it_is_in_no_figure(found: Figures) ->
     records = {"w1": worker(slower=0, waiting=1), "w2": [Unfit(reason="it trains two"), *worker(slower=0, waiting=1)]}
     left = figures(records, TERMS, 2)
     assert [*left.contestants] == [ALONE, FARANDOLE]
-    assert mentions("\n".join(said(left, cores=2)), "ddp", "it trains two")
+    assert mentions("\n".join(notes(left, cores=2)), "ddp", "it trains two")
 
 
 def test_one_worker_has_no_exchange() -> None:
     terms = BenchTerms(workers=1, steps=4, rounds=2)
     found = figures({"w1": worker(slower=0, waiting=0)}, terms, 2)
     assert found.by_itself == found.exposed == found.hidden == ()
-    assert not [*said(found, cores=1)]
+    assert not [*notes(found, cores=1)]
 
 
 def test_rounds_that_are_not_told_of_yet_are_in_no_figure() -> None:
@@ -115,8 +115,8 @@ def test_the_tables_have_a_row_a_contestant_and_one_a_part(found: Figures) -> No
 
 
 def test_the_words(found: Figures) -> None:
-    told = "\n".join(said(found, cores=1))
+    told = "\n".join(notes(found, cores=1))
     assert mentions(told, "4.0 ms", "4.0..4.0", "75%", "75%..75%")
     assert mentions(told, "20.0 ms", "20.0..20.0", "5.0", "5.0..5.0")
     assert mentions(told, "2 workers", "1 core")
-    assert mentions(round_said(found, 1), 2, "ms", "alone 24.0", "farandole 30.0", "ddp 40.0")
+    assert mentions(round_line(found, 1), 2, "ms", "alone 24.0", "farandole 30.0", "ddp 40.0")
