@@ -15,7 +15,7 @@ PARTS = {
     "compute": "forward and backward",
     "folding": "adding gradients up",
     "slower": "waiting for a slower worker",
-    "exposed": "the exposed part of the exchange",
+    "exposed": "exposed part of the exchange",
     "landing": "the sum becomes .grad",
     "update": "optimizer.step()",
     "rest": "the rest",

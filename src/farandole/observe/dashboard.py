@@ -35,7 +35,7 @@ from farandole.control.status import Status
 from farandole.errors import FarandoleError, UsageError
 from farandole.observe import report as page
 from farandole.observe.report import prices_in, settings_of
-from farandole.observe.story import About, CostSummary, Story, Telling, about, bill
+from farandole.observe.story import About, CostSummary, Story, UpdateStream, about, bill
 from farandole.platform.files import opener
 from farandole.platform.output import plain
 
@@ -284,7 +284,7 @@ class DashboardServer:
                 await response.write(_packet("reading", watch.behind.encode()))
                 await watch.looked.wait()
             await response.write(_packet("run", msgspec.json.encode(watch.name)))
-            telling, paid, known = Telling(watch.name, watch.story), None, None
+            telling, paid, known = UpdateStream(watch.name, watch.story), None, None
             while True:
                 if watch.about != known:
                     known = watch.about

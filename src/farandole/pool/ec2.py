@@ -775,7 +775,7 @@ class AccountFacts:
         ]
 
     @property
-    def said(self) -> str:
+    def warning(self) -> str:
         """A warning to print before the pool is used, "" for none."""
         return f"zones {', '.join(zone.name for zone in self.zones)}: {BETWEEN}" if self.several else ""
 
@@ -1539,8 +1539,8 @@ class Ec2Kind:
                 f"--max-cost: the price of {names[0]} is unknown; name a file with it, as "
                 f"--pool {terms.name},prices=FILE (docs/ec2.md)"
             )
-        if account.said:
-            show(f"--pool {terms.name}: {account.said}")
+        if account.warning:
+            show(f"--pool {terms.name}: {account.warning}")
 
     async def open(self, terms: PoolTerms, context: PoolContext) -> Ec2Pool:
         aws, account = settle(terms.options)
