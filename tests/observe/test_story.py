@@ -185,5 +185,5 @@ def test_the_time_between_two_starts_is_nobodys() -> None:
     found = story(*RUN, {"event": "run started", "time": 1000.0}, again, step(20, 1003.0), step(21, 1004.0))
     assert found.sizes[-2:] == [(121.0, 0), (1002.0, 1)]
     assert head("r", found, None, live=True).left_s == pytest.approx(78.0), "at the pace of this start"
-    assert found.pauses.found()[1:] == []
+    assert found.pauses.result()[1:] == []
     assert bill(found.account.account("r", Prices()), found).static_hours == pytest.approx(2 * (21 + 4) / 3600)

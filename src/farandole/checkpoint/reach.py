@@ -42,12 +42,12 @@ def unreached(url: str, identity: str) -> str:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(Patience.told_s)
+                process.wait(Patience.log_after_s)
             if process.poll() is None:
                 _log.warning(
-                    "checkpoints at %s: no answer for %.0f s; timeout after %.0f s", url, Patience.told_s, ASKED_S
+                    "checkpoints at %s: no answer for %.0f s; timeout after %.0f s", url, Patience.log_after_s, ASKED_S
                 )
-            output, errors = process.communicate(timeout=ASKED_S - Patience.told_s)
+            output, errors = process.communicate(timeout=ASKED_S - Patience.log_after_s)
         except subprocess.TimeoutExpired:
             process.kill()
             return f"{url} has not answered within {ASKED_S:g} s"

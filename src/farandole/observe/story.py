@@ -650,7 +650,7 @@ class UpdateStream:
             stays={str(number): story.stays.all[number] for number in changed},
             sizes=sizes,
             events=(events := self._new_events()),
-            pauses=story.pauses.found() if events else None,
+            pauses=story.pauses.result() if events else None,
             unfinite=self._new_unfinite(),
             workers=self._rows(status, live=live),
             bill=paid,

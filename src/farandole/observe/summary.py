@@ -75,7 +75,7 @@ def pauses(lines: Iterable[Line]) -> list[Pause]:
     found = Pauses()
     for line in lines:
         found.take(line)
-    return found.found()
+    return found.result()
 
 
 class Pauses:
@@ -113,7 +113,7 @@ class Pauses:
             case _:
                 pass
 
-    def found(self) -> list[Pause]:
+    def result(self) -> list[Pause]:
         """Returns the pause of each view change that has steps around it, in order."""
         if not self._ends:
             return []
@@ -319,7 +319,7 @@ class Course(RunReader):
         return sum(self._samples) if whole else None
 
     @property
-    def took(self) -> StepTime:
+    def totals(self) -> StepTime:
         """Returns the sums over all counted steps whose lines exist."""
         return StepTime(**{name: sum(seconds) for name, seconds in self._times.items()})
 
@@ -514,13 +514,13 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
     missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not arrive
     samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
     yield "steps", f"{course.steps:,}{total}{samples}"
-    yield from _took(course)
+    yield from _times_taken(course)
     yield "worker-hours", UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
     if priced(account.cost):
         yield "dollars", dollars(account.cost)
     yield from _lost(course)
-    yield from _changes(course.pauses.found())
+    yield from _changes(course.pauses.result())
     yield "model", _model(course)
     if course.lines_lost:
         yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl or more; its events name them"
@@ -528,17 +528,17 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl were skipped"
 
 
-def _took(course: Course) -> Iterator[tuple[str, str]]:
+def _times_taken(course: Course) -> Iterator[tuple[str, str]]:
     """Yields the time of the counted steps, the part that was not training, the time after them, and the throughput."""
-    took, after = course.took, course.after
-    apart_s = took.evaluation_s + took.once_s + took.pause_s
-    every, training = course.throughput(took.seconds), course.throughput(took.seconds - apart_s)
+    totals, after = course.totals, course.after
+    apart_s = totals.evaluation_s + totals.once_s + totals.pause_s
+    every, training = course.throughput(totals.seconds), course.throughput(totals.seconds - apart_s)
     if every is None:
         return
-    apart = _times(("evaluation", took.evaluation_s), ("run.once", took.once_s), ("pauses", took.pause_s))
+    apart = _times(("evaluation", totals.evaluation_s), ("run.once", totals.once_s), ("pauses", totals.pause_s))
     saved_s = course.save.seconds if isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) else 0.0
     rest = _times(("after the last step", after.seconds if after else 0.0), ("saving", saved_s))
-    yield "steps took", ", ".join(filter(None, (_spent(took.seconds) + (f" ({apart})" if apart else ""), rest)))
+    yield "steps took", ", ".join(filter(None, (_spent(totals.seconds) + (f" ({apart})" if apart else ""), rest)))
     without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
     yield "throughput", f"{rate_words(every)} samples/s{without}"
 
@@ -564,27 +564,27 @@ def _lost(course: Course) -> Iterator[tuple[str, str]]:
     elif steps:
         what = "1 step" if steps == 1 else f"{steps:,} steps"
         yield "taken again", f"{what} with {samples:,} samples: the run resumed from an earlier step"
-    elif course.samples is not None and _kept(course):
+    elif course.samples is not None and _is_complete(course):
         yield "samples lost", "0"
 
 
-def _kept(course: Course) -> bool:
+def _is_complete(course: Course) -> bool:
     """Returns True if the final model contains all training of the run."""
     whole = isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) and course.save.whole
     return course.past.outcome == "finished" or whole
 
 
-def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
+def _changes(view_changes: list[Pause]) -> Iterator[tuple[str, str]]:
     """Yields the longest pauses, in the order in which they happened."""
-    if not found:
+    if not view_changes:
         return
-    yield "view changes", f"{len(found)}, with these pauses of training:"
-    longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
+    yield "view changes", f"{len(view_changes)}, with these pauses of training:"
+    longest = sorted(sorted(view_changes, key=lambda pause: -pause.pause_ms)[:PAUSES], key=view_changes.index)
     for pause in longest:
         yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
-    if len(found) > PAUSES:
-        rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
-        yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"
+    if len(view_changes) > PAUSES:
+        rest_ms = sum(pause.pause_ms for pause in view_changes) - sum(pause.pause_ms for pause in longest)
+        yield "", f"{rest_ms:8.1f} ms  for {len(view_changes) - PAUSES:,} shorter ones"
 
 
 def _model(course: Course) -> str:

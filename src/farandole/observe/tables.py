@@ -44,14 +44,15 @@ def past_table(past: Past) -> Text:
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
 
 
-def numerics_table(here: Mapping[str, str], there: Mapping[str, str]) -> Table:
-    """Returns a table of numeric facts; if they differ from the other side, with both values."""
+def numerics_table(own: Mapping[str, str], other: Mapping[str, str]) -> Table:
+    """Returns a table of this machine's numeric facts; if `other` has facts, also with its values that differ."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("", "here", *(("there",) if there else ())):
+    for title in ("", "here", *(("there",) if other else ())):
         table.add_column(title)
-    for name in dict.fromkeys((*here, *there)):
-        ours, theirs = here.get(name, "-"), there.get(name, "-")
-        table.add_row(_text(name), _text(ours), *((_text("" if ours == theirs else theirs),) if there else ()))
+    for name in dict.fromkeys((*own, *other)):
+        value, other_value = own.get(name, "-"), other.get(name, "-")
+        shown = "" if value == other_value else other_value
+        table.add_row(_text(name), _text(value), *((_text(shown),) if other else ()))
     return table
 
 

@@ -334,7 +334,7 @@ class PoolReconciler:
                 if self._placing.record_rebalance(event):
                     self._outbox.append(m.RebalanceAdvice(host=host, reason=reason))
             case WorkerExited(worker, reason):
-                self._gone(worker, reason, now)
+                self._on_exit(worker, reason, now)
             case HostState(host, state, reason):
                 self._outbox.append(m.HostSeen(host=host, state=state, reason=reason))
             case Priced(host, dollars, since, day):
@@ -363,7 +363,7 @@ class PoolReconciler:
             self._placing.record_failure(record.host, now, start=True)
             self._outbox.append(m.StartFailed(worker=worker, host=record.host, reason=reason))
 
-    def _gone(self, worker: str, reason: str, now: float) -> None:
+    def _on_exit(self, worker: str, reason: str, now: float) -> None:
         record = self._workers.pop(worker, None)
         if record is None:
             self._called_off.discard(worker)
