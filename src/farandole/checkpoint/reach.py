@@ -112,10 +112,12 @@ def see(places: Sequence[str], newest: Newest, run: RunIdentity | None = None) -
     """
     if not newest.path:
         return
-    seen = max((step for n, place in enumerate(places) for step in _steps(place, None if n else run)), default=-1)
-    if seen >= newest.step:
+    newest_step = max(
+        (step for n, place in enumerate(places) for step in _steps(place, None if n else run)), default=-1
+    )
+    if newest_step >= newest.step:
         return
-    present = f"the newest one now is of step {seen}" if seen >= 0 else "there is none now"
+    present = f"the newest one now is of step {newest_step}" if newest_step >= 0 else "there is none now"
     raise CheckpointsGone(
         f"the run has written {newest.path}, a checkpoint of step {newest.step}, but {present} at "
         f"{' or '.join(places)}: is a disk missing? Mount it and start the run again, or start a new run, also from "

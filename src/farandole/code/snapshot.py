@@ -84,13 +84,13 @@ class Sources(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] == "farandole":
             return None
-        kept, before = self._first_kept(fullname, sys.path if path is None else path)
-        if kept is None:
+        copy, before = self._first_kept(fullname, sys.path if path is None else path)
+        if copy is None:
             spec = self._found(fullname, path, target)
         else:
             spec = PathFinder.find_spec(fullname, before, target) if before else None
             if spec is None or spec.loader is None:
-                return kept
+                return copy
         if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
             return spec
         place = self.place(os.path.dirname(spec.origin))
@@ -240,9 +240,9 @@ def _as_they_are() -> Iterator[tuple[str, str]]:
         yield f"script {sources.origin.name}", _hash(source)
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
-        ours = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
-        theirs = not ours and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
-        if theirs and (source := content(Path(file))) is not None:
+        is_own = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
+        is_copied = not is_own and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
+        if is_copied and (source := content(Path(file))) is not None:
             yield f"module {name}", _hash(source)
 
 
@@ -269,7 +269,7 @@ def _git(folder: Path, *words: str) -> str | None:
     """Return the output of git; None if it fails."""
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)
+        result = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return result.stdout.decode(errors="replace").strip()

@@ -481,7 +481,7 @@ class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
 def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
     """Returns the head of a page. `status`: from the coordinator, None without an answer. `live`: the run is alive."""
     last = story.last
-    gone = story.stays.last_gone
+    departed = story.stays.last_gone
     learning = {} if last is None else {"learning_rate": last.learning_rate, "factor": last.factor}
     return Head(
         run=run, live=live, **_state(story, status, live=live),
@@ -494,8 +494,8 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
         samples_per_s=status.samples_per_s if status else samples_per_s(story.recent),
         learning_rate=learning.get("learning_rate"), factor=learning.get("factor"),
         batch=None if last is None else last.samples, began=story.began, ended=story.ended,
-        last_gone=None if gone is None or gone.gone is None else LastDeparture(
-            worker=gone.worker, host=gone.host, time=gone.gone, how=gone.how, why=gone.why),
+        last_gone=None if departed is None or departed.gone is None else LastDeparture(
+            worker=departed.worker, host=departed.host, time=departed.gone, how=departed.how, why=departed.why),
         bits="" if story.unpromised is None else not_promised(story.unpromised.step),
         fingerprint=story.finished.fingerprint if story.finished and story.finished.equal else "",
         checkpoint=story.checkpoint[2] if story.checkpoint else "", texts=dict(story.texts), damaged=story.damaged,
@@ -547,7 +547,7 @@ HOSTS = 12  # named
 def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
     """Returns the pairs. `settings`: content of settings.json, may be empty; `version`: version of farandole."""
     facts = story.numerics.facts if story.numerics else {}
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "command": shlex.join(map(str, settings.get("command") or ())),
         "in": settings.get("directory"),
         "commit": settings.get("commit"),
@@ -571,12 +571,12 @@ def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
         "lines passed over": story.damaged or None,
         "told by": f"farandole {version}",
     }
-    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+    return [(name, str(value)) for name, value in values.items() if value not in (None, "")]
 
 
 def _bits(settings: Mapping[str, Any], story: Story) -> str:
-    asked = str(settings.get("bits", ""))
-    return f"{asked}; {not_promised(story.unpromised.step)}" if story.unpromised else asked
+    requested = str(settings.get("bits", ""))
+    return f"{requested}; {not_promised(story.unpromised.step)}" if story.unpromised else requested
 
 
 def _fingerprint(facts: Mapping[str, str]) -> str:
@@ -657,11 +657,11 @@ class UpdateStream:
         )
 
     def _patches(self) -> dict[str, Patch]:
-        found: dict[str, Patch] = {}
+        patches: dict[str, Patch] = {}
         for name, series in self._story.series.items():
             if (patch := series.patch(self._pages.setdefault(name, PageState()))) is not None:
-                found[name] = patch
-        return found
+                patches[name] = patch
+        return patches
 
     def _new_head(self, now: Head) -> Head | None:
         if now == self._head:

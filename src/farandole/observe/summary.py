@@ -72,10 +72,10 @@ class _Change:
 
 def pauses(lines: Iterable[Line]) -> list[Pause]:
     """Returns the pause of each view change, in order. `lines` are the lines of one run's metrics.jsonl."""
-    found = Pauses()
+    reader = Pauses()
     for line in lines:
-        found.take(line)
-    return found.result()
+        reader.take(line)
+    return reader.result()
 
 
 class Pauses:
@@ -131,20 +131,24 @@ class Pauses:
     def _words(self, change: _Change) -> str:
         view = change.view
         joined = [worker for worker in view.members if worker not in change.before]
-        left = [worker for worker in change.before if worker not in view.members]
+        leavers = [worker for worker in change.before if worker not in view.members]
         at = f"at step {view.step}"
         stayed = f"{_count_workers(len(view.members) - len(joined))} continued"
         if change.kind == "crash":
             again = view.outcome == "redo"
-            if not left:
+            if not leavers:
                 return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if again else ''}"
-            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in left)
-            part = f", recomputing {'its' if len(left) == 1 else 'their'} part" if again else ""
+            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in leavers)
+            part = f", recomputing {'its' if len(leavers) == 1 else 'their'} part" if again else ""
             return f"{lost} {at}; {stayed}{part}"
-        changes = [f"{_and(joined)} joined" if joined else "", f"{_and(left)} left" if left else ""]
-        if not joined and not left:
+        changes = [f"{_and(joined)} joined" if joined else "", f"{_and(leavers)} left" if leavers else ""]
+        if not joined and not leavers:
             return f"{view.cause} {at}"
-        reason = f" ({self._ends_of[left[0]]})" if len(left) == 1 and not joined and left[0] in self._ends_of else ""
+        reason = (
+            f" ({self._ends_of[leavers[0]]})"
+            if len(leavers) == 1 and not joined and leavers[0] in self._ends_of
+            else ""
+        )
         then = f"{_count_workers(len(view.members))} since" if joined else stayed
         return f"{' and '.join(filter(None, changes))} {at}{reason}; {then}"
 
@@ -455,10 +459,10 @@ def _classes(account: Account) -> Table:
 
 def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
     """Returns a table of each worker's time, in seconds."""
-    there = [name for name in CLASSES if any(name in each.seconds for each in workers)]
-    table = _table("worker", "host", "seconds", *there)
+    classes = [name for name in CLASSES if any(name in each.seconds for each in workers)]
+    table = _table("worker", "host", "seconds", *classes)
     for each in workers:
-        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in there)
+        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in classes)
         table.add_row(_text(each.worker), _text(each.host), f"{each.total_s:.1f}", *spent)
     return table
 

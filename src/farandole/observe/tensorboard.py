@@ -76,9 +76,9 @@ def session_begins(step: int, time: float) -> bytes:
 def values(step: int, time: float, numbers: Mapping[str, float], texts: Mapping[str, str]) -> bytes:
     """Returns one record with all values of a step."""
     proto = _proto()
-    found = [proto.Summary.Value(tag=_valid(name), simple_value=_single(value)) for name, value in numbers.items()]
-    found += [_text(_valid(name), text) for name, text in texts.items()]
-    return proto.Event(wall_time=time, step=step, summary=proto.Summary(value=found)).SerializeToString()
+    summary = [proto.Summary.Value(tag=_valid(name), simple_value=_single(value)) for name, value in numbers.items()]
+    summary += [_text(_valid(name), text) for name, text in texts.items()]
+    return proto.Event(wall_time=time, step=step, summary=proto.Summary(value=summary)).SerializeToString()
 
 
 def _text(name: str, text: str) -> Any:

@@ -573,7 +573,7 @@ def prepare(command: str, *, run: str, host: str) -> None:
     folder = FOLDER.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / _name(run, host, command)
-    _do_once(command, "--prepare", done=mark.with_suffix(".done"), lock=mark.with_suffix(".lock"), host=host)
+    _do_once(command, "--prepare", mark=mark.with_suffix(".done"), lock=mark.with_suffix(".lock"), host=host)
 
 
 def set_up(command: str, folder: Path, *, host: str) -> Path | None:
@@ -586,8 +586,8 @@ def set_up(command: str, folder: Path, *, host: str) -> Path | None:
     """
     if not command:
         return None
-    done, lock = set_up_mark(folder, _name(host, command))
-    _do_once(command, "--setup", done=done, lock=lock, host=host, log=done.with_suffix(".log"))
+    mark, lock = set_up_mark(folder, _name(host, command))
+    _do_once(command, "--setup", mark=mark, lock=lock, host=host, log=mark.with_suffix(".log"))
     environment = folder / ENVIRONMENT
     python = environment / "bin" / "python"
     if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
@@ -611,16 +611,16 @@ def _name(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, log: Path | None = None) -> None:
-    """Run the command unless `done` exists. Its output goes to `log`, if given. Raises HostNotPrepared: it failed."""
-    if done.exists():
+def _do_once(command: str, option: str, *, mark: Path, lock: Path, host: str, log: Path | None = None) -> None:
+    """Run the command unless `mark` exists. Its output goes to `log`, if given. Raises HostNotPrepared: it failed."""
+    if mark.exists():
         return
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not files.take(descriptor, lock, _NO_LOCKS):
             tell(f"farandole: another worker prepares {host}; waiting for it")
             files.take(descriptor, lock, _NO_LOCKS, wait=True)
-        if done.exists():
+        if mark.exists():
             return
         tell(f"farandole: preparing {host}: {command}")
         environ = {**os.environ, "PYTHON": sys.executable}
@@ -635,7 +635,7 @@ def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, lo
             raise HostNotPrepared(
                 f"{option} {command!r} failed on {host} with {how}, so its workers can't join; its output is in {where}"
             )
-        os.close(os.open(done, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         tell(f"farandole: {host} is prepared")
     finally:
         os.close(descriptor)
