@@ -329,7 +329,7 @@ class Store:
 
     def entries(self) -> list[CheckpointName]:
         """Return the checkpoints that have a manifest, the newest first."""
-        return [entry for entry in self._entries(self._names(), MANIFEST) if self._ours(entry, unreadable=True)]
+        return [entry for entry in self._entries(self._names(), MANIFEST) if self._belongs(entry, unreadable=True)]
 
     def unfinished(self) -> list[CheckpointName]:
         """Return the states without a manifest: their writers have died, or are still writing."""
@@ -337,7 +337,7 @@ class Store:
         return [
             entry
             for entry in self._entries(names, PAYLOAD)
-            if entry.stem + MANIFEST not in names and self._ours(entry, unreadable=False)
+            if entry.stem + MANIFEST not in names and self._belongs(entry, unreadable=False)
         ]
 
     def manifest(self, stem: str) -> Manifest:
@@ -367,7 +367,7 @@ class Store:
         """
 
         def read() -> bytes:
-            place, size = self._found(name)
+            place, size = self._place_and_size(name)
             if size > MAX_MANIFEST_BYTES:
                 raise DamagedError(f"{name} has {size} bytes, but a manifest has at most {MAX_MANIFEST_BYTES}")
             return self.files.cat_file(place)
@@ -397,7 +397,7 @@ class Store:
         name = stem + PAYLOAD
         try:
             self.files.invalidate_cache()
-            place, stored = self.ask(f"looking at {name}", lambda: self._found(name))
+            place, stored = self.ask(f"looking at {name}", lambda: self._place_and_size(name))
             source: Any = stack.enter_context(open(place, "rb")) if self.local else None  # noqa: SIM115
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
@@ -508,7 +508,7 @@ class Store:
             [
                 entry
                 for entry in self._entries(names, suffix)
-                if entry.whole and (until is None or entry.step <= until) and self._ours(entry, unreadable=False)
+                if entry.whole and (until is None or entry.step <= until) and self._belongs(entry, unreadable=False)
             ]
             for suffix in (MANIFEST, PAYLOAD)
         )
@@ -636,7 +636,7 @@ class Store:
         """The path or URL of a checkpoint's state."""
         return self._at(stem + PAYLOAD) if self.local else f"{self.url}/{stem}{PAYLOAD}"
 
-    def _found(self, name: str) -> tuple[str, int]:
+    def _place_and_size(self, name: str) -> tuple[str, int]:
         """Return the path and the size of a file, 0 if the store does not report the size.
 
         Raises:
@@ -665,7 +665,7 @@ class Store:
             return set()
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
-    def _ours(self, entry: CheckpointName, *, unreadable: bool) -> bool:
+    def _belongs(self, entry: CheckpointName, *, unreadable: bool) -> bool:
         """Return True if a checkpoint belongs to this store's run. `unreadable`: the result if it can't be read."""
         if self.run is None:
             return True

@@ -84,9 +84,9 @@ class Sources(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] == "farandole":
             return None
-        copy, before = self._first_kept(fullname, sys.path if path is None else path)
+        copy, before = self._first_copied(fullname, sys.path if path is None else path)
         if copy is None:
-            spec = self._found(fullname, path, target)
+            spec = self._find_elsewhere(fullname, path, target)
         else:
             spec = PathFinder.find_spec(fullname, before, target) if before else None
             if spec is None or spec.loader is None:
@@ -96,17 +96,17 @@ class Sources(MetaPathFinder):
         place = self.place(os.path.dirname(spec.origin))
         return spec if place is None else self._spec(fullname, spec.origin, place / os.path.basename(spec.origin))
 
-    def _first_kept(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
+    def _first_copied(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
         """Return the first copied module, and the folders outside the script's that come before it in the search.
 
         A module of the same name in one of these folders takes precedence.
         """
         for number, folder in enumerate(folders) if self._copies else ():
-            if spec := self._kept(fullname, folder):
+            if spec := self._copied(fullname, folder):
                 return spec, [each for each in folders[:number] if self.place(each) is None]
         return None, []
 
-    def _kept(self, fullname: str, folder: str) -> ModuleSpec | None:
+    def _copied(self, fullname: str, folder: str) -> ModuleSpec | None:
         """Find a module among the copies, because the original may be deleted, or be a package now."""
         place, tail = self.place(folder), fullname.rpartition(".")[2]
         if place is None or self._copies is None:
@@ -116,7 +116,9 @@ class Sources(MetaPathFinder):
                 return self._spec(fullname, os.path.join(folder, name), place / name)
         return None
 
-    def _found(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
+    def _find_elsewhere(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None
+    ) -> ModuleSpec | None:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             if spec := finder.find_spec(fullname, path, target):
                 return spec

@@ -41,7 +41,7 @@ def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
     inputs = Inputs(device)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for name, operation, operands in _operations(inputs):
-            yield OPERATION + name, _found(operation, operands, inputs)
+            yield OPERATION + name, _result(operation, operands, inputs)
         with torch.no_grad():
             yield OPERATION + "update of Adam's kind", _digest(_adam(inputs))
             yield OPERATION + "random numbers of torch's", _digest(_random(device))
@@ -181,7 +181,7 @@ def _pooled(o: Any) -> Sequence[Tensor]:
     return F.max_pool2d(o[0], 2), F.avg_pool2d(o[0], 3, 2), F.adaptive_avg_pool2d(o[0], 4)
 
 
-def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
+def _result(operation: Operation, operands: Operands, take: Inputs) -> str:
     """Return the digest, or a text if torch refuses the operation because it is not deterministic.
 
     The next operations have the same inputs in both cases.

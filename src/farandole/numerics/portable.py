@@ -809,7 +809,7 @@ class KernelMode:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._seen = set[str]()
+        self._reported = set[str]()
         self._mode: Seeing | None = None
         self._first: set[str] | None = None  # the names that `first` has received
 
@@ -850,8 +850,8 @@ class KernelMode:
             self.end()
 
     def _see(self, operator: str) -> None:
-        if operator not in self._seen:
-            self._seen.add(operator)
+        if operator not in self._reported:
+            self._reported.add(operator)
             if operator not in KNOWN:
                 self._report(operator)
 

@@ -405,10 +405,10 @@ FIGURES_PART = 0.02  # and the largest part of the time that they may take
 
 
 async def show_lines(
-    ticket: Ticket, display: Display, seen: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
+    ticket: Ticket, display: Display, on_line: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
     gone_s: float = GONE_S,
 ) -> None:  # fmt: skip
-    """Shows events and steps until the run is over, each line once. `seen` is called with each line.
+    """Shows events and steps until the run is over, each line once. `on_line` is called with each line.
 
     Raises:
         CoordinatorUnreachable: the run was killed: no coordinator has answered for `gone_s`, and `held` returns False,
@@ -426,7 +426,7 @@ async def show_lines(
                     again = False
                     newest = max(newest, time_of(line))
                     display.line(line)
-                    seen(line)
+                    on_line(line)
                     if isinstance(line, OverEvent):
                         return
         except CoordinatorUnreachable:

@@ -96,7 +96,7 @@ class Pauses:
     def take(self, line: Line) -> None:
         match line:
             case StepLine():
-                self._took(line)
+                self._on_step(line)
             case events.ProposedEvent():
                 self._proposed[line.view] = line.time
             case events.LostEvent() | events.LeftEvent() | events.DiedEvent():
@@ -152,7 +152,7 @@ class Pauses:
         then = f"{_count_workers(len(view.members))} since" if joined else stayed
         return f"{' and '.join(filter(None, changes))} {at}{reason}; {then}"
 
-    def _took(self, line: StepLine) -> None:
+    def _on_step(self, line: StepLine) -> None:
         before, self._step = self._step, line.step
         begin, self._time = self._time, line.time
         if line.step > before >= 0:  # the step goes back if the run restarts from a checkpoint

@@ -156,7 +156,9 @@ def _facts(facts: HostFacts, bits: str, clock: str) -> tuple[str, ...]:
 def _bits(facts: HostFacts, own: HostFacts) -> str:
     if not facts.numerics or not own.numerics:
         return "unknown"
-    return "others" if numeric_facts.numeric_differences(own.numerics.items(), facts.numerics.items()).bits else "same"
+    return (
+        "different" if numeric_facts.numeric_differences(own.numerics.items(), facts.numerics.items()).bits else "same"
+    )
 
 
 def _mark(error: str | None) -> str:

@@ -126,7 +126,7 @@ MARK = "farandole.json"
 EVENTS = "events"
 NEWEST = 100  # the newest events are shown
 LEAST_S = 0.1  # least time between two steps that are written
-TELL_S = 10.0  # least time between two texts of events, which have 10 kB
+EVENTS_S = 10.0  # least time between two texts of events, which have 10 kB
 LONGEST = 2000  # characters of a logged text
 PREFIX = "events.out.tfevents."
 
@@ -145,7 +145,7 @@ class TensorBoard(Observer):
         self._lost = False  # True: the state was lost, or the run was started again
         self._events = deque[str](maxlen=NEWEST)
         self._complete = True  # all events are in the files
-        self._tell_at = 0.0
+        self._next_events_at = 0.0
         self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
@@ -161,7 +161,7 @@ class TensorBoard(Observer):
         self._events.clear()
         for line in before(self._metrics, self._mark.at):
             self._note(line)
-        self._complete, self._tell_at = True, 0.0
+        self._complete, self._next_events_at = True, 0.0
         self._open()
         self._forget_from(self._mark.step)
         return self._mark.at
@@ -190,8 +190,8 @@ class TensorBoard(Observer):
                 self._note(line)
 
     def flush(self) -> None:
-        if not self._complete and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_S
+        if not self._complete and time.monotonic() >= self._next_events_at:
+            self._next_events_at = time.monotonic() + EVENTS_S
             self._put({}, {EVENTS: "\n".join(self._events)})
             self._complete = True
         assert self._file is not None
@@ -200,7 +200,7 @@ class TensorBoard(Observer):
 
     def close(self) -> None:
         if self._file is not None:
-            self._tell_at = 0.0
+            self._next_events_at = 0.0
             self.flush()
         self._leave()
 

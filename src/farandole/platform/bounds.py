@@ -17,8 +17,8 @@ MAX_THREADS = 1024  # for each worker
 MAX_WORKERS = 10_000
 
 
-def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
-    """`value` as a Python int; integers of NumPy and torch are accepted. `given`: the text for it, as "--threads {}";
+def whole(text: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
+    """`value` as a Python int; integers of NumPy and torch are accepted. `text`: the text for it, as "--threads {}";
     `why`: the meaning of the number, or what to use.
 
     Raises:
@@ -27,13 +27,13 @@ def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: st
     try:
         number = operator.index(value)
     except TypeError:
-        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
+        raise UsageError(f"{text.replace('{}', f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
     if not least <= number <= most:
-        raise UsageError(f"{given.replace('{}', _shown(number))}: use {least} to {most}{_because(why)}")
+        raise UsageError(f"{text.replace('{}', _shown(number))}: use {least} to {most}{_because(why)}")
     return number
 
 
-def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
+def real(text: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
     """`value` as a Python float; see `whole`.
 
     Raises:
@@ -44,7 +44,7 @@ def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, 
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number <= most:
-        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
+        raise UsageError(f"{text.replace('{}', f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
     return number
 
 

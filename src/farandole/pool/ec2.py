@@ -270,24 +270,26 @@ class InstanceHours:
     """The hours and the price of each instance that a pool has seen. Times are Unix time."""
 
     prices: PriceTable
-    _seen: dict[str, tuple[float, float, float | None]] = field(
+    _instances: dict[str, tuple[float, float, float | None]] = field(
         default_factory=dict[str, tuple[float, float, float | None]]
     )
 
     def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
         """Record that the instance exists now. Returns its price the first time."""
-        price, new = self.prices.of(kind, zone, market), instance not in self._seen
-        self._seen[instance] = (launched, now, price)
+        price, new = self.prices.of(kind, zone, market), instance not in self._instances
+        self._instances[instance] = (launched, now, price)
         day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
         return (Priced(instance, price, launched, day),) if new else ()
 
     def dollars(self) -> float:
         """The cost so far of the instances with a known price."""
-        return sum((last - first) / 3600 * price for first, last, price in self._seen.values() if price is not None)
+        return sum(
+            (last - first) / 3600 * price for first, last, price in self._instances.values() if price is not None
+        )
 
     def unknown(self) -> int:
         """The number of instances whose price is unknown."""
-        return sum(price is None for _, _, price in self._seen.values())
+        return sum(price is None for _, _, price in self._instances.values())
 
 
 # --- template ---------------------------------------------------------------------------------------------------------

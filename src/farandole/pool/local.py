@@ -71,7 +71,7 @@ class Strays:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._ours: dict[int, str] = {}  # strays, with their worker
+        self._strays: dict[int, str] = {}  # strays, with their worker
         self._sessions: set[int] = set()  # the workers' sessions
         self._before: set[int] = set()
         self._linux = sys.platform == "linux"
@@ -94,15 +94,17 @@ class Strays:
                 continue
             dead, session = stat
             if dead:
-                if pid in self._ours or session in self._sessions:
+                if pid in self._strays or session in self._sessions:
                     _reap(pid)
-                    self._ours.pop(pid, None)
+                    self._strays.pop(pid, None)
                 continue
-            worker = self._ours.get(pid) or _worker(pid)
+            worker = self._strays.get(pid) or _worker(pid)
             if worker not in workers:
                 continue
-            reported = pid in self._ours or session in self._sessions  # in the worker's session: killed with it already
-            self._ours[pid] = worker
+            reported = (
+                pid in self._strays or session in self._sessions
+            )  # in the worker's session: killed with it already
+            self._strays[pid] = worker
             if worker not in running:
                 remaining = True
                 if not reported:
