@@ -1,5 +1,5 @@
-"""Bounds of numbers that users give: on a command line, in the environment, in a file, in a script. Each number is
-checked where it is given, so that an invalid number fails before anything is started. NaN is never within bounds.
+"""Bounds of numbers from users: on a command line, in the environment, in a file, in a script. Each number is checked
+where it is read, so that an invalid number fails before anything is started. NaN is never within bounds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_WORKERS = 10_000
 
 
 def whole(text: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
-    """`value` as a Python int; integers of NumPy and torch are accepted. `text`: the text for it, as "--threads {}";
-    `why`: the meaning of the number, or what to use.
+    """Return `value` as a Python int; integers of NumPy and torch are accepted. `text`: the text before the colon of an
+    error, with {} for the value, as "--threads {}". `why`: the meaning of the number, or what to use.
 
     Raises:
         UsageError: it is not a whole number, or out of bounds; the message names both.
@@ -34,7 +34,7 @@ def whole(text: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str
 
 
 def real(text: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
-    """`value` as a Python float; see `whole`.
+    """Return `value` as a Python float; see `whole`.
 
     Raises:
         UsageError: it is not a number, or out of bounds; the message names both.
@@ -53,5 +53,5 @@ def _because(why: str) -> str:
 
 
 def _shown(number: int) -> str:
-    """The number as text. Python refuses to write the digits of a very long one."""
+    """Return the number as text. Python refuses to write the digits of a very long one."""
     return str(number) if number.bit_length() <= 256 else f"(a number of {number.bit_length()} bits)"
