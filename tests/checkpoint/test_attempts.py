@@ -75,7 +75,7 @@ def test_what_can_not_be_removed_is_no_failure_of_what_is_saved(caplog: pytest.L
 @pytest.mark.parametrize("operation", ["ls", "open", "cat_file"])
 def test_a_store_that_hangs_is_told_of_and_given_up(operation: str, caplog: pytest.LogCaptureFixture) -> None:
     kind = faulty()
-    patience = Patience(attempts=3, limit_s=0.2, told_s=0.05)
+    patience = Patience(attempts=3, limit_s=0.2, log_after_s=0.05)
     store = Store(f"{kind.protocol}://place", patience=patience)
     stem = save(store, 3)
     kind.hanging.add(operation)

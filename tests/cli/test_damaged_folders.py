@@ -16,7 +16,7 @@ from farandole.cli.takeover import left
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
-from farandole.observe.report import told
+from farandole.observe.report import run_content
 from farandole.platform import files
 from farandole.protocol import events
 from farandole.protocol.coordinator.state import RunSettings
@@ -98,4 +98,4 @@ def test_a_folder_in_a_files_place_and_none_at_all(folder: Path, name: str) -> N
 def test_a_setting_of_another_type_is_left_out(folder: Path, value: Any) -> None:
     for field in RunSettings.__struct_fields__:
         files.write(folder / SETTINGS, msgspec.json.encode({**msgspec.to_builtins(RUN), field: value}))
-        assert "told by" in dict(told(folder, 9.0, None, live=False).about), field
+        assert "told by" in dict(run_content(folder, 9.0, None, live=False).about), field

@@ -78,7 +78,7 @@ def test_git_that_can_not_tell_is_an_error_and_not_everything(folder: Path) -> N
 def test_where_there_is_no_git_for_a_repository_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(folder, "init", "-q")
     monkeypatch.setenv("PATH", "")
-    assert any(re.search(r"\bgit\b", line) for line in packed(folder).said)
+    assert any(re.search(r"\bgit\b", line) for line in packed(folder).summary)
 
 
 def test_all_that_is_ignored_is_not_all_there_is(folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_links_within_stay_links_and_those_that_lead_out_stay_here(folder: Path)
     links = {name: entry.linkname for name, entry in entries(found.content).items() if entry.issym()}
     assert links == {"in": "lib/a.py", "lib/whole": "../src", "start.py": "src/run.py"}
     assert found.astray == ("chain", "loop", "nowhere", "out", "self", "up")
-    assert any(found.astray[0] in line for line in found.said)
+    assert any(found.astray[0] in line for line in found.summary)
     assert dict(found.modules())["start.py"] == b"import near\n"
 
 
@@ -173,5 +173,5 @@ def test_they_stay_here_and_are_named(folder: Path) -> None:
     git(folder, "add", "-f", ".")
     found = packed(folder)
     assert found.left_out == (".env", "notes/key", "sub/.netrc")
-    assert any(all(name in line for name in found.left_out) for line in found.said)
+    assert any(all(name in line for name in found.left_out) for line in found.summary)
     assert not any(word in gzip.decompress(found.content) for word in (b"hush", b"OPENSSH", b".netrc"))

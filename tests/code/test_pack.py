@@ -111,8 +111,8 @@ def test_a_file_that_is_another_thing_between_the_listing_and_the_reading(
     assert "lib/a.py" in chosen.names
     change(folder / "lib" / "a.py")
     found = copies._packed(chosen, "train.py")
-    assert (found.files, found.gone) == (("data/big", "train.py"), ("lib/a.py",))
-    assert any("lib/a.py" in line for line in found.said)
+    assert (found.files, found.vanished) == (("data/big", "train.py"), ("lib/a.py",))
+    assert any("lib/a.py" in line for line in found.summary)
 
 
 def test_a_file_that_grows_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from farandole.control.run_folder import METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
 from farandole.observe import report as page
-from farandole.observe.report import draw, names, report, told
+from farandole.observe.report import draw, names, report, run_content
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.cost import Prices
 from tests.support.told_run import MARKUP, RUN, written
@@ -36,7 +36,7 @@ def content(html: str) -> list[dict[str, object]]:
 
 def test_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
     place = folder(tmp_path, written(RUN), command=("train.py", "--lr", "0.1"), commit="abc, with changes", seed=7)
-    html = report([told(place, 300.0, None, live=False)])
+    html = report([run_content(place, 300.0, None, live=False)])
     [run] = content(html)
     about = dict(run["about"])  # type: ignore[call-overload]
     assert (about["command"], about["commit"], about["seed"]) == ("train.py --lr 0.1", "abc, with changes", "7")
@@ -46,7 +46,7 @@ def test_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_its_own_scripts_and_styles_are_all_that_its_policy_lets_in(tmp_path: Path) -> None:
-    html = report([told(folder(tmp_path, written(RUN)), 300.0, None, live=False)])
+    html = report([run_content(folder(tmp_path, written(RUN)), 300.0, None, live=False)])
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
     assert policy
     assert "default-src 'none'" in policy[1]
@@ -65,7 +65,7 @@ def test_names_with_markup_in_them_end_no_script(tmp_path: Path) -> None:
         {"event": "log", "step": 9, MARKUP: 0.75, "note": MARKUP},
     ]
     place = folder(tmp_path, written([*RUN, *nasty]), command=(MARKUP,))
-    html = report([told(place, 300.0, None, live=False)])
+    html = report([run_content(place, 300.0, None, live=False)])
     assert "owned'</script>" not in html
     assert "<img" not in html
     [run] = content(html)
@@ -76,7 +76,7 @@ def test_several_runs_side_by_side(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     runs = [folder(tmp_path / name, written(RUN)) for name in ("a", "b")]
-    found = [told(run, 300.0, Prices(date="2026-11-01", pools={"local": 1.0}), live=False) for run in runs]
+    found = [run_content(run, 300.0, Prices(date="2026-11-01", pools={"local": 1.0}), live=False) for run in runs]
     assert len(content(report(found))) == 2
     assert {"spans-0", "workers-1", "step/loss", "accuracy"} <= set(names(found))
 
@@ -84,15 +84,15 @@ def test_several_runs_side_by_side(tmp_path: Path) -> None:
 def test_settings_of_another_version_and_none_at_all(tmp_path: Path) -> None:
     place = folder(tmp_path, written(RUN))
     (place / SETTINGS).write_text('{"seed": 3, "prices": {"x": []}, "new": {"a": 1}}')
-    assert ("seed", "3") in told(place, 300.0, None, live=False).about
+    assert ("seed", "3") in run_content(place, 300.0, None, live=False).about
     (place / SETTINGS).unlink()
-    assert told(place, 300.0, None, live=False).tick.head
+    assert run_content(place, 300.0, None, live=False).tick.head
 
 
 def test_a_run_without_a_line_is_an_error(tmp_path: Path) -> None:
     place = folder(tmp_path, [])
     with pytest.raises(UsageError, match=re.escape(str(place))):
-        told(place, 300.0, None, live=False)
+        run_content(place, 300.0, None, live=False)
 
 
 def test_without_a_browser_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.observe.story import Stays, WorkerSpan
+from farandole.observe.story import WorkerSpan, WorkerSpans
 from tests.support.metric_lines import made
 
 
-def stays(*told: dict[str, Any]) -> Stays:
-    found = Stays()
+def stays(*told: dict[str, Any]) -> WorkerSpans:
+    found = WorkerSpans()
     for line in told:
         found.take(made(line))
     return found

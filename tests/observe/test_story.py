@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.observe.story import PageState, Story, Telling, Tick, bill, first, head
+from farandole.observe.story import PageState, Story, Tick, UpdateStream, bill, first, head
 from farandole.protocol.cost import Prices
 from tests.support.damaged_lines import DAMAGED_LINES
 from tests.support.told_run import RUN, SPENT, STATUS, VIEW, step, written
@@ -151,19 +151,19 @@ class Page:
 
 def test_tick_by_tick_a_page_comes_to_what_it_is_told_at_once() -> None:
     found, page = Story(), Page()
-    telling = Telling("r", found)
+    telling = UpdateStream("r", found)
     for line in written(RUN):
         found.take(line)
         page.take(telling.tick(1.0, live=True))
     at_once = Page()
-    at_once.take(Telling("r", found).tick(1.0, live=True))
+    at_once.take(UpdateStream("r", found).tick(1.0, live=True))
     assert page == at_once
     again = telling.tick(1.0, live=True)
     assert (again.head, again.series, again.stays, again.sizes, again.events) == (None, {}, {}, [], [])
 
 
 def test_rows_of_workers_come_when_they_change_and_go() -> None:
-    telling, page = Telling("r", story(*RUN)), Page()
+    telling, page = UpdateStream("r", story(*RUN)), Page()
     page.take(telling.tick(1.0, STATUS, live=True))
     assert len(page.rows) == 3
     assert telling.tick(1.0, STATUS, live=True).workers == {}
@@ -185,5 +185,5 @@ def test_the_time_between_two_starts_is_nobodys() -> None:
     found = story(*RUN, {"event": "run started", "time": 1000.0}, again, step(20, 1003.0), step(21, 1004.0))
     assert found.sizes[-2:] == [(121.0, 0), (1002.0, 1)]
     assert head("r", found, None, live=True).left_s == pytest.approx(78.0), "at the pace of this start"
-    assert found.pauses.found()[1:] == []
+    assert found.pauses.result()[1:] == []
     assert bill(found.account.account("r", Prices()), found).static_hours == pytest.approx(2 * (21 + 4) / 3600)

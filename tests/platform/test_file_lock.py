@@ -51,7 +51,7 @@ def test_nothing_else_that_takes_a_lock_goes_on_without(tmp_path: Path) -> None:
     with pytest.raises(NoFileLocks):
         agent.lock(tmp_path)
     with pytest.raises(NoFileLocks):
-        _do_once("true", "--prepare", done=tmp_path / "done", lock=tmp_path / "prepare", host="h")
+        _do_once("true", "--prepare", mark=tmp_path / "done", lock=tmp_path / "prepare", host="h")
     assert not (tmp_path / "done").exists()
 
 

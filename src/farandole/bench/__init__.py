@@ -1,1 +1,4 @@
-"""`farandole bench`: what farandole costs a script on this machine. Nothing on the main path imports this package."""
+"""`farandole bench`: measures the cost of farandole for a script on this machine.
+
+Nothing on the main path imports this package.
+"""

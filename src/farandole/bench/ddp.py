@@ -27,12 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 LIMIT = timedelta(seconds=30)
 LOOPBACK = "127.0.0.1"
-SHOWN = 3  # names of parameters
-_dist: Any = dist  # torch's annotations leave much of it out
+SHOWN = 3  # names of parameters in a message
+_dist: Any = dist  # torch's annotations lack many of its names
 
 
 def connect(path: Path, rank: int, size: int, device: torch.device) -> Any:
-    """Returns a group of `size` workers on this machine. They meet through a file that only this user can read."""
+    """Return a group of `size` workers on this machine. They meet through a file that only this user can read."""
     store, gloo, kind = _dist.FileStore(str(path), size), _dist.ProcessGroupGloo, _dist.ProcessGroup.BackendType.GLOO
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=LOOPBACK)]
@@ -52,7 +52,7 @@ class Trial:
         modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
         self.models = {name: m for name, m in modules.items() if any(p.requires_grad for p in m.parameters())}
         self._forwards = self._passes = 0
-        self._seen: list[tuple[int, int]] = []
+        self._counts: list[tuple[int, int]] = []
 
     @contextmanager
     def around(self) -> Generator[None]:
@@ -67,7 +67,7 @@ class Trial:
             yield
         unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
         compiled = getattr(model, "_compiled_call_impl", None) is not None
-        self.reason = unfit([*self.models], self._seen, unused, compiled=compiled)
+        self.reason = unfit([*self.models], self._counts, unused, compiled=compiled)
 
     def opens(self, *, last: bool) -> None:
         del last
@@ -77,32 +77,32 @@ class Trial:
         loss.backward(torch.full_like(loss, weight))
         self._passes += 1
         if last:
-            self._seen.append((self._forwards, self._passes))
+            self._counts.append((self._forwards, self._passes))
 
 
-def unfit(models: Sequence[str], seen: Sequence[tuple[int, int]], unused: Sequence[str], *, compiled: bool) -> str:
-    """Returns why a script can't use DistributedDataParallel, "" if no problem is known.
+def unfit(models: Sequence[str], passes: Sequence[tuple[int, int]], unused: Sequence[str], *, compiled: bool) -> str:
+    """Return why a script can't use DistributedDataParallel, "" if no problem is known.
 
-    `models`: that are trained; `seen`: forward and backward passes of each micro-batch; `unused`: parameters without a
-    gradient; `compiled`: the model is, in place.
+    `models`: the trained models; `passes`: the numbers of forward and backward passes of each micro-batch; `unused`:
+    parameters without a gradient; `compiled`: True if the model was compiled in place.
     """
-    forwards = {forward for forward, _ in seen}
-    passes = max((backward for _, backward in seen), default=0)
+    forwards = {forward for forward, _ in passes}
+    backwards = max((backward for _, backward in passes), default=0)
     if len(models) > 1:
-        return f"the script trains {len(models)} models ({', '.join(models)}), and it takes one"
+        return f"the script trains {len(models)} models ({', '.join(models)}), but DistributedDataParallel takes one"
     if compiled:
-        return "the model was compiled in place (model.compile()), where its forward can't be replaced"
-    if not seen:
+        return "the model was compiled in place (model.compile()), so its forward can't be replaced"
+    if not passes:
         return "a worker has no micro-batch in a step; raise the batch, or lower micro"
     if 0 in forwards:
-        return "the script does not call the model itself, as model(inputs), so it would not hear of it"
+        return "the script does not call the model itself, as model(inputs), so DistributedDataParallel would not run"
     if max(forwards) > 1:
         return f"the script calls the model {max(forwards)} times for one backward pass"
-    if passes > 1:
-        return f"the script makes {passes} backward passes over a micro-batch"
+    if backwards > 1:
+        return f"the script makes {backwards} backward passes over a micro-batch"
     if unused:
         more = f" and {len(unused) - SHOWN} more" if len(unused) > SHOWN else ""
-        return f"no gradient for {', '.join(unused[:SHOWN])}{more}, and it takes no unused parameters"
+        return f"no gradient for {', '.join(unused[:SHOWN])}{more}, but all parameters must be used"
     return ""
 
 
@@ -124,7 +124,7 @@ class Ddp:
         with _in_place_of_forward(self._model, self._forward):
             yield
         self._ddp = None
-        gc.collect()  # with it go its hooks
+        gc.collect()  # also removes its hooks
 
     def opens(self, *, last: bool) -> None:
         self._within = True
@@ -165,7 +165,7 @@ class _Inner(torch.nn.Module):
 
 @contextmanager
 def _in_place_of_forward(model: torch.nn.Module, instead: Callable[..., Any]) -> Generator[None]:
-    own = model.__dict__.get("forward")  # of the instance's own, as of compiled models
+    own = model.__dict__.get("forward")  # set on the instance itself, as in compiled models
     model.__dict__["forward"] = instead
     try:
         yield

@@ -1,12 +1,13 @@
-"""The figures of a bench. Pure: the workers' reports in, values out.
+"""The figures of a bench. Pure: it takes the workers' reports and returns values.
 
-a contestant's round   the median over all of its steps, of all workers
-over the floor         that, over the same of the script alone, in the same round
-where the time goes    the mean over the middle half of a contestant's steps, by their time, over the workers
-exposed                what even the worker that was the last to end its backward pass waits for the sum: the least
-                       wait of a step. What others wait beyond that they wait for the slower worker.
-by itself              an exchange of as much that nothing hides, likewise from the last worker's sum on
-hidden                 1 - exposed / by itself, 0 at least
+time of a round       the median step time of a contestant in a round, over its steps and all workers
+over the floor        this time divided by the time of the script alone in the same round
+where the time goes   means over the workers and over the middle half of a contestant's steps, sorted by their time
+exposed               the least wait of a step for the sum, over the workers. Even the worker whose backward pass ends
+                      last waits this long. Further waiting of the other workers is waiting for the slower worker.
+by itself             the time of an exchange of as many bytes that overlaps with no computation, also from the last
+                      worker's sum on
+hidden                1 - exposed / by itself, at least 0
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
-    """`ms`: a step, of each round; `over`: the floor of the same round; `samples_per_s`: of all workers together."""
+    """The figures of a contestant. `ms`: milliseconds of a step, for each round. `over`: `ms` over the floor of the
+    same round. `samples_per_s`: of all workers together.
+    """
 
     ms: tuple[float, ...]
     over: tuple[float, ...]
@@ -56,10 +59,11 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of each round, in milliseconds: an exchange by itself, what of one is exposed, an all-reduce of Gloo's; and the
-    part that is hidden. None where there is one worker, or no all-reduce.
+    """The figures of all contestants and of the exchange.
 
-    `left_out`: why DistributedDataParallel is, "" if it is not.
+    Milliseconds for each round: `by_itself`, an exchange by itself; `exposed`, the exposed part of an exchange;
+    `all_reduce`, an all-reduce of Gloo. `hidden`: the hidden part of an exchange, from 0 to 1. Empty with one worker,
+    and `all_reduce` also if there was none. `left_out`: why DistributedDataParallel is left out, "" if it is not.
     """
 
     terms: BenchTerms
@@ -71,9 +75,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str
 
 
-def figures(told: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: int) -> Figures:
-    """Returns the figures of the first `rounds` rounds, which all workers have reported."""
-    records, each_round = [*told.values()], range(rounds)
+def figures(reports: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: int) -> Figures:
+    """Return the figures of the first `rounds` rounds, which all workers have reported."""
+    records, each_round = [*reports.values()], range(rounds)
     left_out = next((r.reason for each in records for r in each if isinstance(r, Unfit)), "")
     names = [name for name in CONTESTANTS if name != DDP or not left_out]
     blocks = {name: [_joint(records, name, round_) for round_ in each_round] for name in names}
@@ -84,16 +88,16 @@ def figures(told: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: int
         ms = [_median(block) for block in blocks[name]]
         contestants[name] = Contestant(
             ms=tuple(ms),
-            over=tuple(mine / alone for mine, alone in zip(ms, floor, strict=True)),
+            over=tuple(own / alone for own, alone in zip(ms, floor, strict=True)),
             samples_per_s=1e3 * samples[name] / statistics.median(ms),
             parts=_parts([step for block in blocks[name] for step in block]),
         )
     together = each_round if terms.workers > 1 else range(0)
-    took = [[r for each in records for r in each if isinstance(r, Exchanges) and r.round == n] for n in together]
-    by_itself = [_quickest([r.seconds for r in of_round]) for of_round in took]
-    all_reduce = [_quickest([r.all_reduces for r in of_round]) for of_round in took if of_round[0].all_reduces]
+    exchanges = [[r for each in records for r in each if isinstance(r, Exchanges) and r.round == n] for n in together]
+    by_itself = [_quickest([r.seconds for r in of_round]) for of_round in exchanges]
+    all_reduce = [_quickest([r.all_reduces for r in of_round]) for of_round in exchanges if of_round[0].all_reduces]
     exposed = [1e3 * statistics.median(map(_exposed, blocks[FARANDOLE][round_])) for round_ in together]
-    hidden = [max(0.0, 1 - seen / whole) for seen, whole in zip(exposed, by_itself, strict=True)]
+    hidden = [max(0.0, 1 - part / whole) for part, whole in zip(exposed, by_itself, strict=True)]
     return Figures(
         terms=terms, contestants=contestants, by_itself=tuple(by_itself), exposed=tuple(exposed),
         all_reduce=tuple(all_reduce), hidden=tuple(hidden), left_out=left_out,
@@ -101,7 +105,7 @@ def figures(told: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: int
 
 
 def _joint(records: Sequence[Sequence[Record]], name: str, round_: int) -> list[Joint]:
-    """A block's steps."""
+    """Return the steps of the block of a contestant in a round."""
     blocks = [
         next(r.spent for r in each if isinstance(r, Block) and (r.contestant, r.round) == (name, round_))
         for each in records
@@ -135,6 +139,9 @@ def _parts(steps: Sequence[Joint]) -> Parts:
     )  # fmt: skip
 
 
-def _quickest(took: Sequence[Sequence[float]]) -> float:
-    """Milliseconds, of the worker that was the last to begin."""
-    return 1e3 * statistics.median(map(min, zip(*took, strict=True)))
+def _quickest(seconds: Sequence[Sequence[float]]) -> float:
+    """Return the median time in milliseconds, each from the worker that was the last to begin, so the least one.
+
+    `seconds`: the times of each worker.
+    """
+    return 1e3 * statistics.median(map(min, zip(*seconds, strict=True)))

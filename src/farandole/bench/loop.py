@@ -1,11 +1,11 @@
 """The loop of a bench: times the run's own steps, and steps of other contestants with the same micro-batches.
 
-    get ready   a few steps of the run; one aside, which shows whether DistributedDataParallel can be had
-    a round     exchanges with nothing to hide behind; then a block of steps for each contestant
+    get ready   a few steps of the run, and one step *aside*, which finds out if DistributedDataParallel can be used
+    a round     exchanges that overlap with no computation; then a block of steps for each contestant
         farandole   the run's own next steps, as they are without a bench
         others      the script computes the micro-batches of these steps *aside*: with plain accumulation, alone or
                     under DistributedDataParallel (`plain_step.py`, `ddp.py`), and its own update
-    the end     what was measured is in the run's folder; the worker waits until `farandole bench` ends it
+    the end     the measurements are in the run's folder; the worker waits until `farandole bench` ends it
 
 All workers run the same contestant's block at the same time, since they synchronize before each block. Within a block
 workers only wait as the contestant itself does. The clock runs from the script's request for a step to its next
@@ -49,11 +49,11 @@ from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, task
 
 GROUP = "group"  # the file through which DistributedDataParallel's workers find each other
-EXCHANGES = 8  # in a round, with nothing to hide behind; the first ones are not counted
+EXCHANGES = 8  # exchanges in a round that overlap with no computation; the first ones are not counted
 
 
 def begin(text: str) -> None:
-    """Have the loop of this process measure, on the terms in `text`."""
+    """Make this process measure with the loop below, by the terms in `text`."""
     use(partial(Bench, terms=bench.terms_of(text)))
 
 
@@ -75,21 +75,25 @@ class Bench(Loop):
         self._members: tuple[str, ...] = ()
         self._meeting = Partials(Layout([], lanes=1))
         self._contestants: tuple[str, ...] = bench.CONTESTANTS
-        self._model: torch.nn.Module | None = None  # that is put under DistributedDataParallel
+        self._model: torch.nn.Module | None = None  # the model that runs under DistributedDataParallel
         self._group: Any = None
-        self._last: Step  # of the run's, that was taken
+        self._last: Step  # the newest step of the run
 
     def steps(self) -> Iterator[Step]:
-        """The run's, and between them those of the other contestants, until all has been measured."""
+        """Yield the run's steps, and between them those of the other contestants, until all is measured."""
         terms, steps = self._terms, super().steps()
         yield from self._get_ready(steps)
         for round_ in range(terms.rounds):
             ahead = self._ahead(terms.warmup + terms.steps)
             if len(self._members) > 1:
-                took = [self._exchange() for _ in range(EXCHANGES)]
-                theirs = [self._all_reduce() for _ in range(EXCHANGES if self._group else 0)]
-                seconds, all_reduces = tuple(took[terms.warmup :]), tuple(theirs[terms.warmup :])
-                self._write(Exchanges(round=round_, seconds=seconds, all_reduces=all_reduces))
+                exchanges = [self._exchange() for _ in range(EXCHANGES)]
+                all_reduces = [self._all_reduce() for _ in range(EXCHANGES if self._group else 0)]
+                self._write(
+                    Exchanges(
+                        round=round_, seconds=tuple(exchanges[terms.warmup :]),
+                        all_reduces=tuple(all_reduces[terms.warmup :]),
+                    )
+                )  # fmt: skip
             for contestant in terms.order(self._contestants, round_):
                 if contestant == FARANDOLE:
                     yield from self._block(contestant, round_, self._own(steps))
@@ -100,11 +104,11 @@ class Bench(Loop):
 
     def end(self) -> tuple[str, StepTime]:
         raise UsageError(
-            f"the script's loop was over after {self.progress.after.step} steps, before all was measured; have it "
-            f"train for longer (its own arguments), or give --steps or --rounds less"
+            f"the script's loop ended after {self.progress.after.step} steps, before all was measured; let it train "
+            f"for longer (by its own arguments), or reduce --steps or --rounds"
         )
 
-    # --- what is measured ------------------------------------------------------------------------------------
+    # --- measurements ---------------------------------------------------------------------------------------
 
     def _get_ready(self, steps: Iterator[Step]) -> Iterator[Step]:
         own = self._own(steps)
@@ -132,9 +136,9 @@ class Bench(Loop):
         self._fit(way.reason)
 
     def _block(self, contestant: str, round_: int, steps: Iterator[Step]) -> Iterator[Step]:
-        """Those of `steps` that it takes, measured."""
+        """Yield as many of `steps` as the block takes, and measure them."""
         self._meet()
-        found: list[bench.StepSeconds] = []
+        spent: list[bench.StepSeconds] = []
         samples = 0
         for number in count():
             self._watch.begin()
@@ -144,14 +148,14 @@ class Bench(Loop):
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             if number >= self._terms.warmup and counts:
-                found.append(self._watch.end())
+                spent.append(self._watch.end())
                 samples = step.samples
-            if len(found) == self._terms.steps:
+            if len(spent) == self._terms.steps:
                 break
-        self._write(Block(round=round_, contestant=contestant, samples=samples, spent=tuple(found)))
+        self._write(Block(round=round_, contestant=contestant, samples=samples, spent=tuple(spent)))
 
     def _exchange(self) -> float:
-        """Seconds that an exchange takes which nothing hides: of zeros, from this worker's last sum on."""
+        """Return the seconds of an exchange of zeros without any computation, from this worker's last sum on."""
         rounds, partials = self._rounds, self.gradients.partials
         rounds.begin(task(partials, lambda workers: workers, self.number, "an exchange of a bench"))
         partials.complete = _keep
@@ -164,7 +168,7 @@ class Bench(Loop):
         return clock() - began
 
     def _all_reduce(self) -> float:
-        """Seconds that Gloo's own takes, of as many bytes."""
+        """Return the seconds of an all-reduce of Gloo, with as many bytes."""
         layout = self.gradients.layout
         flats = [torch.zeros(b.numel, dtype=b.dtype, device=b.device) for b in layout.buckets]
         self._meet()
@@ -176,7 +180,7 @@ class Bench(Loop):
     # --- steps -----------------------------------------------------------------------------------------------
 
     def _own(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """The run's, one after the other."""
+        """Yield the run's steps, one after the other."""
         for step in steps:
             self._enter(step)
             self._last = step
@@ -188,9 +192,9 @@ class Bench(Loop):
             self._members = self._rounds.view.members if step.number == 0 else ()
             if self.progress.total < self._terms.least:
                 raise UsageError(
-                    f"the script's loop has {self.progress.total} steps, and the bench takes {self._terms.least}: have "
-                    f"it train for longer (its own arguments), or give --steps {self._terms.steps} or --rounds "
-                    f"{self._terms.rounds} less"
+                    f"the script's loop has {self.progress.total} steps, but the bench needs {self._terms.least}: let "
+                    f"it train for longer (by its own arguments), or reduce --steps {self._terms.steps} or --rounds "
+                    f"{self._terms.rounds}"
                 )
         self._look_round()
 
@@ -199,24 +203,24 @@ class Bench(Loop):
         return cast("Step", PlainStep(self._last, ahead, way, loader=loader, parameters=parameters, watch=watch))
 
     def _ahead(self, steps: int) -> list[Ahead]:
-        """What the run's next `steps` whole steps take."""
+        """Return the micro-batches of the run's next `steps` whole steps."""
         progress, loader, view = self.progress, self._loader, self._rounds.view
-        lineage, position, found = view.lineage(view.members), progress.after, list[Ahead]()
-        while len(found) < steps:
+        lineage, position, result = view.lineage(view.members), progress.after, list[Ahead]()
+        while len(result) < steps:
             taken = window(position, loader.epoch_samples, progress.whole, loader.batch.micro)
-            mine = lineage.assign(taken.shards).get(self._participant.worker, ())
+            own = lineage.assign(taken.shards).get(self._participant.worker, ())
             keys = [
                 Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
-                for shard, (start, stop) in ((shard, taken.shard(shard)) for shard in mine)
+                for shard, (start, stop) in ((shard, taken.shard(shard)) for shard in own)
             ]
             if taken.samples == progress.whole:
-                found.append(Ahead(keys=tuple(keys), samples=taken.samples))
+                result.append(Ahead(keys=tuple(keys), samples=taken.samples))
             position = advance(position, taken, loader.epoch_samples)
-        return found
+        return result
 
     @contextmanager
     def _put_aside(self, ahead: list[Ahead]) -> Generator[None]:
-        """What happens within leaves no trace in the run."""
+        """Restore the run's state at the end of the context, so that the steps in it leave no trace in the run."""
         self.replica.keep_buffers()
         state, rates = deepcopy(self.replica.state()), deepcopy(self.learning_rate.state())
         random_state, attributes = keep_random_state(), self.state.attributes.put_back()
@@ -236,7 +240,7 @@ class Bench(Loop):
     # --- with the others -------------------------------------------------------------------------------------
 
     def _fit(self, reason: str) -> bool:
-        """Whether DistributedDataParallel can be had, since no worker has a reason against it."""
+        """Return True if DistributedDataParallel can be used: no worker has given a `reason` against it."""
         if reason:
             self._write(Unfit(reason=reason))
         if self._meet(float(bool(reason))):
@@ -244,7 +248,7 @@ class Bench(Loop):
         return DDP in self._contestants
 
     def _meet(self, value: float = 0.0) -> float:
-        """Returns when all workers have come here: the sum of what they bring."""
+        """Wait until all workers have called this. Returns the sum of their values."""
         rounds, partials = self._rounds, self._meeting
         rounds.begin(task(partials, lambda workers: workers, self.number, "a block of a bench"))
         for shard in rounds.todo():
@@ -260,11 +264,11 @@ class Bench(Loop):
         self._look_round()
 
     def _look_round(self) -> None:
-        """Raises FarandoleError if the workers are not those with whom it began."""
+        """Raise FarandoleError if the workers are no longer those at the start of the bench."""
         now = self._rounds.view.members
         if now != self._members or len(now) != self._terms.workers:
             raise FarandoleError(
-                "a worker was lost while it was measured, so the figures would compare nothing; run the bench again"
+                "a worker was lost during the measurement, so the figures can't be compared; run the bench again"
             )
 
     def _write(self, record: Record) -> None:
@@ -272,5 +276,5 @@ class Bench(Loop):
 
 
 def _keep(bucket: int) -> None:
-    """The bucket is full, and is not handed over yet."""
+    """Do nothing with a full bucket: it is handed over later."""
     del bucket

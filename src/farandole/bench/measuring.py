@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.bench.figures import Figures, figures
-from farandole.bench.table import round_said
+from farandole.bench.table import round_line
 from farandole.bench.terms import BenchReports, BenchTerms
 from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
@@ -28,16 +28,17 @@ from farandole.protocol.coordinator.state import OwnPool, RunSettings
 from farandole.protocol.messages import Checkpoints, RunTerms
 from farandole.protocol.metrics import Line
 
-WATCH_S = 0.5  # how often what the workers have told is read
-PATIENCE_S = (
-    3600.0  # with who stands still: nobody is replaced here, and a worker may wait for another's DDP to give up
-)
+WATCH_S = 0.5  # interval at which the workers' reports are read
+PATIENCE_S = 3600.0  # stall timeout: no worker is replaced here, and one may wait until another's DDP gives up
 
 
 def settings_of(
     folder: Path, command: Sequence[str], terms: BenchTerms, threads: int, *, pin: bool = False
 ) -> RunSettings:
-    """A run of that many workers on this machine, each with its equal part, as long as all of them are there."""
+    """Return the settings of a run with `terms.workers` workers on this machine.
+
+    All have equal shares of the micro-batches, and the run ends when one of them is lost.
+    """
     place = make_folder(folder, command[0])
     files.make(place / CHECKPOINTS)
     checkpoints = Checkpoints(every="never", identity=new_identity())
@@ -57,10 +58,10 @@ def settings_of(
 
 
 class Measuring(Supervisor):
-    """See the module's head.
+    """The supervisor of a bench; see the module's docstring.
 
     Attributes:
-        figures: what was measured, None if that was not all.
+        figures: the figures; None if the measurement is incomplete.
     """
 
     def __init__(self, settings: RunSettings, terms: BenchTerms) -> None:
@@ -70,13 +71,13 @@ class Measuring(Supervisor):
         self.figures: Figures | None = None
 
     async def _enough(self) -> None:
-        told, terms, shown = BenchReports(self._folder), self._terms, 0
+        reports, terms, shown = BenchReports(self._folder), self._terms, 0
         while not self._forced.is_set() and self.figures is None:
-            if told.read() and (rounds := told.rounds(terms)) > shown:
-                found = figures(told.records, terms, rounds)
+            if reports.read() and (rounds := reports.rounds(terms)) > shown:
+                result = figures(reports.records, terms, rounds)
                 for round_ in range(shown, rounds):
-                    self._quiet.show(round_said(found, round_))
-                shown, self.figures = rounds, found if rounds == terms.rounds else None
+                    self._quiet.show(round_line(result, round_))
+                shown, self.figures = rounds, result if rounds == terms.rounds else None
             await up_to(WATCH_S, self._forced)
 
     def _on_signal(self, signum: int) -> None:
@@ -85,7 +86,7 @@ class Measuring(Supervisor):
 
 
 class _Quiet(PlainDisplay):
-    """What happens to the run, and what its workers print, is in the run's folder."""
+    """A display that shows neither events nor the workers' output: both are in the run's folder."""
 
     def line(self, line: Line) -> None:
         del line

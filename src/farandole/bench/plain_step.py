@@ -21,35 +21,35 @@ from farandole.training.step import Step
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead:
-    """What a step takes: this worker's micro-batches of it, and the samples of all."""
+    """The data of a step: this worker's micro-batches, and the number of samples of all workers."""
 
     keys: tuple[Key, ...]
     samples: int
 
 
 class Way(Protocol):
-    """Who does the backward passes of steps.
+    """A way to do the backward passes of steps.
 
-    `reason`: why it can't, "" if it can.
+    `reason`: why it can't do them, "" if it can.
     """
 
     reason: str
 
     def around(self) -> AbstractContextManager[None]:
-        """Within are the steps."""
+        """Return a context for a block of steps."""
         ...
 
     def opens(self, *, last: bool) -> None:
-        """A micro-batch is handed out, of this worker's the last in its step or not."""
+        """The script gets a micro-batch. `last`: it is this worker's last one in the step."""
         ...
 
     def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
-        """Add `weight` times its gradient to `.grad`. `last`: of the micro-batch's backward passes."""
+        """Add `weight` times the gradient of `loss` to `.grad`. `last`: it is the micro-batch's last backward pass."""
         ...
 
 
 class Plain:
-    """As a script would do it that knows of nobody else."""
+    """Backward passes as in a script that runs in a single process."""
 
     reason = ""
 
@@ -65,7 +65,7 @@ class Plain:
 
 
 class PlainStep:
-    """See `Step`, whose face it has; its facts are those of the step `before`, but that no epoch ends with it."""
+    """A step with the interface of `Step`. Its facts are those of the step `before`, except that it ends no epoch."""
 
     def __init__(
         self, before: Step, ahead: Ahead, way: Way, *, loader: Loader, parameters: Sequence[torch.nn.Parameter],
@@ -78,19 +78,19 @@ class PlainStep:
         self.left_out = self.skipped = 0
         self._ahead, self._way, self._loader, self._watch = ahead, way, loader, watch
         self._parameters = parameters
-        self._mine = sum(key.stop - key.start for key in ahead.keys)
-        self._used = 0  # samples of the micro-batch in hand
+        self._own_samples = sum(key.stop - key.start for key in ahead.keys)
+        self._used = 0  # samples of the current micro-batch
         self._losses: list[tuple[torch.Tensor, int]] = []
 
     @property
     def loss(self) -> float:
-        """Over this worker's micro-batches alone."""
+        """The mean loss over this worker's micro-batches alone."""
         used = sum(samples for _, samples in self._losses)
         return sum(float(loss) * samples for loss, samples in self._losses) / max(used, 1)
 
     @property
     def rows(self) -> slice:
-        """As many rows as the micro-batch in hand has; which ones plays no part in a bench."""
+        """A slice with as many rows as the current micro-batch. Which rows these are does not matter in a bench."""
         return slice(0, self._used)
 
     def __iter__(self) -> Iterator[Any]:
@@ -112,7 +112,7 @@ class PlainStep:
         self.ended = True
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        self._way.backward(loss, self._used / self._mine, last=last)
+        self._way.backward(loss, self._used / self._own_samples, last=last)
         if last:
             self._losses.append((loss.detach(), self._used))
             self._used = 0

@@ -1,12 +1,12 @@
 """A stopwatch for the parts of a worker's step, attached at existing interfaces.
 
-    waiting for data      between loaders and those who ask them, `Loader.watch`
-    forward and backward  in the place of the worker's shard timer, less what is added up meanwhile
-    adding up, landing    in `TimedGradients`, in the place of the loop's gradients
-    waiting for the sum   from the last backward pass until the round's end, which the shard timer is told
-    the update            hooks on the optimizers that are replicated
+    waiting for data      `Loader.watch`, between a loader and its callers
+    forward and backward  the worker's shard timer, replaced by this one; without the time of adding up
+    adding up, landing    the loop's gradients, replaced by `TimedGradients`
+    waiting for the sum   from the last backward pass to the end of the round, which the loop reports to the shard timer
+    the update            hooks on the replicated optimizers
 
-So without a bench none of this exists, and no code checks for it. It reads the clock twice for each parameter and
+Without a bench none of this exists, and no code checks for it. It reads the clock twice for each parameter and
 micro-batch. On an accelerator it measures the thread that launches the work.
 """
 
@@ -29,7 +29,7 @@ clock = time.perf_counter
 
 
 class Stopwatch(ShardTimer):
-    """Of one worker's steps, one after the other, which take their micro-batches from `loader`. All in seconds."""
+    """Times the steps of one worker, one after the other. They get their micro-batches from `loader`. In seconds."""
 
     def __init__(self, loader: Loader, objects: Iterable[object]) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class Stopwatch(ShardTimer):
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._data = self._inner = self._waiting = self._update = self.folding = self.landing = 0.0
         self._step_began = self._opened = self._closed = self._updates = clock()
 
     def end(self) -> StepSeconds:
-        """It has ended."""
+        """Return the times of the step, which has ended."""
         return StepSeconds(
             step=clock() - self._step_began, data=self._data, compute=self._inner - self.folding, folding=self.folding,
             waiting=self._waiting, landing=self.landing, update=self._update,
@@ -54,10 +54,10 @@ class Stopwatch(ShardTimer):
 
     def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
         began = clock()
-        found = direct(key)
+        batch = direct(key)
         if loader is self._loader:
             self._data += clock() - began
-        return found
+        return batch
 
     def open(self) -> None:
         super().open()
@@ -80,7 +80,7 @@ class Stopwatch(ShardTimer):
 
 
 class TimedGradients(Gradients):
-    """See `Gradients`; the `watch` is told what it takes."""
+    """`Gradients` that report the times of their parts to `watch`."""
 
     def __init__(
         self, replica: Replica, *, watch: Stopwatch, memory: Memory | None = None, measures_noise: bool = False
@@ -91,7 +91,7 @@ class TimedGradients(Gradients):
     def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
         began, folded = clock(), self._watch.folding
         super().close(loss, samples, weight, tell)
-        self._watch.folding = folded + clock() - began  # what is folded within it is in that
+        self._watch.folding = folded + clock() - began  # `close` may call `_fold`: its time is included once
 
     def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
         began = clock()

@@ -15,62 +15,62 @@ PARTS = {
     "compute": "forward and backward",
     "folding": "adding gradients up",
     "slower": "waiting for a slower worker",
-    "exposed": "the exchange that is exposed",
+    "exposed": "exposed part of the exchange",
     "landing": "the sum becomes .grad",
     "update": "optimizer.step()",
     "rest": "the rest",
     "step": "the step",
 }
-OURS = ("folding", "slower", "exposed", "landing")  # what can't be told of others, or is not there
+OURS = ("folding", "slower", "exposed", "landing")  # unknown or absent for other contestants
 
 
-def steps_table(found: Figures) -> Table:
-    """How long a step takes; the first contestant is the floor."""
+def steps_table(result: Figures) -> Table:
+    """Return the table of step times. The first contestant is the floor."""
     table = _table("", "ms a step", "min..max", "over alone", "min..max", "samples/s")
-    for name, each in found.contestants.items():
+    for name, each in result.contestants.items():
         over = ("", "") if name == ALONE else (f"{statistics.median(each.over):.2f}", _spread(each.over, 2))
         rate = f"{each.samples_per_s:,.0f}"
         table.add_row(name, f"{statistics.median(each.ms):.1f}", _spread(each.ms, 1), *over, rate)
     return table
 
 
-def parts_table(found: Figures) -> Table:
-    """Where a step's time goes."""
-    table = _table("ms of a step", *found.contestants)
+def parts_table(result: Figures) -> Table:
+    """Return the table of the parts of a step's time."""
+    table = _table("ms of a step", *result.contestants)
     for part, words in PARTS.items():
         cells = [
             "" if part in OURS and name != FARANDOLE else f"{getattr(each.parts, part):.2f}"
-            for name, each in found.contestants.items()
+            for name, each in result.contestants.items()
         ]
         table.add_row(words, *cells)
     return table
 
 
-def said(found: Figures, cores: int) -> Iterator[str]:
-    """Returns lines of text for the facts that the tables do not show."""
-    if found.by_itself:
+def notes(result: Figures, cores: int) -> Iterator[str]:
+    """Yield lines of text for the facts that the tables do not show."""
+    if result.by_itself:
         yield (
-            f"an exchange takes {statistics.median(found.by_itself):.1f} ms by itself "
-            f"({_spread(found.by_itself, 1)}); {statistics.median(found.hidden):.0%} of it are hidden behind backward "
-            f"({min(found.hidden):.0%}..{max(found.hidden):.0%})"
+            f"an exchange takes {statistics.median(result.by_itself):.1f} ms by itself "
+            f"({_spread(result.by_itself, 1)}); {statistics.median(result.hidden):.0%} of it is hidden behind backward "
+            f"({min(result.hidden):.0%}..{max(result.hidden):.0%})"
         )
-    if found.all_reduce:
-        times = [theirs / ours for theirs, ours in zip(found.all_reduce, found.by_itself, strict=True)]
+    if result.all_reduce:
+        times = [gloo / own for gloo, own in zip(result.all_reduce, result.by_itself, strict=True)]
         yield (
-            f"an all-reduce of Gloo's, of as many bytes, takes {statistics.median(found.all_reduce):.1f} ms "
-            f"({_spread(found.all_reduce, 1)}), {statistics.median(times):.1f} times as long ({_spread(times, 1)})"
+            f"an all-reduce of Gloo, with as many bytes, takes {statistics.median(result.all_reduce):.1f} ms "
+            f"({_spread(result.all_reduce, 1)}), {statistics.median(times):.1f} times as long ({_spread(times, 1)})"
         )
-    if found.left_out:
-        yield f"{DDP} is left out: {found.left_out}"
-    if found.terms.workers > cores:
+    if result.left_out:
+        yield f"{DDP} is left out: {result.left_out}"
+    if result.terms.workers > cores:
         shared = f"{cores} cores" if cores > 1 else "1 core"
-        yield f"{found.terms.workers} workers share {shared}: they slow each other down, also alone"
+        yield f"{result.terms.workers} workers share {shared}: they slow each other down, also without farandole"
 
 
-def round_said(found: Figures, round_: int) -> str:
-    """A line about one round."""
-    times = ", ".join(f"{name} {each.ms[round_]:.1f}" for name, each in found.contestants.items())
-    return f"round {round_ + 1} of {found.terms.rounds}, ms a step: {times}"
+def round_line(result: Figures, round_: int) -> str:
+    """Return a line about one round."""
+    times = ", ".join(f"{name} {each.ms[round_]:.1f}" for name, each in result.contestants.items())
+    return f"round {round_ + 1} of {result.terms.rounds}, ms a step: {times}"
 
 
 def _table(*titles: str) -> Table:

@@ -21,7 +21,8 @@ CONTESTANTS = (ALONE, FARANDOLE, DDP)
 
 
 class BenchTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """`steps`: that are timed of each block, after `warmup` others; `rounds`: blocks of each contestant.
+    """The terms of a bench. `steps`: timed steps of each block, after `warmup` others; `rounds`: blocks of each
+    contestant.
 
     Raises:
         UsageError: a value is below its limit.
@@ -39,20 +40,20 @@ class BenchTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least(self) -> int:
-        """The steps that the script's own loop must have: those that are not taken aside."""
+        """The least number of steps of the script's own loop: the steps that are not done aside."""
         return self.warmup + self.rounds * (self.warmup + self.steps)
 
     def order(self, contestants: tuple[str, ...], round_: int) -> tuple[str, ...]:
-        """Who comes after whom in a round."""
+        """Return the contestants in their order in a round."""
         first = round_ % len(contestants)
         return contestants[first:] + contestants[:first]
 
 
 class StepSeconds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Where one worker's time went in one step, in seconds; what the parts leave of the `step` is the rest.
+    """The parts of one worker's time in one step, in seconds. `rest`: the part of `step` that belongs to none of them.
 
-    data: it waited for micro-batches. compute: forward and backward. folding: gradients were added up and handed over.
-    waiting: from its last backward pass until the sum was there. landing: the sum became `.grad`. update:
+    data: waiting for micro-batches. compute: forward and backward. folding: adding up gradients and handing them over.
+    waiting: from its last backward pass until the sum has arrived. landing: turning the sum into `.grad`. update:
     `optimizer.step()`.
     """
 
@@ -79,9 +80,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
 
 
 class Exchanges(msgspec.Struct, frozen=True, kw_only=True, tag="exchanges"):
-    """How long exchanges took that nothing hid, in seconds from this worker's last sum to the result.
+    """The times of exchanges that overlap with no computation, in seconds from this worker's last sum to the result.
 
-    `all_reduces`: as many of Gloo's own, of as many bytes; none where it is not to be had.
+    `all_reduces`: the times of as many all-reduces of Gloo, with as many bytes; empty if DistributedDataParallel is
+    left out.
     """
 
     round: int
@@ -90,13 +92,13 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True, tag="exchanges"):
 
 
 class Unfit(msgspec.Struct, frozen=True, kw_only=True, tag="unfit"):
-    """Why DistributedDataParallel can't be one of the contestants, as this worker found."""
+    """The reason why DistributedDataParallel can't be a contestant, as this worker sees it."""
 
     reason: str
 
 
 class BenchFinished(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """All that was wanted has been measured."""
+    """The measurement is complete."""
 
 
 Record = Block | Exchanges | Unfit | BenchFinished
@@ -104,7 +106,7 @@ _decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | BenchFinished)
 
 
 def terms_of(text: str) -> BenchTerms:
-    """The terms that the environment of a worker holds as `text`."""
+    """Return the terms from the environment variable's `text`."""
     return msgspec.json.decode(text, type=BenchTerms)
 
 
@@ -113,22 +115,22 @@ def environment(terms: BenchTerms) -> dict[str, str]:
 
 
 def write(folder: Path, worker: str, record: Record) -> None:
-    """Add to what a worker has told."""
+    """Append a record to the reports of a worker."""
     files.make(folder / BENCH)
     with files.append(folder / BENCH / f"{worker}.jsonl") as file:
         file.write(msgspec.json.encode(record) + b"\n")
 
 
 class BenchReports:
-    """What the workers in a folder have told so far, by worker; `read` adds what is new."""
+    """The reports of the workers in a folder so far: `records`, by worker. `read` adds the new ones."""
 
     def __init__(self, folder: Path) -> None:
         self.records: dict[str, list[Record]] = {}
         self._folder = folder / BENCH
-        self._read: dict[str, int] = {}  # bytes
+        self._read: dict[str, int] = {}  # bytes of each file that were read
 
     def read(self) -> bool:
-        """Whether there was something."""
+        """Read the new reports. Returns True if there were any."""
         more = False
         for path in sorted(self._folder.glob("*.jsonl")):
             at = self._read.get(path.stem, 0)
@@ -141,7 +143,7 @@ class BenchReports:
         return more
 
     def rounds(self, terms: BenchTerms) -> int:
-        """How many rounds all workers have told of, whole: each of them has begun the next one, or is done."""
+        """Return the number of rounds that all workers have finished: each has begun the next one, or is done."""
         if len(self.records) < terms.workers:
             return 0
         return min(_rounds(records, terms) for records in self.records.values())

@@ -1,7 +1,7 @@
-"""`farandole bench`: what farandole costs a script on this machine.
+"""`farandole bench`: measures the cost of farandole for a script on this machine.
 
-`bench steps` is a run of its own kind (`measuring.py`), in a temporary folder: local workers run the script
-as it is, and the contestants take turns within them (`bench/loop.py`). No checkpoint is written.
+`bench steps` is a special run (`measuring.py`) in a temporary folder. Local workers run the unchanged script, and the
+contestants take turns in them (`loop.py`). No checkpoint is written.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from farandole.platform.output import say, tell
 if TYPE_CHECKING:
     from farandole.bench.figures import Figures
 
-SIGNALLED = 128  # exit codes from here on are of who was ended by a signal
+SIGNALLED = 128  # exit codes from here on mean: ended by a signal
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Measure what farandole costs a script on this machine."
+    add_completion=False, no_args_is_help=True, help="Measure the cost of farandole for a script on this machine."
 )
 
 
@@ -46,7 +46,7 @@ def steps(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file, for programs.")
     ] = None,
 ) -> None:
-    """Time a script's steps alone, with farandole and under DistributedDataParallel, in turns; nothing is kept."""
+    """Time a script's steps alone, with farandole and under DistributedDataParallel, in turns. Keeps no files."""
     from farandole.bench.terms import BenchTerms, environment
 
     terms = BenchTerms(workers=workers, steps=timed, rounds=rounds)
@@ -60,36 +60,36 @@ def steps(
     from farandole.bench.measuring import Measuring, settings_of
 
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
-    begin = f"{workers} workers begin" if workers > 1 else "1 worker begins"
-    tell(f"{begin}; nothing of it is kept, and no checkpoint is written")
+    begin = f"{workers} workers start" if workers > 1 else "1 worker starts"
+    tell(f"{begin}; all files of this run are deleted at its end, and no checkpoint is written")
     command = (script, *(arguments or ()))
     measuring = Measuring(settings_of(folder, command, terms, threads, pin=pin), terms)
     code = measuring.supervise()
-    if (found := measuring.figures) is None:
+    if (result := measuring.figures) is None:
         if code < SIGNALLED:
             say(f"farandole: the workers' logs are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
         raise typer.Exit(code or 1)
     shutil.rmtree(folder, ignore_errors=True)
-    _show(found, json)
+    _show(result, json)
 
 
-def _show(found: Figures, json: Path | None) -> None:
+def _show(result: Figures, json: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    from farandole.bench.table import parts_table, said, steps_table
+    from farandole.bench.table import notes, parts_table, steps_table
 
     console = Console(highlight=False, soft_wrap=True)
-    for table in (steps_table(found), parts_table(found)):
+    for table in (steps_table(result), parts_table(result)):
         tell("")
         console.print(table)
     tell("")
-    for line in said(found, os.cpu_count() or 1):
+    for line in notes(result, os.cpu_count() or 1):
         tell(line)
     if json is not None:
         try:
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
         except OSError as error:
             raise UsageError(f"--json {json}: {error.strerror}") from None

@@ -116,8 +116,8 @@ def _directory(file: BinaryIO) -> tuple[int, int]:
     if size < _END.size:
         raise DamagedError("it is no archive of torch.save, or not all of one")
     file.seek(size - _END.size)
-    mark, disk, first, here, entries, length, start, comment = _END.unpack(file.read(_END.size))
-    if mark != b"PK\5\6" or disk or first or comment or here != entries:
+    mark, disk, first, entries_here, entries, length, start, comment = _END.unpack(file.read(_END.size))
+    if mark != b"PK\5\6" or disk or first or comment or entries_here != entries:
         raise DamagedError("it is no archive of torch.save, or not all of one")
     until = size - _END.size
     located = _read(file, until - _LOCATOR.size, _LOCATOR)
@@ -126,8 +126,8 @@ def _directory(file: BinaryIO) -> tuple[int, int]:
         wide = _read(file, until, _END_64)
         if located[2] != until or not wide or wide[0] != b"PK\6\6" or wide[1] != _END_64.size - 12:
             raise DamagedError("its directory is not where its end says")
-        *_, here, entries, length, start = wide
-    if here != entries or start + length != until or entries > MAX_ENTRIES:
+        *_, entries_here, entries, length, start = wide
+    if entries_here != entries or start + length != until or entries > MAX_ENTRIES:
         raise DamagedError(f"its directory of {entries} entries is not where its end says")
     return start, entries
 
@@ -141,12 +141,12 @@ def _read(file: BinaryIO, place: int, form: struct.Struct) -> Sequence[Any]:
 
 def _beside_each_other(file: BinaryIO, entries: list[zipfile.ZipInfo], until: int) -> None:
     end = 0
-    seen: set[str] = set()
+    names: set[str] = set()
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         name = entry.orig_filename
-        if _NAME.fullmatch(name) is None or name in seen:
+        if _NAME.fullmatch(name) is None or name in names:
             raise DamagedError(f"it has an entry {name[:100]!r} that torch.save does not write, or a duplicate")
-        seen.add(name)
+        names.add(name)
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
             raise DamagedError(f"its entry {name} is compressed or encrypted")
         mark, *lengths = _read(file, entry.header_offset, _HEAD)
@@ -194,10 +194,10 @@ def _operations(structure: bytes) -> int:
                     raise ValueError(f"it names {str(argument)[:100]!r}")
                 stack.append((_CALLED, argument) if argument in _CALLED else None)
             case "REDUCE":
-                given, called = stack.pop(), stack.pop()
+                arguments, called = stack.pop(), stack.pop()
                 if not (isinstance(called, tuple) and called[0] is _CALLED):
                     raise ValueError("it calls a function that is not allowed")
-                if called[1] == _BYTES and (not isinstance(given, tuple) or given[1:] != ("latin1",)):
+                if called[1] == _BYTES and (not isinstance(arguments, tuple) or arguments[1:] != ("latin1",)):
                     raise ValueError("it encodes a text with an encoding other than latin1")
                 stack.append(None)
             case "TUPLE2":
@@ -321,10 +321,10 @@ def save(content: Content, position: Position, sink: Sealing) -> None:
         OSError: an error of the sink.
     """
     state = decode(content.skeleton, content.tensors)
-    ours = {name: value for name, value in state.items() if name != "objects"}
-    ours |= {"format": _FORMAT, "position": [position.epoch, position.offset, position.step]}
+    own_part = {name: value for name, value in state.items() if name != "objects"}
+    own_part |= {"format": _FORMAT, "position": [position.epoch, position.offset, position.step]}
     try:
-        torch.save({**state["objects"], OURS: ours}, cast(Any, sink))
+        torch.save({**state["objects"], OURS: own_part}, cast(Any, sink))
     except RuntimeError as error:  # torch converts the sink's error on closing
         raise sink.failure or error from None
 
@@ -394,20 +394,20 @@ def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
             raise  # not a fault of the file: `check` has limited the memory that it needs
         raise DamagedError(f"torch can't read it ({type(error).__name__})") from error
     check_outcome(content, operations)
-    if not isinstance(content, dict) or not isinstance(ours := content.pop(OURS, None), dict):
+    if not isinstance(content, dict) or not isinstance(own_part := content.pop(OURS, None), dict):
         raise DamagedError(f"it is no checkpoint of farandole: it lacks {OURS!r}")
-    if ours.get("format") != _FORMAT:
+    if own_part.get("format") != _FORMAT:
         raise FarandoleError(
-            f"{name}: the checkpoint has format {ours.get('format')!r:.20}, but this version reads {_FORMAT}; resume "
-            f"it with the version of farandole that wrote it"
+            f"{name}: the checkpoint has format {own_part.get('format')!r:.20}, but this version reads {_FORMAT}; "
+            f"resume it with the version of farandole that wrote it"
         )
-    del ours["format"]
+    del own_part["format"]
     try:
-        skeleton, tensors = encode({**ours, "objects": content})
+        skeleton, tensors = encode({**own_part, "objects": content})
         if sum(tensor.nbytes for tensor in _distinct(tensors)[0]) > size:
             raise DamagedError(f"its tensors have more bytes than the {size} of the file")
         state = decode(skeleton, tensors)
-        epoch, offset, step = msgspec.convert(ours, _Ours).position
+        epoch, offset, step = msgspec.convert(own_part, _Ours).position
     except (FarandoleError, msgspec.MsgspecError, RecursionError, RuntimeError) as error:
         raise DamagedError(f"it is no checkpoint of farandole: {first_line(error)}") from None
     del state["position"]

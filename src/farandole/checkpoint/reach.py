@@ -42,12 +42,12 @@ def unreached(url: str, identity: str) -> str:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(Patience.told_s)
+                process.wait(Patience.log_after_s)
             if process.poll() is None:
                 _log.warning(
-                    "checkpoints at %s: no answer for %.0f s; timeout after %.0f s", url, Patience.told_s, ASKED_S
+                    "checkpoints at %s: no answer for %.0f s; timeout after %.0f s", url, Patience.log_after_s, ASKED_S
                 )
-            output, errors = process.communicate(timeout=ASKED_S - Patience.told_s)
+            output, errors = process.communicate(timeout=ASKED_S - Patience.log_after_s)
         except subprocess.TimeoutExpired:
             process.kill()
             return f"{url} has not answered within {ASKED_S:g} s"
@@ -112,10 +112,12 @@ def see(places: Sequence[str], newest: Newest, run: RunIdentity | None = None) -
     """
     if not newest.path:
         return
-    seen = max((step for n, place in enumerate(places) for step in _steps(place, None if n else run)), default=-1)
-    if seen >= newest.step:
+    newest_step = max(
+        (step for n, place in enumerate(places) for step in _steps(place, None if n else run)), default=-1
+    )
+    if newest_step >= newest.step:
         return
-    present = f"the newest one now is of step {seen}" if seen >= 0 else "there is none now"
+    present = f"the newest one now is of step {newest_step}" if newest_step >= 0 else "there is none now"
     raise CheckpointsGone(
         f"the run has written {newest.path}, a checkpoint of step {newest.step}, but {present} at "
         f"{' or '.join(places)}: is a disk missing? Mount it and start the run again, or start a new run, also from "

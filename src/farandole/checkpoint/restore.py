@@ -44,7 +44,7 @@ def find(places: Sequence[str], run: RunIdentity | None = None) -> RestoredState
         FarandoleError: there are checkpoints but none verifies. To begin anew would lose them without a message.
         OSError: a place can't be reached.
     """
-    found = RestoredState()
+    restored = RestoredState()
     for number, place in enumerate(places):
         unfinished: list[CheckpointName] = []
         between: list[CheckpointName] = []
@@ -56,25 +56,25 @@ def find(places: Sequence[str], run: RunIdentity | None = None) -> RestoredState
             unfinished = store.unfinished()
         for entry in entries:
             try:
-                found.manifest = store.manifest(entry.stem)
-                with store.open_verified(entry.stem, found.manifest) as file:
-                    found.position, found.state = content.load(file, entry.stem)
+                restored.manifest = store.manifest(entry.stem)
+                with store.open_verified(entry.stem, restored.manifest) as file:
+                    restored.position, restored.state = content.load(file, entry.stem)
             except DamagedError as error:
-                found.damaged.append(str(error))
+                restored.damaged.append(str(error))
                 continue
-            found.path = store.place(entry.stem)
-            if not found.manifest.finite and (spared := store.newest_finite(entries)):
-                found.last_finite = store.place(spared.stem)
-            found.damaged += [f"{u.stem + PAYLOAD} was never finished" for u in unfinished if u.step > entry.step]
-            found.damaged += [_between(store, each) for each in between if each.step >= entry.step]
-            return found
+            restored.path = store.place(entry.stem)
+            if not restored.manifest.finite and (spared := store.newest_finite(entries)):
+                restored.last_finite = store.place(spared.stem)
+            restored.damaged += [f"{u.stem + PAYLOAD} was never finished" for u in unfinished if u.step > entry.step]
+            restored.damaged += [_between(store, each) for each in between if each.step >= entry.step]
+            return restored
         if entries:
             raise FarandoleError(
-                f"{place}: none of the {len(entries)} checkpoints verifies ({found.damaged[0]}); repair one, or start "
-                f"a new run with another --folder"
+                f"{place}: none of the {len(entries)} checkpoints verifies ({restored.damaged[0]}); repair one, or "
+                f"start a new run with another --folder"
             )
-        found.damaged += [_between(store, each) for each in between]
-    return found
+        restored.damaged += [_between(store, each) for each in between]
+    return restored
 
 
 def _between(store: Store, entry: CheckpointName) -> str:

@@ -82,10 +82,10 @@ class Frames:
         self._pipe.flush()
 
 
-def send(store: Store, stem: str, produce: Produce, keep: int, *, here: bool = False) -> None:
+def send(store: Store, stem: str, produce: Produce, keep: int, *, may_write_here: bool = False) -> None:
     """Like `Store.write`, in an uploader process.
 
-    `here`: write in this process if no other can be started (a limit on processes).
+    `may_write_here`: write in this process if no other can be started (a limit on processes).
 
     Raises:
         OSError: the store is full or can't be reached.
@@ -96,7 +96,7 @@ def send(store: Store, stem: str, produce: Produce, keep: int, *, here: bool = F
     try:
         started = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
-        if not here:
+        if not may_write_here:
             raise OSError(error.errno, f"no process could be started to write it ({error.strerror})") from error
         store.write(stem, produce, keep)
         return
@@ -306,7 +306,7 @@ class CheckpointSaver:
             size = sealing.size
             return sealing.seal(manifest)
 
-        write = self._store.write if self._store.local else partial(send, self._store, here=last)
+        write = self._store.write if self._store.local else partial(send, self._store, may_write_here=last)
         attempt(
             lambda: write(stem, produce, self._keep),
             f"checkpoints at {self._store.url}: writing {stem}",

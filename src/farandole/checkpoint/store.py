@@ -137,7 +137,7 @@ class Sealing:
 # - *Retries*: after any error of a remote store's client, except "not found" and "not allowed". For a folder: after
 #   transient errors of a network file system or a disk (EIO, ESTALE, a timeout), but not for a full disk. Up to
 #   `attempts` times in `limit_s`, after pauses that double and vary, so that many runs do not retry at the same time.
-# - *Log*: after `told_s` without an answer, the location and the operation, once per call.
+# - *Log*: after `log_after_s` without an answer, the location and the operation, once per call.
 # - *Limit*: a call that does not return within `limit_s` is abandoned. It runs on its own thread, which continues then:
 #   a system call on a dead mount can't be cancelled. If no thread can be started, the call runs without a limit.
 #
@@ -178,7 +178,7 @@ class Patience:
 
     attempts: int = 6
     limit_s: float = 60.0
-    told_s: float = 5.0
+    log_after_s: float = 5.0
     first_pause_s: float = 0.2
     longest_pause_s: float = 5.0
 
@@ -208,7 +208,9 @@ def insist(call: Callable[[], T], what: str, patience: Patience, *, local: bool)
         Exception: the last exception of the call.
     """
     until = time.monotonic() + patience.limit_s
-    return attempt(lambda: within(call, what, until - time.monotonic(), patience.told_s), what, patience, local=local)
+    return attempt(
+        lambda: within(call, what, until - time.monotonic(), patience.log_after_s), what, patience, local=local
+    )
 
 
 def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
@@ -234,7 +236,7 @@ def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool
     raise AssertionError("the last attempt raises")
 
 
-def within(call: Callable[[], T], what: str, limit_s: float, told_s: float = Patience.told_s) -> T:
+def within(call: Callable[[], T], what: str, limit_s: float, log_after_s: float = Patience.log_after_s) -> T:
     """Return the result of `call`, or raise its exception. It runs on its own thread.
 
     Raises:
@@ -254,10 +256,10 @@ def within(call: Callable[[], T], what: str, limit_s: float, told_s: float = Pat
         thread.start()
     except RuntimeError:  # no thread can be started
         return call()
-    thread.join(min(told_s, limit_s))
-    if thread.is_alive() and told_s < limit_s:
-        _log.warning("%s: no answer for %.0f s; timeout after %.0f s", what, told_s, limit_s)
-        thread.join(limit_s - told_s)
+    thread.join(min(log_after_s, limit_s))
+    if thread.is_alive() and log_after_s < limit_s:
+        _log.warning("%s: no answer for %.0f s; timeout after %.0f s", what, log_after_s, limit_s)
+        thread.join(limit_s - log_after_s)
     if failures:
         raise failures[0]
     if not results:
@@ -327,7 +329,7 @@ class Store:
 
     def entries(self) -> list[CheckpointName]:
         """Return the checkpoints that have a manifest, the newest first."""
-        return [entry for entry in self._entries(self._names(), MANIFEST) if self._ours(entry, unreadable=True)]
+        return [entry for entry in self._entries(self._names(), MANIFEST) if self._belongs(entry, unreadable=True)]
 
     def unfinished(self) -> list[CheckpointName]:
         """Return the states without a manifest: their writers have died, or are still writing."""
@@ -335,7 +337,7 @@ class Store:
         return [
             entry
             for entry in self._entries(names, PAYLOAD)
-            if entry.stem + MANIFEST not in names and self._ours(entry, unreadable=False)
+            if entry.stem + MANIFEST not in names and self._belongs(entry, unreadable=False)
         ]
 
     def manifest(self, stem: str) -> Manifest:
@@ -365,7 +367,7 @@ class Store:
         """
 
         def read() -> bytes:
-            place, size = self._found(name)
+            place, size = self._place_and_size(name)
             if size > MAX_MANIFEST_BYTES:
                 raise DamagedError(f"{name} has {size} bytes, but a manifest has at most {MAX_MANIFEST_BYTES}")
             return self.files.cat_file(place)
@@ -395,7 +397,7 @@ class Store:
         name = stem + PAYLOAD
         try:
             self.files.invalidate_cache()
-            place, stored = self.ask(f"looking at {name}", lambda: self._found(name))
+            place, stored = self.ask(f"looking at {name}", lambda: self._place_and_size(name))
             source: Any = stack.enter_context(open(place, "rb")) if self.local else None  # noqa: SIM115
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
@@ -506,7 +508,7 @@ class Store:
             [
                 entry
                 for entry in self._entries(names, suffix)
-                if entry.whole and (until is None or entry.step <= until) and self._ours(entry, unreadable=False)
+                if entry.whole and (until is None or entry.step <= until) and self._belongs(entry, unreadable=False)
             ]
             for suffix in (MANIFEST, PAYLOAD)
         )
@@ -634,7 +636,7 @@ class Store:
         """The path or URL of a checkpoint's state."""
         return self._at(stem + PAYLOAD) if self.local else f"{self.url}/{stem}{PAYLOAD}"
 
-    def _found(self, name: str) -> tuple[str, int]:
+    def _place_and_size(self, name: str) -> tuple[str, int]:
         """Return the path and the size of a file, 0 if the store does not report the size.
 
         Raises:
@@ -663,7 +665,7 @@ class Store:
             return set()
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
-    def _ours(self, entry: CheckpointName, *, unreadable: bool) -> bool:
+    def _belongs(self, entry: CheckpointName, *, unreadable: bool) -> bool:
         """Return True if a checkpoint belongs to this store's run. `unreadable`: the result if it can't be read."""
         if self.run is None:
             return True

@@ -286,12 +286,12 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run: pictures, events, machines and cost."""
     from farandole.cli.options import read
-    from farandole.observe.report import draw, told
+    from farandole.observe.report import draw, run_content
     from farandole.observe.report import report as page_of
 
     settled = read(prices) if prices else None
     folders = [place_of(run), *map(place_of, against or ())]
-    runs = [told(folder, time.time(), settled, live=held(folder)) for folder in folders]
+    runs = [run_content(folder, time.time(), settled, live=held(folder)) for folder in folders]
     output = output or folders[0] / REPORT
     try:
         files.write(output, page_of(runs).encode())

@@ -312,7 +312,7 @@ def run(
         exports=exports.within(place),
     )
     tell(f"run folder: {place}")
-    for note in filter(None, (*(packed.said if packed else ()), others, settled.said)):
+    for note in filter(None, (*(packed.summary if packed else ()), others, settled.said)):
         tell(note)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0

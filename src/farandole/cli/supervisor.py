@@ -47,7 +47,7 @@ from farandole.observe.live import (
     show_output,
     sum_up,
 )
-from farandole.observe.text import told_by_us
+from farandole.observe.text import is_own_error
 from farandole.platform import cpu
 from farandole.platform.files import append, decoded, make, write_atomically
 from farandole.platform.output import say, tell
@@ -440,7 +440,7 @@ class Supervisor:
             w for w in self._failures if roster.reason == f"the script failed on {w}"
         ]  # other failed workers were replaced
         failure = self._failures[ended[0]] if ended else None
-        if failure and told_by_us(failure):
+        if failure and is_own_error(failure):
             say(f"farandole: error on {failure.worker}: {failure.traceback}")
         elif failure:
             say(f"farandole: {roster.reason}:")

@@ -72,19 +72,21 @@ def by_content(content: bytes) -> bool:
 #
 # The copies of a run's code: the script, and each module of its folder that a worker imports.
 #
-# A replacement that runs an edited script has other bits, and nothing else would show it. So `farandole run` copies the
-# script into the run's folder (`keep`), and a module is copied by the worker of its pool that imports it first
-# (`copied`). Everyone executes the copies.
+# A replacement worker that runs an edited script computes other bits, and nothing else would show it. So `farandole
+# run` copies the script into the run's folder (`keep`). The worker of its pool that imports a module first copies that
+# module (`copied`). All workers execute the copies.
 #
 # Invariant: a copy appears whole or not at all, and never changes.
 
 _log = logging.getLogger(__name__)
-ORIGIN = "origin.json"  # beside the copies: no module's name
+ORIGIN = "origin.json"  # lies beside the copies; no module can have this name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a script was: `script` as an absolute path, and its file's folder and name, symbolic links followed."""
+    """The original location of a script: `script`, its absolute path; `root` and `name`, the folder and the name of its
+    file after symbolic links are followed.
+    """
 
     script: str
     root: str
@@ -97,21 +99,23 @@ class Origin:
 
     @staticmethod
     def read(copies: Path) -> Origin:
-        """Raises FarandoleError where there is none."""
+        """Read the origin of `copies`. Raises FarandoleError: there is none."""
         try:
             return Origin(**json.loads((copies / ORIGIN).read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise FarandoleError(f"{copies}: no copy of the run's script is there ({error})") from None
+            raise FarandoleError(f"{copies}: this folder has no copy of the run's script ({error})") from None
 
 
 def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyType({})) -> tuple[str, ...]:
-    """Copy `script` into the folder `copies`, made anew. Names the files of an earlier copy that are others now.
+    """Copy `script` into the folder `copies`, which is created anew. Returns the names of files that differ from an
+    earlier copy.
 
-    `modules`: what was read before of files in the script's folder, by their names there, itself among them.
+    `modules`: the content of files in the script's folder that were read before, by their names there. It may contain
+    the script too.
 
     Raises:
-        FarandoleError: it can't be written.
-        UsageError: the folder is there, and holds the script itself or files that nobody copied.
+        FarandoleError: the copy can't be written.
+        UsageError: the folder exists, and holds the script itself or files that are no copies.
     """
     origin = Origin.of(script)
     _check_ours(copies, origin)
@@ -135,7 +139,10 @@ def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyT
 
 
 def below(script: str, folder: Path, modules: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
-    """Those of `modules`, files of `folder`, that lie in the script's own folder, by their names there."""
+    """Return the files of `modules` that lie in the script's own folder, by their names there.
+
+    The names in `modules` are relative to `folder`.
+    """
     root = Origin.of(script).root
     return {
         os.path.relpath(folder / name, root): source for name, source in modules if (folder / name).is_relative_to(root)
@@ -143,16 +150,17 @@ def below(script: str, folder: Path, modules: Iterable[tuple[str, bytes]]) -> di
 
 
 def _check_ours(copies: Path, origin: Origin) -> None:
-    """What is about to be removed must be an earlier copy."""
+    """Raise UsageError if the folder `copies`, which will be removed, is not an earlier copy."""
     if Path(origin.root).is_relative_to(copies.resolve()):
         raise UsageError(
             f"{origin.script} lies among the copies of the run in {copies.parent}: copy them elsewhere first"
         )
     if copies.is_dir() and not (copies / ORIGIN).exists() and any(copies.iterdir()):
-        raise UsageError(f"{copies} is wanted for a copy of the script, and holds other files: name another --folder")
+        raise UsageError(f"{copies} is needed for a copy of the script, but holds other files: name another --folder")
 
 
 def _edited(copies: Path, origin: Origin) -> Iterator[str]:
+    """Yield the files that differ from the copies of an earlier run in this folder."""
     try:
         before = Origin.read(copies)
     except FarandoleError:
@@ -167,7 +175,7 @@ def _edited(copies: Path, origin: Origin) -> Iterator[str]:
 
 
 def content(file: Path) -> bytes | None:
-    """None where it can't be read."""
+    """Return the content of a file; None if it can't be read."""
     try:
         return file.read_bytes()
     except OSError:
@@ -175,12 +183,12 @@ def content(file: Path) -> bytes | None:
 
 
 def copied(copies: Path, name: Path, file: str) -> bytes:
-    """The copy of a file, which is `name` in the script's folder, made now if there is none.
+    """Return the content of the copy of `file`, which is `name` in the script's folder. Copies it if there is no copy.
 
-    Of two workers at the same time, the first makes it.
+    If two workers do this at the same time, the copy of the first one counts.
 
     Raises:
-        OSError: there is none, and the file can't be read.
+        OSError: there is no copy, and the file can't be read.
     """
     copy = copies / name
     with suppress(OSError):
@@ -200,24 +208,26 @@ def copied(copies: Path, name: Path, file: str) -> bytes:
         finally:
             beside.unlink(missing_ok=True)
         return copy.read_bytes()
-    except OSError as error:  # no space, say: a worker that executes other code than the others is refused
-        _log.warning("%s is not copied to %s: %s", file, copy, error)
+    except OSError as error:  # for example a full disk; a worker whose code differs from the others' is refused
+        _log.warning("%s could not be copied to %s: %s", file, copy, error)
         return source
 
 
 # --- listing ----------------------------------------------------------------------------------------------------------
 #
-# Which files of the working folder travel with a run: as git sees them, or those of a list.
+# Selects the files of the working folder that are sent to other hosts: from git, or from a list.
 #
-#     as git sees them   tracked ones as they are now, and new ones that .gitignore does not name; submodules and other
-#                        repositories within likewise. In a folder that is in no repository: all files
-#     a list             one path or pattern a line (`*.py`, `configs/**`), relative to the folder; a folder stands for
-#                        all that is seen in it; # begins a comment; a line that fits nothing is an error
+#     git      tracked files in their present state, and new files that .gitignore does not name. The same holds for
+#              submodules and other repositories in the folder. If the folder is in no repository: all files
+#     a list   one path or pattern a line (`*.py`, `configs/**`), relative to the folder. A folder stands for all of its
+#              files that git would select; # begins a comment; a line without a match is an error
 #
-# Never: .git, __pycache__, virtual environments, folders of runs, sockets, devices, links that lead out of the folder.
-# What looks like a secret stays here as well (`pack.py`), unless a line of the list is its very name.
+# Never selected: .git, __pycache__, virtual environments, folders of runs, sockets, devices, links that lead out of the
+# folder. Files that look like a secret are not selected either (section "withheld"), unless a line of the list is their
+# exact name.
 #
-# Invariant: where git is asked and can't tell, nothing is taken: what it would have ignored must not go to other hosts.
+# Invariant: if git fails in a repository, nothing is selected, because files that git would have ignored must not go to
+# other hosts.
 
 MOST_FILES = 20_000
 _APART = {".git", "__pycache__"}
@@ -226,8 +236,10 @@ _NO_CODE = {".hg", ".svn", "node_modules", ".tox", ".mypy_cache", ".pytest_cache
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """`names` are relative to `folder`, in the archive's order. `secrets` and `astray` (links that lead out, or
-    nowhere) stay here. `named`: those that were asked for by their very names. `said`: what else there is to tell.
+    """The selected files. `names` are relative to `folder`, in the archive's order.
+
+    `secrets` and `astray` (links that lead out of the folder, or nowhere) are not sent. `named`: files that the list
+    names exactly. `note`: a remark for the user, "" for none.
     """
 
     folder: Path
@@ -235,81 +247,89 @@ class Listing:
     named: frozenset[str] = frozenset()
     secrets: tuple[str, ...] = ()
     astray: tuple[str, ...] = ()
-    said: str = ""
+    note: str = ""
 
 
 def listing(
     folder: Path, lines: Path | None = None, *, needed: tuple[str, ...] = (), run: Path | None = None
 ) -> Listing:
-    """What of `folder`, or what the file `lines` lists of it, and what is `needed` in any case. `run`: its folder.
+    """Return the files of `folder` that are sent to other hosts.
+
+    `lines`: a file with a list, used instead of git. `needed`: names that are selected in any case. `run`: the run's
+    own folder, which is not sent.
 
     Raises:
-        UsageError: the list names what is not there, git can't tell, or there are too many files.
+        UsageError: the list names a file that does not exist, git fails, or there are too many files.
     """
-    folder, seen = folder.resolve(), _Seen(run)
+    folder, finder = folder.resolve(), _Finder(run)
     named = set(needed)
-    found = set(needed)
-    found.update(seen.of_list(folder, lines, named) if lines else seen.of_folder(folder, ""))
-    kept, secrets, astray = list[str](), list[str](), list[str]()
-    for name in sorted(found, key=os.fsencode):
+    candidates = set(needed)
+    candidates.update(finder.in_list(folder, lines, named) if lines else finder.in_folder(folder, ""))
+    names, secrets, astray = list[str](), list[str](), list[str]()
+    for name in sorted(candidates, key=os.fsencode):
         try:
             mode = os.lstat(folder / name).st_mode
         except FileNotFoundError:
-            continue  # deleted, and git still has it
+            continue  # it was deleted, but git still tracks it
         except OSError as error:
-            raise UsageError(f"{folder / name}: {error.strerror}; it can't travel with the run") from None
+            raise UsageError(f"{folder / name}: {error.strerror}; it can't be packed for other hosts") from None
         if by_name(name) and name not in named:
             secrets.append(name)
         elif stat.S_ISLNK(mode) and link(folder, name) is None:
             astray.append(name)
         elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
-            kept.append(name)
+            names.append(name)
     return Listing(
-        folder=folder, names=tuple(kept), named=frozenset(named), secrets=tuple(secrets), astray=tuple(astray),
-        said=seen.said,
+        folder=folder, names=tuple(names), named=frozenset(named), secrets=tuple(secrets), astray=tuple(astray),
+        note=finder.note,
     )  # fmt: skip
 
 
 def link(folder: Path, name: str) -> str | None:
-    """Where the symbolic link `name` leads, relative to its own folder; None: out of `folder`, or nowhere."""
+    """Return the target of the symbolic link `name`, relative to the link's own folder.
+
+    None: it leads out of `folder`, or nowhere.
+    """
     target = os.path.realpath(folder / name)
     if not os.path.exists(target) or not Path(target).is_relative_to(folder) or Path(target) == folder:
         return None
     return os.path.relpath(target, (folder / name).parent)
 
 
-class _Seen:
+class _Finder:
+    """Finds files by git, in folders, or by a list. `note`: a remark for the user, "" for none."""
+
     def __init__(self, run: Path | None) -> None:
-        self.said = ""
+        self.note = ""
         self._run = run and run.resolve()
         self._apart: dict[Path, bool] = {}
         self._number = 0
 
-    def of_folder(self, folder: Path, within: str) -> Iterator[str]:
-        """The files that are seen in `folder` / `within`, relative to `folder`."""
-        listed = self._of_git(folder / within)
-        for name in self._walked(folder / within, "") if listed is None else listed:
+    def in_folder(self, folder: Path, within: str) -> Iterator[str]:
+        """Yield the files in `folder` / `within` that are selected, relative to `folder`."""
+        listed = self._ls_files(folder / within)
+        for name in self._walk(folder / within, "") if listed is None else listed:
             path = Path(within, name)
             if any(self._is_apart(folder / parent) for parent in (path, *path.parents[:-1])):
                 continue
             if not (folder / path).is_symlink() and (folder / path).is_dir():
-                yield from self.of_folder(folder, str(path))  # a repository within
+                yield from self.in_folder(folder, str(path))  # a repository in this folder
                 continue
             self._number += 1
             if self._number > MOST_FILES:
                 raise UsageError(
-                    f"{folder} has more than {MOST_FILES} files that would travel with the run: start it in the "
-                    f"script's own folder, put what is no code into .gitignore, or list what is needed with --files"
+                    f"{folder} has more than {MOST_FILES} files to pack for other hosts: start the run in the script's "
+                    f"own folder, have git ignore files that are no code, or list the needed files with --files"
                 )
             yield str(path)
 
-    def of_list(self, folder: Path, lines: Path, named: set[str]) -> Iterator[str]:
-        """Those of the list; files that a line is the very name of become `named`."""
+    def in_list(self, folder: Path, lines: Path, named: set[str]) -> Iterator[str]:
+        """Yield the files of the list in `lines`. Files that a line names exactly are added to `named`."""
         try:
             text = lines.read_text()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not text"
-            raise UsageError(f"--files {lines}: {why}; it lists paths or patterns, one a line") from None
+            raise UsageError(f"--files {lines}: {why}; it must list paths or patterns, one a line") from None
         for number, line in enumerate(text.splitlines(), 1):
             pattern = line.partition("#")[0].strip()
             if not pattern:
@@ -317,38 +337,40 @@ class _Seen:
             for path in _matching(folder, pattern, f"--files {lines}, line {number}: {pattern}"):
                 name = str(path.relative_to(folder))
                 if path.is_dir():
-                    yield from self.of_folder(folder, "" if name == "." else name)
+                    yield from self.in_folder(folder, "" if name == "." else name)
                 elif not self._is_apart(path) and not any(map(self._is_apart, path.parents)):
                     yield name
                     named.update({name} & {os.path.normpath(pattern)})
 
-    def _of_git(self, folder: Path) -> list[str] | None:
-        """None: it is in no repository."""
+    def _ls_files(self, folder: Path) -> list[str] | None:
+        """Return the names that git lists; None: the folder is in no repository, or git is not installed."""
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         environ = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
         try:
-            done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            result = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         except OSError:
             if any((parent / ".git").exists() for parent in (folder, *folder.parents)):
-                self.said = "there is no git here, so the run's code is all that lies in its folder, ignored or not"
+                self.note = (
+                    "git is not installed here, so all files of the folder are packed, also those that git would ignore"
+                )
             return None
-        if done.returncode == 0:
-            return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
-        why = done.stderr.decode(errors="replace").strip()
+        if result.returncode == 0:
+            return [os.fsdecode(name) for name in result.stdout.split(b"\0") if name]
+        why = result.stderr.decode(errors="replace").strip()
         if "not a git repository" in why:
             return None
         raise UsageError(
-            f"git can't say what is in {folder} ({' '.join(why.split())}); list what is needed with --files"
+            f"git can't list the files of {folder} ({' '.join(why.split())}); list the needed files with --files"
         )
 
-    def _walked(self, folder: Path, within: str) -> Iterator[str]:
+    def _walk(self, folder: Path, within: str) -> Iterator[str]:
         with os.scandir(folder / within) as entries:
             for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
                 name = os.path.join(within, entry.name)
                 if not entry.is_dir(follow_symlinks=False):
                     yield name
                 elif entry.name not in _NO_CODE and not self._is_apart(folder / name):
-                    yield from self._walked(folder, name)
+                    yield from self._walk(folder, name)
 
     def _is_apart(self, path: Path) -> bool:
         if path not in self._apart:
@@ -362,22 +384,22 @@ class _Seen:
 
 
 def _matching(folder: Path, pattern: str, where: str) -> list[Path]:
-    """Raises UsageError where there is nothing, or it is elsewhere."""
+    """Return the paths that match. Raises UsageError: there are none, or they are outside `folder`."""
     path = Path(os.path.normpath(pattern))
     if path.is_absolute() or ".." in path.parts:
-        raise UsageError(f"{where}: not within {folder}; what travels with a run lies in the folder in which it starts")
-    found = [folder / path] if os.path.lexists(folder / path) else []
+        raise UsageError(f"{where}: not within {folder}; only files of the folder in which the run starts are packed")
+    matches = [folder / path] if os.path.lexists(folder / path) else []
     try:
-        found = found or sorted(folder.glob(pattern))
+        matches = matches or sorted(folder.glob(pattern))
     except (ValueError, NotImplementedError) as error:
         raise UsageError(f"{where}: {error}") from None
-    if not found:
+    if not matches:
         raise UsageError(f"{where}: there is no such file")
-    for match in found:
+    for match in matches:
         through = next((p for p in match.parents if p != folder and p.is_relative_to(folder) and p.is_symlink()), None)
         if through:
-            raise UsageError(f"{where}: {through} is a symbolic link; name what it leads to")
-    return found
+            raise UsageError(f"{where}: {through} is a symbolic link; name its target")
+    return matches
 
 
 # --- pack -------------------------------------------------------------------------------------------------------------
@@ -390,9 +412,11 @@ DIGITS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """`content`: a tar file, compressed. `script` and `files`: names within, relative to the working folder.
+    """A run's code. `content`: a compressed tar file.
 
-    `left_out`: secrets. `astray`: links that lead out. `gone`: files that vanished meanwhile.
+    `script` and `files`: names in it, relative to the working folder. Files that are not in it: `left_out`, secrets;
+    `astray`, links that lead out of the folder; `vanished`, files that disappeared meanwhile. `note`: a remark for the
+    user.
     """
 
     content: bytes
@@ -401,27 +425,27 @@ class Pack:
     files: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     astray: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    vanished: tuple[str, ...] = ()
     note: str = ""
 
     @property
-    def said(self) -> Iterator[str]:
-        """For whoever starts the run."""
+    def summary(self) -> Iterator[str]:
+        """Lines for the user who starts the run."""
         yield f"packed {len(self.files)} files for other hosts, {len(self.content) / 1e6:.1f} MB"
         if self.note:
             yield f"note: {self.note}"
         if self.left_out:
             yield (
-                f"left out as secrets: {', '.join(self.left_out)}; what other hosts need of them, a line of --files "
-                f"has to name"
+                f"left out as secrets: {', '.join(self.left_out)}; if other hosts need one of them, name it in a line "
+                f"of the --files list"
             )
         if self.astray:
             yield f"left out, as links that lead out of the working folder: {_some(self.astray)}"
-        if self.gone:
-            yield f"left out, as they vanished while being packed: {_some(self.gone)}"
+        if self.vanished:
+            yield f"left out, as they vanished while they were packed: {_some(self.vanished)}"
 
     def modules(self) -> Iterator[tuple[str, bytes]]:
-        """Each Python file, and what is in it."""
+        """Yield the name and the content of each Python file."""
         with gzip.GzipFile(fileobj=io.BytesIO(self.content)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for entry in archive.getmembers():
                 if entry.name.endswith(".py") and (source := archive.extractfile(entry)):
@@ -429,12 +453,12 @@ class Pack:
 
 
 def pack(folder: Path, script: str, listed: Path | None = None, *, run: Path | None = None) -> Pack:
-    """What is to be packed of `folder`, and `script` in any case. `listed`: a list, in place of git's view. `run`: the
-    run's own folder, which does not go along.
+    """Pack the selected files of `folder`, and `script` in any case. `listed`: a file with a list, used instead of git.
+    `run`: the run's own folder, which is not packed.
 
     Raises:
-        UsageError: the script is elsewhere, the list names what is not there, a file can't be read, or it is more than
-            `MOST_BYTES`.
+        UsageError: the script is not in `folder`, the list names a file that does not exist, a file can't be read, or
+            there are more than `MOST_BYTES`.
     """
     folder = folder.resolve()
     name = within(folder, script)
@@ -445,17 +469,17 @@ def pack(folder: Path, script: str, listed: Path | None = None, *, run: Path | N
 
 
 def within(folder: Path, script: str) -> str:
-    """What the file `script` is called in `folder`.
+    """Return the name of the file `script` relative to `folder`.
 
     Raises:
-        UsageError: it is elsewhere.
+        UsageError: it is not in `folder`.
     """
     for path in (os.path.abspath(script), os.path.realpath(script)):
         if Path(path).is_relative_to(folder):
             return str(Path(path).relative_to(folder))
     raise UsageError(
-        f"script {script} is not in the working folder {folder}, which goes to other hosts: start the run in a folder "
-        f"that holds the script and what it imports"
+        f"script {script} is not in the working folder {folder}, which is packed for other hosts: start the run in a "
+        f"folder that holds the script and the modules that it imports"
     )
 
 
@@ -471,49 +495,53 @@ def _check_sizes(chosen: Listing) -> None:
         largest = [f"{n} ({sizes[n] / 1e6:.0f} MB)" for n in sorted(sizes, key=lambda n: -sizes[n])[:NAMED]]
         raise UsageError(
             f"{chosen.folder} has {sum(sizes.values()) / 1e6:.0f} MB to pack for other hosts, and at most "
-            f"{MOST_BYTES / 1e6:.0f} can be; the largest: {', '.join(largest)}; have git ignore what is no code, or "
-            f"list what is needed with --files"
+            f"{MOST_BYTES / 1e6:.0f} MB are allowed; the largest: {', '.join(largest)}; have git ignore files that are "
+            f"no code, or list the needed files with --files"
         )
 
 
 def _packed(chosen: Listing, script: str) -> Pack:
-    plain, kept = io.BytesIO(), list[str]()
-    secrets, gone, left = list(chosen.secrets), list[str](), MOST_BYTES
+    plain, packed = io.BytesIO(), list[str]()
+    secrets, vanished, budget = list(chosen.secrets), list[str](), MOST_BYTES
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in chosen.names:
             try:
                 entry, content = _entry(chosen.folder, name)
             except FileNotFoundError:
-                gone.append(name)
+                vanished.append(name)
                 continue
             except OSError as error:
                 raise UsageError(
                     f"{chosen.folder / name} can't be packed for other hosts: {error.strerror}; have git ignore it, "
-                    f"or list what is needed with --files"
+                    f"or list the needed files with --files"
                 ) from None
             if by_content(content) and name not in chosen.named:
                 secrets.append(name)
                 continue
-            left -= len(content)
-            if left < 0:
+            budget -= len(content)
+            if budget < 0:
                 raise UsageError(f"{chosen.folder / name} grows while it is packed: {len(content)} bytes by now")
             archive.addfile(entry, io.BytesIO(content))
-            kept.append(name)
-    if script not in kept:
+            packed.append(name)
+    if script not in packed:
         raise UsageError(f"script {script} vanished while it was packed for other hosts")
     return Pack(
         content=gzip.compress(plain.getvalue(), mtime=0), hash=digest(plain.getvalue()), script=script,
-        files=tuple(kept), left_out=tuple(sorted(secrets)), astray=chosen.astray, gone=tuple(gone), note=chosen.said,
+        files=tuple(packed), left_out=tuple(sorted(secrets)), astray=chosen.astray, vanished=tuple(vanished),
+        note=chosen.note,
     )  # fmt: skip
 
 
 def digest(plain: bytes) -> str:
-    """The hash of a pack, before it is compressed."""
+    """Return the hash of a pack's uncompressed content."""
     return hashlib.sha256(plain).hexdigest()[:DIGITS]
 
 
 def _entry(folder: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
-    """One file as it is now, without its times and owner. Raises OSError: it can't be read, or is not there."""
+    """Return the present state of one file, without its times and owner.
+
+    Raises OSError: it can't be read, or does not exist.
+    """
     path, entry = folder / name, tarfile.TarInfo(name)
     if path.is_symlink():
         entry.type, entry.linkname = tarfile.SYMTYPE, link(folder, name) or ""
@@ -537,27 +565,30 @@ def _some(names: Sequence[str]) -> str:
 
 # --- unpacked ---------------------------------------------------------------------------------------------------------
 #
-# A run's code on a host that has nothing of it: one folder for each pack, `~/.cache/farandole/code/HASH`.
+# A run's code on a host that does not have it: one folder for each pack, `~/.cache/farandole/code/HASH`.
 #
-# Invariants: the folder appears whole or not at all; what it has of the pack is the pack's, looked at again whenever
-# somebody is about to begin there; nothing is written outside it, whatever the archive says; one process at a time. An
-# archive is taken only if its hash is the one that was named, and then no entry but plain files and links within.
+# Invariants: the folder appears whole or not at all. The pack's files in it have the pack's content, which is verified
+# before each use. Nothing is written outside the folder, whatever the archive contains. One process works on it at a
+# time. An archive is accepted only if its hash is the requested one, and if all of its entries are plain files, or
+# links within the folder.
 #
-# What scripts and `--setup` put there beside it stays, for the next run of the same pack as well. Left out: removing
-# folders that nobody needs any more; they may be, when no run is on.
+# Other files that scripts and `--setup` write there stay, also for the next run of the same pack. Not implemented:
+# removing folders that are no longer needed. A user may remove them when no run is active.
 
 FOLDER = Path("~/.cache/farandole/code")
 ARCHIVE = ".tar.gz"
-_NO_LOCKS = "two workers would unpack the run's code at once; have the user's home, or its ~/.cache, on one that does"
-MOST_PLAIN = MOST_BYTES + 4096 * MOST_FILES  # with the headers
+_NO_LOCKS = (
+    "two workers would unpack the run's code at once; put the user's home, or its ~/.cache, on one that has locks"
+)
+MOST_PLAIN = MOST_BYTES + 4096 * MOST_FILES  # uncompressed bytes, including the headers
 Entry = tuple[tarfile.TarInfo, bytes]
 
 
 def place_of(pack: str) -> Path:
-    """Where a pack is unpacked on this host, for whichever runs have it.
+    """Return the folder of a pack on this host. All runs with that pack share it.
 
     Raises:
-        FarandoleError: that is no pack's hash.
+        FarandoleError: `pack` is not the hash of a pack.
     """
     if len(pack) != DIGITS or not set(pack) <= set("0123456789abcdef"):
         raise FarandoleError(
@@ -567,21 +598,22 @@ def place_of(pack: str) -> Path:
 
 
 def provide(pack: str, fetch: Callable[[], bytes]) -> Path:
-    """The folder in which `pack` is, whole. `fetch` gets it, if it is not here yet.
+    """Return the folder with all files of `pack`. `fetch` returns its archive, and is called if this host lacks it.
 
     Raises:
-        FarandoleError: it is damaged, holds what no pack does, or there is no room. And what `fetch` raises.
+        FarandoleError: the archive is damaged, has an entry that no pack has, or there is no space.
+        Exception: any exception of `fetch`.
     """
     place = place_of(pack)
     try:
         file_lock.make(place.parent)
         with _locked(place):
             archive = place.with_name(pack + ARCHIVE)
-            plain = _kept(archive, pack)
+            plain = _stored(archive, pack)
             if plain is None:
                 content = fetch()
                 plain = _plain(content, pack)
-                _keep(content, archive)
+                _store(content, archive)
             if place.is_dir():
                 _mend(plain, place)
             else:
@@ -589,13 +621,16 @@ def provide(pack: str, fetch: Callable[[], bytes]) -> Path:
     except OSError as error:
         if isinstance(error, FarandoleError):
             raise
-        room = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        room = "; free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise FarandoleError(f"the run's code can't be unpacked to {place}: {error.strerror}{room}") from None
     return place
 
 
 def set_up_mark(folder: Path, name: str) -> tuple[Path, Path]:
-    """A file that says that something was done in a pack's `folder`, which goes with that; and a lock for doing it."""
+    """Return the path of a mark that records that `name` was done in a pack's `folder`, and the path of a lock for it.
+
+    The mark is removed when the folder is unpacked again.
+    """
     return folder.with_name(f"{folder.name}.{name}.done"), folder.with_name(f"{folder.name}.setup")
 
 
@@ -606,30 +641,30 @@ def _locked(place: Path) -> Generator[None]:
         yield
 
 
-def _kept(archive: Path, pack: str) -> bytes | None:
-    """What was fetched before, None if nothing was, or it is damaged."""
+def _stored(archive: Path, pack: str) -> bytes | None:
+    """Return the content of the archive that was fetched before; None if there is none, or it is damaged."""
     try:
         return _plain(file_lock.read(archive), pack)
     except FileNotFoundError:
         return None
     except FarandoleError:
-        _log.warning("%s is damaged, and fetched anew", archive)
+        _log.warning("%s is damaged: fetching it again", archive)
         return None
 
 
 def _plain(content: bytes, pack: str) -> bytes:
-    """Raises FarandoleError where it is not that pack."""
+    """Return the uncompressed archive. Raises FarandoleError: it is not that pack."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             plain = file.read(MOST_PLAIN + 1)
     except (OSError, EOFError, zlib.error):
         plain = b""
     if len(plain) > MOST_PLAIN or digest(plain) != pack:
-        raise FarandoleError(f"the run's code is damaged: {len(content)} bytes have come that are not pack {pack}")
+        raise FarandoleError(f"the run's code is damaged: received {len(content)} bytes that are not pack {pack}")
     return plain
 
 
-def _keep(content: bytes, archive: Path) -> None:
+def _store(content: bytes, archive: Path) -> None:
     beside = archive.with_name(f".{archive.name}")
     try:
         file_lock.write(beside, content)
@@ -641,9 +676,9 @@ def _keep(content: bytes, archive: Path) -> None:
 
 def _unpack(plain: bytes, place: Path) -> None:
     beside = place.with_name(f"{place.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
-    for done in place.parent.glob(f"{place.name}.*.done"):
-        done.unlink(missing_ok=True)
+    shutil.rmtree(beside, ignore_errors=True)  # left by a process that was killed
+    for mark in place.parent.glob(f"{place.name}.*.done"):
+        mark.unlink(missing_ok=True)
     try:
         file_lock.make(beside)
         _extract(plain, beside)
@@ -654,13 +689,13 @@ def _unpack(plain: bytes, place: Path) -> None:
 
 
 def _mend(plain: bytes, place: Path) -> None:
-    """Put back what is not as it was packed."""
+    """Restore the files whose content differs from the pack's."""
     for entry, content in _entries(plain):
         path = place / entry.name
         with contextlib.suppress(OSError):
             if (os.readlink(path) == entry.linkname) if entry.issym() else (file_lock.read(path) == content):
                 continue
-        _log.warning("%s is not as it was packed, and put back", path)
+        _log.warning("%s differs from the packed file: restoring it", path)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
@@ -668,7 +703,10 @@ def _mend(plain: bytes, place: Path) -> None:
 
 
 def _extract(plain: bytes, folder: Path) -> None:
-    """Links come last, so that no file is written through one; and none may lead out, by whatever other links."""
+    """Write all entries. Links come last, so that no file is written through one.
+
+    No link may lead out of `folder`, also not by way of other links. Raises FarandoleError: one does.
+    """
     links: list[Path] = []
     for entry, content in _entries(plain):
         if entry.issym():
@@ -681,22 +719,22 @@ def _extract(plain: bytes, folder: Path) -> None:
 
 
 def _entries(plain: bytes) -> list[Entry]:
-    """Plain files, then links.
+    """Return the plain files, then the links.
 
     Raises:
-        FarandoleError: there is anything else, or more than can be packed.
+        FarandoleError: there is another kind of entry, or more than a pack can have.
     """
     files: list[Entry] = []
     links: list[Entry] = []
-    left = len(plain)  # a sparse file claims more
+    budget = len(plain)  # a sparse file claims more bytes
     try:
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as archive:
             for entry in archive:
-                left -= entry.size
-                if left < 0:
+                budget -= entry.size
+                if budget < 0:
                     raise _unfit(entry.name)
-                made = _looked_at(entry, archive)
-                (links if entry.issym() else files).append(made)
+                checked = _checked(entry, archive)
+                (links if entry.issym() else files).append(checked)
                 if len(files) + len(links) > MOST_FILES:
                     raise FarandoleError(f"the run's code can't be unpacked: it has more than {MOST_FILES} files")
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
@@ -706,8 +744,8 @@ def _entries(plain: bytes) -> list[Entry]:
     return files + links
 
 
-def _looked_at(entry: tarfile.TarInfo, archive: tarfile.TarFile) -> Entry:
-    """Raises FarandoleError where a pack has no such entry."""
+def _checked(entry: tarfile.TarInfo, archive: tarfile.TarFile) -> Entry:
+    """Return the entry and its content. Raises FarandoleError: a pack has no such entry."""
     name = PurePosixPath(entry.name)
     if not name.parts or name.is_absolute() or ".." in name.parts or "\0" in entry.name + entry.linkname:
         raise _unfit(entry.name)
@@ -721,13 +759,13 @@ def _looked_at(entry: tarfile.TarInfo, archive: tarfile.TarFile) -> Entry:
 
 
 def _write(entry: tarfile.TarInfo, content: bytes, folder: Path) -> None:
-    """Raises OSError: what is there is in the way."""
+    """Write an entry. Raises OSError: an existing file or folder is in the way."""
     path = folder / entry.name
     for parent in reversed(path.relative_to(folder).parents[:-1]):
         (folder / parent).mkdir(mode=file_lock.FOLDER_MODE, exist_ok=True)
     if entry.issym():
         if os.path.realpath(path.parent) != str(Path(os.path.realpath(folder), path.parent.relative_to(folder))):
-            raise _unfit(entry.name)  # by way of another link
+            raise _unfit(entry.name)  # its folder is reached by way of another link
         os.symlink(entry.linkname, path)
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -736,4 +774,4 @@ def _write(entry: tarfile.TarInfo, content: bytes, folder: Path) -> None:
 
 
 def _unfit(name: str) -> FarandoleError:
-    return FarandoleError(f"the run's code can't be unpacked: {name!r} is nothing that a pack holds")
+    return FarandoleError(f"the run's code can't be unpacked: {name!r} is not a kind of entry that a pack has")

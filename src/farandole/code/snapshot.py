@@ -84,29 +84,29 @@ class Sources(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] == "farandole":
             return None
-        kept, before = self._first_kept(fullname, sys.path if path is None else path)
-        if kept is None:
-            spec = self._found(fullname, path, target)
+        copy, before = self._first_copied(fullname, sys.path if path is None else path)
+        if copy is None:
+            spec = self._find_elsewhere(fullname, path, target)
         else:
             spec = PathFinder.find_spec(fullname, before, target) if before else None
             if spec is None or spec.loader is None:
-                return kept
+                return copy
         if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
             return spec
         place = self.place(os.path.dirname(spec.origin))
         return spec if place is None else self._spec(fullname, spec.origin, place / os.path.basename(spec.origin))
 
-    def _first_kept(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
+    def _first_copied(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
         """Return the first copied module, and the folders outside the script's that come before it in the search.
 
         A module of the same name in one of these folders takes precedence.
         """
         for number, folder in enumerate(folders) if self._copies else ():
-            if spec := self._kept(fullname, folder):
+            if spec := self._copied(fullname, folder):
                 return spec, [each for each in folders[:number] if self.place(each) is None]
         return None, []
 
-    def _kept(self, fullname: str, folder: str) -> ModuleSpec | None:
+    def _copied(self, fullname: str, folder: str) -> ModuleSpec | None:
         """Find a module among the copies, because the original may be deleted, or be a package now."""
         place, tail = self.place(folder), fullname.rpartition(".")[2]
         if place is None or self._copies is None:
@@ -116,7 +116,9 @@ class Sources(MetaPathFinder):
                 return self._spec(fullname, os.path.join(folder, name), place / name)
         return None
 
-    def _found(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
+    def _find_elsewhere(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None
+    ) -> ModuleSpec | None:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             if spec := finder.find_spec(fullname, path, target):
                 return spec
@@ -240,9 +242,9 @@ def _as_they_are() -> Iterator[tuple[str, str]]:
         yield f"script {sources.origin.name}", _hash(source)
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
-        ours = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
-        theirs = not ours and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
-        if theirs and (source := content(Path(file))) is not None:
+        is_own = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
+        is_copied = not is_own and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
+        if is_copied and (source := content(Path(file))) is not None:
             yield f"module {name}", _hash(source)
 
 
@@ -269,7 +271,7 @@ def _git(folder: Path, *words: str) -> str | None:
     """Return the output of git; None if it fails."""
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)
+        result = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return result.stdout.decode(errors="replace").strip()

@@ -41,7 +41,7 @@ def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
     inputs = Inputs(device)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for name, operation, operands in _operations(inputs):
-            yield OPERATION + name, _found(operation, operands, inputs)
+            yield OPERATION + name, _result(operation, operands, inputs)
         with torch.no_grad():
             yield OPERATION + "update of Adam's kind", _digest(_adam(inputs))
             yield OPERATION + "random numbers of torch's", _digest(_random(device))
@@ -70,11 +70,11 @@ class Inputs:
 
     def __call__(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return an operand of `shape`; torch allocates aligned memory."""
-        made = torch.empty(shape, dtype=dtype, device=self._device)
-        numel = made.numel()
+        operand = torch.empty(shape, dtype=dtype, device=self._device)
+        numel = operand.numel()
         self.place = (self.place + 12345) % POOL
         taken = self._pool[self.place : self.place + POOL].repeat(-(-numel // POOL))[:numel]
-        return made.copy_(taken.view(shape))
+        return operand.copy_(taken.view(shape))
 
     def whole(self, below: int, *shape: int) -> Tensor:
         """Return a tensor of whole numbers in [0, below)."""
@@ -181,7 +181,7 @@ def _pooled(o: Any) -> Sequence[Tensor]:
     return F.max_pool2d(o[0], 2), F.avg_pool2d(o[0], 3, 2), F.adaptive_avg_pool2d(o[0], 4)
 
 
-def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
+def _result(operation: Operation, operands: Operands, take: Inputs) -> str:
     """Return the digest, or a text if torch refuses the operation because it is not deterministic.
 
     The next operations have the same inputs in both cases.
@@ -200,8 +200,8 @@ def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
 def _forward_and_backward(operation: Operation, operands: Operands, take: Inputs) -> list[Tensor]:
     """Return the results, and the gradients of all operands for fixed gradients of the results."""
     leaves = tuple(operand.detach().requires_grad_() for operand in operands)
-    made = operation(leaves)
-    results = [made] if isinstance(made, Tensor) else list(made)
+    output = operation(leaves)
+    results = [output] if isinstance(output, Tensor) else list(output)
     gradients = torch.autograd.grad(results, leaves, [take(*r.shape, dtype=r.dtype) for r in results])
     return [*results, *gradients]
 
@@ -222,15 +222,15 @@ def _random(device: torch.device) -> list[Tensor]:
     """Return random numbers of an own generator. Another version may give other numbers for the same seed."""
     generator = torch.Generator(device).manual_seed(5)
 
-    def made(*shape: int) -> Tensor:
+    def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=device)
 
     return [
-        made(37).uniform_(generator=generator),
-        made(37).normal_(generator=generator),
-        made(7).normal_(generator=generator),  # torch uses another algorithm for small tensors
-        made(37).bernoulli_(0.3, generator=generator),
-        made(37).exponential_(generator=generator),
+        empty(37).uniform_(generator=generator),
+        empty(37).normal_(generator=generator),
+        empty(7).normal_(generator=generator),  # torch uses another algorithm for small tensors
+        empty(37).bernoulli_(0.3, generator=generator),
+        empty(37).exponential_(generator=generator),
         torch.randint(1000, (37,), device=device, generator=generator),
         torch.randperm(37, device=device, generator=generator),
     ]

@@ -40,11 +40,12 @@ from farandole.platform import cpu
 
 # --- pointwise --------------------------------------------------------------------------------------------------------
 #
-# Convolutions of one pixel as products, where torch would ask MKL for them: of images whose channels come last.
+# Convolutions with a kernel of one pixel, computed as matrix products, where torch would call MKL: for images in the
+# memory format channels_last.
 #
-# Of pixels X (pixels, inputs) and weights W (outputs, inputs): Y = X W', and for the gradient G of Y, dX = G W and
-# dW = G' X. With channels last the pixels of all images lie one after the other, so each is one product. Other
-# convolutions that torch computes by MKL stay with it: they are the same everywhere, and slow.
+# For pixels X (pixels, inputs) and weights W (outputs, inputs): Y = X W'. For the gradient G of Y: dX = G W and
+# dW = G' X. In channels_last the pixels of all images lie one after the other, so each of these is one product. Other
+# convolutions that torch computes by MKL are not replaced: they give the same bits everywhere, and are slow.
 
 POINTWISE_FORWARD = "_slow_conv2d_forward"
 POINTWISE_BACKWARD = "_slow_conv2d_backward.output_mask"
@@ -52,6 +53,7 @@ LAST = torch.channels_last
 
 
 def register_pointwise(library: torch.library.Library) -> None:
+    """Register the convolutions above in place of torch's."""
     theirs_forward = torch.library.get_kernel(f"aten::{POINTWISE_FORWARD}", "CPU")
     theirs_backward = torch.library.get_kernel(f"aten::{POINTWISE_BACKWARD}", "CPU")
 
@@ -60,18 +62,18 @@ def register_pointwise(library: torch.library.Library) -> None:
         if not _is_pointwise(x, kernel, stride, padding):
             return theirs_forward.call_boxed(keys, x, weight, kernel, bias, stride, padding)
         pixels, matrix = _pixels(x), _matrix(weight).t()
-        made = torch.mm(pixels, matrix) if bias is None else torch.addmm(bias, pixels, matrix)
-        return _images(made, x)
+        result = torch.mm(pixels, matrix) if bias is None else torch.addmm(bias, pixels, matrix)
+        return _images(result, x)
 
     def backward(keys: Any, grad: Tensor, x: Tensor, weight: Tensor, kernel: Sequence[int], stride: Sequence[int],
-                 padding: Sequence[int], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
+                 padding: Sequence[int], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
         if not _is_pointwise(x, kernel, stride, padding):
-            return theirs_backward.call_boxed(keys, grad, x, weight, kernel, stride, padding, wanted)
+            return theirs_backward.call_boxed(keys, grad, x, weight, kernel, stride, padding, mask)
         g, matrix = _pixels(grad.contiguous(memory_format=LAST)), _matrix(weight)
         return (
-            _images(torch.mm(g, matrix), x) if wanted[0] else None,
-            torch.mm(g.t(), _pixels(x)).view(weight.shape) if wanted[1] else None,
-            g.sum(0) if wanted[2] else None,
+            _images(torch.mm(g, matrix), x) if mask[0] else None,
+            torch.mm(g.t(), _pixels(x)).view(weight.shape) if mask[1] else None,
+            g.sum(0) if mask[2] else None,
         )
 
     library.impl(POINTWISE_FORWARD, forward, "CPU", with_keyset=True)
@@ -84,12 +86,12 @@ def _is_pointwise(x: Tensor, kernel: Sequence[int], stride: Sequence[int], paddi
 
 
 def _pixels(x: Tensor) -> Tensor:
-    """(images, channels, height, width) as (pixels, channels), without a copy."""
+    """View `x` (images, channels, height, width) as (pixels, channels), without a copy."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
 def _images(pixels: Tensor, like: Tensor) -> Tensor:
-    """The way back."""
+    """View `pixels` (pixels, channels) as images of the size of `like`: the inverse of `_pixels`."""
     batch, _, height, width = like.shape
     return pixels.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
@@ -100,24 +102,25 @@ def _matrix(weight: Tensor) -> Tensor:
 
 # --- attention --------------------------------------------------------------------------------------------------------
 #
-# Attention on a CPU from products that are portable, in the place of torch's fused kernel, which asks MKL for them.
+# Attention on a CPU from portable products. It replaces torch's fused kernel, which calls MKL for them.
 #
-# Of queries Q (L, D), keys K and values V (S, D), for each sample and head: P = softmax(scale Q K' + mask), out = P V.
-# With the gradient G of out, and the row sums of G * out taken off by softmax's own backward:
+# For queries Q (L, D), keys K and values V (S, D), for each sample and head: P = softmax(scale Q K' + mask), out = P V.
+# For the gradient G of out (the backward of softmax subtracts the row sums of G * out):
 #
 #     dV = P' G,   dS = softmax_backward(G V', P),   dQ = scale dS K,   dK = scale dS' Q
 #
-# P is computed once more in the backward pass rather than kept. Tiles of whole rows, of as many heads as fit into
-# `TILE` numbers, stay in the cache; a causal tile ends at its last row's diagonal. The tiles' sizes follow the shapes
-# alone, so they are the same on every CPU.
+# The backward pass computes P again instead of storing it. The work is done in tiles that stay in the CPU's cache:
+# whole rows, of as many heads as fit into `TILE` numbers. A causal tile ends at the diagonal of its last row. The sizes
+# of the tiles depend on the shapes alone, so they are the same on every CPU.
 
-TILE = 1 << 17  # scores at a time: 512 kB
-ROWS = 64  # at least, so that a tile is worth a product
+TILE = 1 << 17  # scores in a tile: 512 kB
+ROWS = 64  # least rows of a tile: smaller products are inefficient
 ATTENTION_FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 ATTENTION_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
 def register_attention(library: torch.library.Library) -> None:
+    """Register the attention above in place of torch's."""
     library.impl(ATTENTION_FORWARD, forward, "CPU")
     library.impl(ATTENTION_BACKWARD, backward, "CPU")
 
@@ -126,19 +129,20 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output, (batch, heads, L, D), and in the place of the logarithms of the sums, which nobody needs, NaN."""
-    assert dropout_p == 0, "torch takes its fused kernel without dropout only"
+    """Return the output (batch, heads, L, D), and NaN instead of the logarithms of the sums, which nothing reads."""
+    assert dropout_p == 0, "torch calls its fused kernel only without dropout"
     q, k, v = (_laid_out(x, query.shape[1]) for x in (query, key, value))
-    made = torch.empty_like(q)
+    output = torch.empty_like(q)
     for tile in _Tiles(q, k, attn_mask, is_causal, scale).all():
-        tile.product(tile.softmax(), tile.cut(v), tile.rows(made))
-    return made.to(query.dtype), q.new_full(q.shape[:3], torch.nan)
+        tile.product(tile.softmax(), tile.cut(v), tile.rows(output))
+    return output.to(query.dtype), q.new_full(q.shape[:3], torch.nan)
 
 
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of query, key and value."""
     del out, logsumexp, dropout_p
     grad, q, k, v = (_laid_out(x, query.shape[1]) for x in (grad_out, query, key, value))
     tiles = _Tiles(q, k, attn_mask, is_causal, scale)
@@ -157,7 +161,7 @@ def backward(
 
 
 class _Tiles:
-    """The scores of a call, a tile at a time. `q`: the scaled queries."""
+    """The tiles of the scores of one call. `q`: the scaled queries."""
 
     def __init__(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -173,31 +177,34 @@ class _Tiles:
         for sample in range(0, batch, samples):
             for head in range(0, heads, min(together, heads)):
                 for row in range(0, length, max(rows, 1)):
-                    of = slice(sample, sample + samples), slice(head, head + together)
-                    yield _Tile(self, of, slice(row, min(row + rows, length)))
+                    batch_part = slice(sample, sample + samples), slice(head, head + together)
+                    yield _Tile(self, batch_part, slice(row, min(row + rows, length)))
 
 
 class _Tile:
-    """Some rows of some heads."""
+    """Some rows of the scores, for some samples and heads (`batch_part`)."""
 
-    def __init__(self, tiles: _Tiles, of: tuple[slice, slice], rows: slice) -> None:
-        self._tiles, self._of, self._rows = tiles, of, rows
+    def __init__(self, tiles: _Tiles, batch_part: tuple[slice, slice], rows: slice) -> None:
+        self._tiles, self._batch_part, self._rows = tiles, batch_part, rows
         end = min(rows.stop, tiles.k.shape[2]) if tiles.causal else tiles.k.shape[2]
         self._columns = slice(0, end)
 
     def rows(self, x: Tensor) -> Tensor:
-        return x[(*self._of, self._rows)]
+        """Return the part of `x` (batch, heads, L, D) that belongs to the tile's rows."""
+        return x[(*self._batch_part, self._rows)]
 
     def cut(self, x: Tensor) -> Tensor:
-        return x[(*self._of, self._columns)]
+        """Return the part of `x` (batch, heads, S, D) that belongs to the tile's columns."""
+        return x[(*self._batch_part, self._columns)]
 
     def softmax(self) -> Tensor:
+        """Return P for the tile."""
         tiles = self._tiles
         q, k = self.rows(tiles.q), self.cut(tiles.k)
         scores = q.new_empty((*q.shape[:3], k.shape[2]))
         self.product(q, k.mT, scores)
         if tiles.mask is not None:
-            scores.add_(tiles.mask[(*self._of, self._rows, self._columns)])
+            scores.add_(tiles.mask[(*self._batch_part, self._rows, self._columns)])
         if tiles.causal:
             later = torch.ones(scores.shape[2:], dtype=torch.bool).triu_(self._rows.start + 1)
             scores.masked_fill_(later, -torch.inf)
@@ -208,67 +215,74 @@ class _Tile:
             np.matmul(a.detach().numpy(), b.detach().numpy(), out=out.numpy())
 
     def add(self, a: Tensor, b: Tensor, sums: Tensor) -> None:
-        """a @ b to the rows of `sums` that the tile's columns are; to nothing, where it is the first to do so."""
-        part = sums[(*self._of, self._columns)]
+        """Add a @ b to the part of `sums` that belongs to the tile's columns.
+
+        The first tile of a head sets this part, and sets the rest of `sums` to zero.
+        """
+        part = sums[(*self._batch_part, self._columns)]
         if self._rows.start == 0:
             self.product(a, b, part)
-            sums[(*self._of, slice(self._columns.stop, None))].zero_()
+            sums[(*self._batch_part, slice(self._columns.stop, None))].zero_()
         else:
-            made = torch.empty_like(part)
-            self.product(a, b, made)
-            part.add_(made)
+            product = torch.empty_like(part)
+            self.product(a, b, product)
+            part.add_(product)
 
 
 def _laid_out(x: Tensor, heads: int) -> Tensor:
-    """As products take it, with as many heads: each of `x` may serve several of the queries'."""
+    """Return `x` in a layout that products accept, with `heads` heads.
+
+    One head of `x` may serve several query heads.
+    """
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     x = x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
     return (x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous()).detach()
 
 
-def _for_own_heads(gradient: Tensor, of: Tensor) -> Tensor:
-    if gradient.shape != of.shape:
-        gradient = gradient.unflatten(1, (of.shape[1], -1)).sum(2)
-    return gradient.to(of.dtype)
+def _for_own_heads(gradient: Tensor, like: Tensor) -> Tensor:
+    """Sum the gradients of the query heads that share one head of `like`."""
+    if gradient.shape != like.shape:
+        gradient = gradient.unflatten(1, (like.shape[1], -1)).sum(2)
+    return gradient.to(like.dtype)
 
 
 # --- portable ---------------------------------------------------------------------------------------------------------
 
 HALVES = (torch.bfloat16, torch.float16)
 ROOT_HALF, LN2 = math.sqrt(0.5), math.log(2.0)
-_library: torch.library.Library | None = None  # what is registered lives as long as this
+_library: torch.library.Library | None = None  # the registered kernels live as long as this object
 
 
 def take_over(threads: int, device: torch.device) -> None:
-    """From here on this process computes portable bits, with as many threads within an operator.
+    """Make this process compute portable results from now on, with `threads` intra-op threads.
 
     Raises:
-        UsageError: it can't, and why.
+        UsageError: this process can't; the message has the reason.
     """
     global _library
     if device.type != "cpu":
-        raise UsageError(f"--bits portable: the device is {device}, and only CPUs compute the same; hide it with "
-                         f"CUDA_VISIBLE_DEVICES= or use --bits same")  # fmt: skip
+        raise UsageError(f"--bits portable: the device is {device}, but results are portable only on CPUs; hide it "
+                         f"with CUDA_VISIBLE_DEVICES= or use --bits same")  # fmt: skip
     blas, capability, missing = _openblas(), torch.backends.cpu.get_cpu_capability(), cpu.missing()
-    began = [f"{name} is {os.environ.get(name, 'not set')}" for name in missing]
-    began += [f"OpenBLAS computes for {blas.core}"] if blas.core != "Haswell" else []
-    began += [f"torch computes with {capability}"] if capability != "AVX2" else []
-    if began and (missing or capability == "AVX512"):
-        raise UsageError(f"--bits portable: torch is imported already, and has begun otherwise ({', '.join(began)}); "
+    differences = [f"{name} is {os.environ.get(name, 'not set')}" for name in missing]
+    differences += [f"OpenBLAS computes for {blas.core}"] if blas.core != "Haswell" else []
+    differences += [f"torch computes with {capability}"] if capability != "AVX2" else []
+    if differences and (missing or capability == "AVX512"):
+        raise UsageError(f"--bits portable: torch is imported already, with other settings ({', '.join(differences)}); "
                          f"{cpu.remedy()}")  # fmt: skip
-    if began:
-        raise UsageError(f"--bits portable: {', '.join(began)}, and needs a CPU with AVX2; use --bits same")
+    if differences:
+        raise UsageError(f"--bits portable: {', '.join(differences)}, but a CPU with AVX2 is required; use --bits same")
     blas.set_threads(threads)
     if _library is None:
         _library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that kernels are replaced
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of each replaced kernel
             _register(_library)
 
 
 def _register(library: torch.library.Library) -> None:
     def put(name: str, function: Callable[..., Any], takes: Callable[[Tensor], bool] | None = None) -> None:
-        """In the place of aten::`name`, where it `takes` the first tensor's type (None: all)."""
+        """Replace aten::`name` if `takes` returns True for the first tensor (None: for all)."""
         if takes is None:
             library.impl(name, function, "CPU")
             return
@@ -307,27 +321,27 @@ def _register(library: torch.library.Library) -> None:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, of shapes (m, k) and (k, n), or of as many of them (batch, m, k) and (batch, k, n)."""
+    """Return a @ b, for shapes (m, k) and (k, n), or (batch, m, k) and (batch, k, n)."""
     if a.dtype in HALVES:
         return _product(a.float(), b.float()).to(a.dtype)
-    made = a.new_empty((*a.shape[:-1], b.shape[-1]))
+    product = a.new_empty((*a.shape[:-1], b.shape[-1]))
     with np.errstate(all="ignore"):
-        np.matmul(_array(a), _array(b), out=made.numpy())
-    return made
+        np.matmul(_array(a), _array(b), out=product.numpy())
+    return product
 
 
 def _added(self: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * self + alpha * (a @ b)."""
+    """Return beta * self + alpha * (a @ b)."""
     if a.dtype in HALVES:
         return _added(self.float(), a.float(), b.float(), beta=beta, alpha=alpha).to(a.dtype)
-    made = _product(a, b)
+    product = _product(a, b)
     if alpha != 1:
-        made.mul_(alpha)
-    return made.add_(self, alpha=beta) if beta else made  # with 0 even a NaN does not count
+        product.mul_(alpha)
+    return product.add_(self, alpha=beta) if beta else product  # if beta is 0, torch ignores even a NaN in `self`
 
 
 def _array(x: Tensor) -> np.ndarray[Any, Any]:
-    """`x` as OpenBLAS takes it: rows or columns one after the other."""
+    """Return `x` as an array that OpenBLAS accepts: its rows or its columns are contiguous."""
     (rows, columns), (down, across) = x.shape[-2:], x.stride()[-2:]
     if not ((across == 1 and down >= columns) or (down == 1 and across >= rows)):
         x = x.contiguous()
@@ -339,10 +353,10 @@ def _array(x: Tensor) -> np.ndarray[Any, Any]:
 
 def _root(x: Tensor) -> Tensor:
     x = _floating(x)
-    made = torch.empty_like(x)
+    root = torch.empty_like(x)
     with np.errstate(all="ignore"):
-        np.sqrt(x.detach().numpy(), out=made.numpy())
-    return made
+        np.sqrt(x.detach().numpy(), out=root.numpy())
+    return root
 
 
 def _arc_tangent(x: Tensor) -> Tensor:
@@ -355,7 +369,7 @@ def _tangent(x: Tensor) -> Tensor:
 
 
 def _logarithm(x: Tensor) -> Tensor:
-    """Of x = m 2^e with m from sqrt(1/2) to sqrt(2): log1p(m - 1) + e log 2, where m - 1 is exact."""
+    """Return log1p(m - 1) + e log 2 for x = m 2^e with m from sqrt(1/2) to sqrt(2), where m - 1 is exact."""
     mantissa, exponent = torch.frexp(x.double())
     small = mantissa.abs() < ROOT_HALF
     mantissa = torch.where(small, 2 * mantissa, mantissa)
@@ -371,7 +385,7 @@ def _logarithm_10(x: Tensor) -> Tensor:
 
 
 def _put_power(library: torch.library.Library, name: str) -> None:
-    """torch computes x ** 0.5 by MKL's square root."""
+    """Replace x ** 0.5, for which torch calls MKL's square root."""
     kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
 
     def power(keys: Any, x: Tensor, exponent: float, **out: Tensor) -> Tensor:
@@ -385,6 +399,7 @@ def _put_power(library: torch.library.Library, name: str) -> None:
 
 
 def _put_lstm(library: torch.library.Library, name: str) -> None:
+    """Replace oneDNN's LSTM by torch's own."""
     packet = getattr(torch.ops.aten.lstm, name.partition(".")[2])
 
     def lstm(*arguments: Any) -> Any:
@@ -399,7 +414,7 @@ def _put_lstm(library: torch.library.Library, name: str) -> None:
         library.impl(name, lstm, key)
 
 
-# --- what is taken -------------------------------------------------------------------------------------------------
+# --- types and forms -----------------------------------------------------------------------------------------------
 
 
 def _real(x: Tensor) -> bool:
@@ -407,7 +422,7 @@ def _real(x: Tensor) -> bool:
 
 
 def _wide(x: Tensor) -> bool:
-    """Of the types for which torch asks MKL; integers are computed as floating numbers."""
+    """Return True for a type for which torch calls MKL. Integers are converted to floating point first."""
     return not x.is_complex() and x.dtype not in HALVES
 
 
@@ -421,10 +436,10 @@ def _floating(x: Tensor) -> Tensor:
 
 def _into(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def put(*inputs: Any, out: Tensor, **options: Any) -> Tensor:
-        made = function(*inputs, **options)
-        if out.shape != made.shape:
-            out.resize_(made.shape)
-        return out.copy_(made)
+        result = function(*inputs, **options)
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        return out.copy_(result)
 
     return put
 
@@ -440,7 +455,7 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _OpenBlas:
-    """NumPy's own, which is loaded. `core`: the CPU that its kernels are for."""
+    """The OpenBLAS that NumPy has loaded. `core`: the CPU for which it selects kernels."""
 
     def __init__(self, path: str) -> None:
         self._loaded = ctypes.CDLL(path)
@@ -458,7 +473,7 @@ class _OpenBlas:
         raise UsageError(_NO_OPENBLAS)
 
 
-_NO_OPENBLAS = "--bits portable: this NumPy does not compute with OpenBLAS on Linux; install the one from PyPI"
+_NO_OPENBLAS = "--bits portable: this NumPy does not use OpenBLAS on Linux; install the NumPy package of PyPI"
 
 
 def _openblas() -> _OpenBlas:
@@ -475,8 +490,8 @@ def _openblas() -> _OpenBlas:
 #
 # Operators that are known to be portable, by the types of their floating operands other than float32.
 #
-# Made by `python -m tests.numerics.sweep --write`: each has run in some of 1,855 computations, forward and backward,
-# which gave the same bits on a CPU with AVX-512, EPYC and Haswell.
+# `python -m tests.numerics.sweep --write` generates this list. Each operator has run in one or more of 1,855
+# computations, forward and backward, that gave the same bits on three CPUs: one with AVX-512, an EPYC and a Haswell.
 
 KNOWN_BY_TYPES = {
     "": """
@@ -764,16 +779,17 @@ KNOWN = frozenset(f"{name} {types}".strip() for types, names in KNOWN_BY_TYPES.i
 
 # --- watch ------------------------------------------------------------------------------------------------------------
 #
-# Names the operators that are not known to be portable, when they first run.
+# Reports the operators that are not known to be portable, when they first run.
 #
-# Operators are seen by a mode of torch's, which costs 10 us each. So it is on from the beginning to a worker's second
-# step, and in its first evaluation: what a script runs later only, or in another thread, is not seen.
+# A dispatch mode of torch observes the operators, which costs 10 us for each call. So it is active from the beginning
+# to the end of a worker's second step, and in its first evaluation. An operator that a script first runs later, or in
+# another thread, is not observed.
 
 T = TypeVar("T")
 
 
 class Seeing(TorchDispatchMode):
-    """Calls `see` with each operator that runs: its name, and the types of its floating operands but for float32."""
+    """Calls `see` with each operator that runs: its name, and the types of its floating operands except float32."""
 
     def __init__(self, see: Callable[[str], None]) -> None:
         super().__init__()
@@ -789,13 +805,13 @@ class Seeing(TorchDispatchMode):
 
 
 class KernelMode:
-    """The mode of `--bits portable`, for the thread that begins the watch. Without `watch` it reports nothing."""
+    """The mode of `--bits portable`, for the thread that calls `watch`. Without `watch` it reports nothing."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._seen = set[str]()
+        self._reported = set[str]()
         self._mode: Seeing | None = None
-        self._first: set[str] | None = None  # what has been done
+        self._first: set[str] | None = None  # the names that `first` has received
 
     def begin(self, threads: int, device: torch.device) -> None:
         take_over(threads, device)
@@ -807,13 +823,13 @@ class KernelMode:
             self._mode.__enter__()
 
     def end(self) -> None:
-        """Not yet, where a mode of the script's is within ours."""
+        """Stop watching. Does nothing while a mode of the script is active inside ours; a later call then stops it."""
         if self._mode is not None and _get_current_dispatch_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._mode = None
 
     def until_the_second(self, steps: Iterator[T]) -> Iterator[T]:
-        """The same steps; it ends when the second one has."""
+        """Yield the same steps. The watch ends after the second one."""
         for number, step in enumerate(steps):
             if number > 1:
                 self.end()
@@ -822,7 +838,7 @@ class KernelMode:
 
     @contextmanager
     def first(self, what: str) -> Generator[None]:
-        """On within, if it has begun before, and this is the first time that `what` is done."""
+        """Watch inside the context if this is the first call with this `what`, and `watch` was called before."""
         if self._first is None or what in self._first or self._mode is not None:
             yield
             return
@@ -834,8 +850,8 @@ class KernelMode:
             self.end()
 
     def _see(self, operator: str) -> None:
-        if operator not in self._seen:
-            self._seen.add(operator)
+        if operator not in self._reported:
+            self._reported.add(operator)
             if operator not in KNOWN:
                 self._report(operator)
 

@@ -260,17 +260,17 @@ def refuse_altered(device: torch.device, bits: str) -> None:
         return
     facts = dict(setting_facts())
     for name, needed in NEEDED.items():
-        if (found := facts[SETTING + name]) != needed:
+        if (value := facts[SETTING + name]) != needed:
             raise UsageError(
-                f"{name}: the script has set it to {found} after farandole.join(), but --bits same needs {needed} on "
+                f"{name}: the script has set it to {value} after farandole.join(), but --bits same needs {needed} on "
                 f"CUDA; do not change it, or start the run with --bits any"
             )
 
 
 def operator(error: BaseException) -> str:
     """Return the operator that has no deterministic form, according to `error`; "" for another error."""
-    found = _NO_FORM.search(str(error)) if isinstance(error, RuntimeError) else None
-    return found[1].strip() if found else ""
+    match = _NO_FORM.search(str(error)) if isinstance(error, RuntimeError) else None
+    return match[1].strip() if match else ""
 
 
 def explained(error: BaseException) -> BaseException:

@@ -35,7 +35,7 @@ from farandole.control.status import Status
 from farandole.errors import FarandoleError, UsageError
 from farandole.observe import report as page
 from farandole.observe.report import prices_in, settings_of
-from farandole.observe.story import About, CostSummary, Story, Telling, about, bill
+from farandole.observe.story import About, CostSummary, Story, UpdateStream, about, bill
 from farandole.platform.files import opener
 from farandole.platform.output import plain
 
@@ -143,8 +143,8 @@ class Login:
 
     def enter(self, token: str) -> str:
         """Returns the cookie's value; "" for a token that is unknown, used or too old."""
-        known = _among(_digest(token), self._links)
-        if known is None or self._links.pop(known) < self._clock():
+        stored = _among(_digest(token), self._links)
+        if stored is None or self._links.pop(stored) < self._clock():
             return ""
         value = secrets.token_urlsafe(32)
         self._browsers[_digest(value)] = None
@@ -160,10 +160,10 @@ def _digest(value: str) -> bytes:
     return hashlib.sha256(value.encode("utf-8", "replace")).digest()
 
 
-def _among(digest: bytes, known: dict[bytes, float] | dict[bytes, None]) -> bytes | None:
-    """Returns True if the digest is known. Compares with all, so that the time reveals nothing."""
-    found = [each for each in known if hmac.compare_digest(each, digest)]
-    return found[0] if found else None
+def _among(digest: bytes, digests: dict[bytes, float] | dict[bytes, None]) -> bytes | None:
+    """Returns the equal stored digest, None if there is none. Compares with all, so that the time reveals nothing."""
+    matches = [each for each in digests if hmac.compare_digest(each, digest)]
+    return matches[0] if matches else None
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class DashboardServer:
                 await response.write(_packet("reading", watch.behind.encode()))
                 await watch.looked.wait()
             await response.write(_packet("run", msgspec.json.encode(watch.name)))
-            telling, paid, known = Telling(watch.name, watch.story), None, None
+            telling, paid, known = UpdateStream(watch.name, watch.story), None, None
             while True:
                 if watch.about != known:
                     known = watch.about
@@ -300,15 +300,15 @@ class DashboardServer:
 
     async def _log(self, request: web.Request) -> web.Response:
         worker = request.query.get("worker", "")
-        there = {path.stem: path for path in (self._watch.folder / LOGS).glob("*.log")}
-        if worker not in there:
+        logs = {path.stem: path for path in (self._watch.folder / LOGS).glob("*.log")}
+        if worker not in logs:
             return _words(f"no log of {plain(worker)} is on this machine: it is where the worker is\n", 404)
-        with open(there[worker], "rb", opener=opener) as file:
+        with open(logs[worker], "rb", opener=opener) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - LOG_BYTES))
             return _words(plain(file.read().decode(errors="replace")))
 
-    # --- what is done --------------------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------------------
 
     async def _act(self, request: web.Request) -> web.Response:
         try:

@@ -51,14 +51,14 @@ class Cursor:
                 self.damaged += 1
                 self.at += len(data)
             return []
-        found: list[Placed] = []
+        placed: list[Placed] = []
         for line in data.split(b"\n")[:-1]:
             if (parsed := parse_line(line)) is None:
                 self.damaged += 1
             else:
-                found.append((self.at, parsed))
+                placed.append((self.at, parsed))
             self.at += len(line) + 1
-        return found
+        return placed
 
     def _bytes(self) -> bytes:
         try:
@@ -116,10 +116,10 @@ def load(path: Path, metrics: Path) -> Mark:
     """
     file, run = identity(metrics), metrics.absolute().parent.name
     with contextlib.suppress(OSError, ValueError, RecursionError):  # includes the errors of msgspec
-        found = msgspec.json.decode(read(path)[:LONGEST], type=Mark)
-        if found.file == file and found.at <= os.stat(metrics).st_size:
-            return found
-        run = found.run or run
+        mark = msgspec.json.decode(read(path)[:LONGEST], type=Mark)
+        if mark.file == file and mark.at <= os.stat(metrics).st_size:
+            return mark
+        run = mark.run or run
     return Mark(file=file, run=run)
 
 
@@ -206,11 +206,11 @@ def of_log(line: LogLine) -> tuple[Numbers, Texts]:
     numbers: Numbers = {}
     texts: Texts = {}
     for name, value in line.fields.items():
-        known = f"log/{name}" if name in OURS or not name else name
+        key = f"log/{name}" if name in OURS or not name else name
         if isinstance(value, str):
-            texts[known] = value
+            texts[key] = value
         else:
-            numbers[known] = _number(value)
+            numbers[key] = _number(value)
     return numbers, texts
 
 

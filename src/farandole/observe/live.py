@@ -363,21 +363,21 @@ class Follower:
         for log in logs:
             log.look()
         part, now = 1 / max(1, sum(bool(log.lines) for log in logs)), self._clock()
-        found: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         for log in logs:
             first, note, then = log.flow.take(log.lines, now, part=part, passed=log.passed, unread=log.unread)
             log.lines = []
-            found += _pairs(log.name, first, note, then)
-        return found
+            pairs += _pairs(log.name, first, note, then)
+        return pairs
 
     def flush(self) -> list[tuple[str, str]]:
         """Returns all remaining lines, also unfinished ones. Call it when the writers have ended."""
-        found = self.lines()
+        pairs = self.lines()
         for log in self._logs.values():
-            found += _pairs(log.name, (), *log.flow.end())
-            found += [(log.name, _shown(log.rest))] if log.rest and not log.rest.startswith(_ASIDE) else []
+            pairs += _pairs(log.name, (), *log.flow.end())
+            pairs += [(log.name, _shown(log.rest))] if log.rest and not log.rest.startswith(_ASIDE) else []
             log.rest = b""
-        return found
+        return pairs
 
 
 def _pairs(name: str, first: Sequence[bytes], note: str, then: Sequence[bytes]) -> list[tuple[str, str]]:
@@ -405,10 +405,10 @@ FIGURES_PART = 0.02  # and the largest part of the time that they may take
 
 
 async def show_lines(
-    ticket: Ticket, display: Display, seen: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
+    ticket: Ticket, display: Display, on_line: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
     gone_s: float = GONE_S,
 ) -> None:  # fmt: skip
-    """Shows events and steps until the run is over, each line once. `seen` is called with each line.
+    """Shows events and steps until the run is over, each line once. `on_line` is called with each line.
 
     Raises:
         CoordinatorUnreachable: the run was killed: no coordinator has answered for `gone_s`, and `held` returns False,
@@ -426,7 +426,7 @@ async def show_lines(
                     again = False
                     newest = max(newest, time_of(line))
                     display.line(line)
-                    seen(line)
+                    on_line(line)
                     if isinstance(line, OverEvent):
                         return
         except CoordinatorUnreachable:

@@ -52,11 +52,11 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 def past(run: str, lines: Iterable[bytes]) -> Past:
     """Returns the outcome of a run. `lines` are the complete lines of metrics.jsonl, oldest first."""
-    found, damaged, steps = Past(run=run), 0, deque[bytes](maxlen=_KEPT)
+    result, damaged, steps = Past(run=run), 0, deque[bytes](maxlen=_KEPT)
     for line in lines:
         if not line.startswith(_EVENT):
             steps.append(line)
-            found = goes_on(found) if found.code is not None else found
+            result = goes_on(result) if result.code is not None else result
             continue
         event = parse_line(line)
         if event is None:
@@ -66,45 +66,47 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
             isinstance(event, events.ResumedEvent) and event.path
         ):  # the lines so far may be of steps that are not repeated
             steps.clear()
-            found = msgspec.structs.replace(found, steps=event.step)
-        found = after(found, event)
+            result = msgspec.structs.replace(result, steps=event.step)
+        result = after(result, event)
     while steps:
         step = parse_line(steps.pop())
         if isinstance(step, StepLine):
-            found = with_step(found, step)
+            result = with_step(result, step)
             break
         damaged += 1
-    return msgspec.structs.replace(found, damaged=damaged)
+    return msgspec.structs.replace(result, damaged=damaged)
 
 
-def goes_on(found: Past) -> Past:
+def goes_on(before: Past) -> Past:
     """Returns the state at the start of a new session, without the end of the previous one."""
-    return Past(run=found.run, steps=found.steps, bits=found.bits, checkpoint=found.checkpoint, finite=found.finite)
+    return Past(
+        run=before.run, steps=before.steps, bits=before.bits, checkpoint=before.checkpoint, finite=before.finite
+    )
 
 
-def after(found: Past, line: Line) -> Past:
+def after(before: Past, line: Line) -> Past:
     """Returns the state after an event. `with_step` handles the lines of steps."""
     match line:
-        case events.ViewEvent() | events.ResumedEvent() if found.code is not None or found.fingerprint:
-            return goes_on(found)
+        case events.ViewEvent() | events.ResumedEvent() if before.code is not None or before.fingerprint:
+            return goes_on(before)
         case events.RunStartedEvent():  # the run may have nothing left to train, so the steps and checkpoint stay
-            unknown = Past(run=found.run)
-            return msgspec.structs.replace(found, outcome=unknown.outcome, code=None, reason=unknown.reason)
+            unknown = Past(run=before.run)
+            return msgspec.structs.replace(before, outcome=unknown.outcome, code=None, reason=unknown.reason)
         case events.FinishedEvent():
             fingerprint = line.fingerprint if line.equal else ""
-            return msgspec.structs.replace(found, outcome="finished", fingerprint=fingerprint)
+            return msgspec.structs.replace(before, outcome="finished", fingerprint=fingerprint)
         case events.CheckpointEvent() | events.SavedEvent(whole=True):
-            return msgspec.structs.replace(found, checkpoint=line.path, finite=line.finite)
-        case events.BitsNotPromisedEvent() if not found.bits:
-            return msgspec.structs.replace(found, bits=not_promised(line.step))
+            return msgspec.structs.replace(before, checkpoint=line.path, finite=line.finite)
+        case events.BitsNotPromisedEvent() if not before.bits:
+            return msgspec.structs.replace(before, bits=not_promised(line.step))
         case events.NothingLeftEvent():
-            return msgspec.structs.replace(found, outcome="finished")
+            return msgspec.structs.replace(before, outcome="finished")
         case events.OverEvent(code=code):
-            outcome = "failed" if code == 1 else "finished" if found.outcome == "finished" else "stopped"
-            return msgspec.structs.replace(found, outcome=outcome, code=code, reason=line.reason)
+            outcome = "failed" if code == 1 else "finished" if before.outcome == "finished" else "stopped"
+            return msgspec.structs.replace(before, outcome=outcome, code=code, reason=line.reason)
         case _:
-            return found
+            return before
 
 
-def with_step(found: Past, step: StepLine) -> Past:
-    return msgspec.structs.replace(found, steps=step.step + 1, total=step.total, epoch=step.epoch, loss=step.loss)
+def with_step(before: Past, step: StepLine) -> Past:
+    return msgspec.structs.replace(before, steps=step.step + 1, total=step.total, epoch=step.epoch, loss=step.loss)

@@ -89,11 +89,11 @@ def report(runs: list[RunContent]) -> str:
     return frozen(msgspec.json.encode(runs).decode())
 
 
-def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> RunContent:
-    """The run in `folder` as its lines tell it at Unix time `now`; with the run's own prices where there are no others.
+def run_content(folder: Path, now: float, prices: Prices | None, *, live: bool) -> RunContent:
+    """Returns the content of the run in `folder` at Unix time `now`. `prices`: None means the run's own prices.
 
     Raises:
-        UsageError: it has no line yet.
+        UsageError: the run has no line yet.
     """
     story = read(Tail(folder / METRICS), Story())
     if story.began is None:
@@ -113,13 +113,13 @@ def read(tail: Tail, story: Story) -> Story:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What settings.json holds of what a run's settings are, each of its type; nothing, where it can't be read."""
+    """Returns the valid settings in settings.json that this version knows; {} if the file can't be read."""
     try:
-        held = decoded(files.read(folder / SETTINGS), dict[str, Any])
+        stored = decoded(files.read(folder / SETTINGS), dict[str, Any])
     except (OSError, UsageError, msgspec.MsgspecError):
         return {}
     types = {field.name: field.type for field in msgspec.structs.fields(RunSettings)}
-    return {name: value for name, value in held.items() if name in types and _fits(value, types[name])}
+    return {name: value for name, value in stored.items() if name in types and _fits(value, types[name])}
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -148,28 +148,28 @@ def prices_in(settings: dict[str, Any]) -> Prices:
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 #
-# A report's pictures as PNG files, drawn by a Chromium that is installed here: the same code that draws the page.
+# A report's pictures as PNG files, drawn by an installed Chromium with the code of the page.
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 QUIET = (
     "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=2",
 )  # fmt: skip
-AS_ROOT = ("--no-sandbox",)  # it does not start else; the page is our own
+AS_ROOT = ("--no-sandbox",)  # otherwise it does not start as root; the page is our own
 LIMIT_S = 60.0
 WIDE, HIGH = 900, 340
 
 
 def draw(page: Path, folder: Path, runs: Sequence[RunContent]) -> Iterator[Path]:
-    """Each picture of the report at `page`, in `folder`, one after the other.
+    """Draws each picture of the report at `page` to a file in `folder`. Yields the paths, one after the other.
 
     Raises:
-        UsageError: there is no browser that can, or it fails.
+        UsageError: no browser is installed, or it fails.
     """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UsageError(
-            f"--png {folder}: Chromium or Chrome draws the pictures, and none of {', '.join(BROWSERS)} is on the PATH; "
+            f"--png {folder}: Chromium or Chrome draws the pictures, but none of {', '.join(BROWSERS)} is on the PATH; "
             f"install one (apt install chromium), or save them from the report"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ def draw(page: Path, folder: Path, runs: Sequence[RunContent]) -> Iterator[Path]
 
 
 def names(runs: Sequence[RunContent]) -> list[str]:
-    """Of all pictures of the report, as its page has them."""
+    """Returns the names of all pictures of the report, in the order of its page."""
     series = dict.fromkeys(name for run in runs for name, patch in run.tick.series.items() if patch.x)
     workers = [f"{kind}-{n}" for n, run in enumerate(runs) if run.tick.stays for kind in ("spans", "workers")]
     return [*workers, *series]

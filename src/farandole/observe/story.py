@@ -37,21 +37,21 @@ from farandole.protocol.values import CLASSES, MEANING
 #
 # One number of a run by step, reduced for a chart: at most `POINTS` points for a million steps, and no spike is lost.
 #
-# The values are cut into buckets of `width` neighbours. Of each bucket its least and its greatest value are shown, each
-# at its own step; when there are more than `BUCKETS`, two become one and `width` doubles. So what is drawn has the
-# envelope of all values, whatever their number (min-max decimation). A NaN is skipped; a bucket of
+# The values are divided into buckets of `width` neighbours. The chart shows the least and the greatest value of each
+# bucket, each at its own step. When there are more than `BUCKETS` buckets, each two are merged, and `width` doubles. So
+# the chart has the envelope of all values, whatever their number (min-max decimation). A NaN is skipped; a bucket with
 # nothing else is a gap.
 #
-# A picture that is drawn already is brought up to date by a `Patch`: from which point on it changes, and what follows.
-# That is what is new and the bucket it falls into. Only when the width doubles, each time the run has become twice as
-# long, or when steps are taken again from long ago, it is more.
+# A `Patch` updates a chart on a page: it has the first point that changes, and all points from there on. Usually these
+# are the new points and the bucket that they fall into. There are more only when the width doubles, which is each
+# time that the run has become twice as long, or when steps are repeated from long ago.
 
 BUCKETS = 600
 POINTS = 2 * BUCKETS
 
 
 class Patch(msgspec.Struct, frozen=True, kw_only=True):
-    """Points from number `at` on are these, and there are no others. `y` is None at a gap."""
+    """An update of a chart: its points from index `at` on are replaced by these. `y` is None at a gap."""
 
     at: int
     x: list[int]
@@ -73,9 +73,9 @@ class Series:
         self._steps = array("q")
         self._values = array("d")
         self._width = 1
-        self._least = array("q")  # by bucket, where in the values
+        self._least = array("q")  # for each bucket, the index of its least value
         self._greatest = array("q")
-        self._cuts: list[int] = []  # how many values were left
+        self._cuts: list[int] = []  # for each call of `cut`, the number of values that remained
 
     def __len__(self) -> int:
         return len(self._values)
@@ -96,24 +96,24 @@ class Series:
 
     def cut(self, step: int) -> None:
         """Drops the values of `step` and later steps."""
-        left = bisect_left(self._steps, step)
-        if left == len(self):
+        remaining = bisect_left(self._steps, step)
+        if remaining == len(self):
             return
-        del self._steps[left:], self._values[left:]
-        whole = left // self._width
+        del self._steps[remaining:], self._values[remaining:]
+        whole = remaining // self._width
         del self._least[whole:], self._greatest[whole:]
-        for index in range(whole * self._width, left):
+        for index in range(whole * self._width, remaining):
             self._count(index)
-        self._cuts.append(left)
+        self._cuts.append(remaining)
 
-    def patch(self, seen: PageState) -> Patch | None:
-        """Returns the points that a chart in the state `seen` lacks, None if none, and updates `seen`."""
-        known = min([seen.count, *self._cuts[seen.cuts :]])
-        if known == len(self) == seen.count and seen.width == self._width:
-            seen.cuts = len(self._cuts)
+    def patch(self, page: PageState) -> Patch | None:
+        """Returns the points that a chart in the state `page` lacks, None if none, and updates `page`."""
+        unchanged = min([page.count, *self._cuts[page.cuts :]])
+        if unchanged == len(self) == page.count and page.width == self._width:
+            page.cuts = len(self._cuts)
             return None
-        bucket = known // self._width if seen.width == self._width else 0
-        seen.count, seen.width, seen.cuts = len(self), self._width, len(self._cuts)
+        bucket = unchanged // self._width if page.width == self._width else 0
+        page.count, page.width, page.cuts = len(self), self._width, len(self._cuts)
         x: list[int] = []
         y: list[float | None] = []
         for least, greatest in zip(self._least[bucket:], self._greatest[bucket:], strict=True):
@@ -156,7 +156,7 @@ class Series:
             extremes.extend(merged)
 
 
-# --- stays ------------------------------------------------------------------------------------------------------------
+# --- spans ------------------------------------------------------------------------------------------------------------
 #
 # The span of each worker: its start, its end, and the reasons, from events alone.
 #
@@ -170,8 +170,8 @@ How = Literal["", "left", "lost", "failed", "end"]
 class WorkerSpan(msgspec.Struct, kw_only=True):
     """The span of one worker process, in Unix times. `entered`: None if never in a view. `gone`: None if present.
 
-    `how` it went: it left gracefully, was lost without notice, could not start or was not let in, or the run ended.
-    `notice`: it knows since then that it has to go.
+    `how` it ended: it left gracefully, was lost without notice, could not start or was not admitted, or the run ended.
+    `notice`: the time of its preemption notice.
     """
 
     worker: str
@@ -185,14 +185,14 @@ class WorkerSpan(msgspec.Struct, kw_only=True):
     why: str = ""
 
 
-class Stays:
+class WorkerSpans:
     """The spans of all workers of a run. Call `take` with every event, oldest first.
 
     Attributes:
-        all: in the order in which they came.
-        changes: numbers of those that have changed, oldest first; it only grows.
-        members: the workers of the view in force.
-        last_gone: who left or was lost last.
+        all: the spans, in the order of their starts.
+        changes: the indices of changed spans, oldest first; it only grows.
+        members: the workers of the current view.
+        last_gone: the span of the worker that left or was lost last.
     """
 
     def __init__(self) -> None:
@@ -200,47 +200,47 @@ class Stays:
         self.changes: list[int] = []
         self.members: tuple[str, ...] = ()
         self.last_gone: WorkerSpan | None = None
-        self._there: dict[str, int] = {}
+        self._present: dict[str, int] = {}
         self._last = 0.0
-        self._known = False  # the lines say who was there when this start of the run began
+        self._complete = False  # True: the lines show which workers were present at this start of the run
 
     def take(self, event: Line) -> None:
         time = getattr(event, "time", 0.0)
         match event:
             case events.StartingEvent(worker=worker, host=host):
-                self._came(worker, host, time)
-            case events.ReadyEvent(worker=worker, host=host) if worker not in self._there:
-                self._came(worker, host, time)
+                self._begin(worker, host, time)
+            case events.ReadyEvent(worker=worker, host=host) if worker not in self._present:
+                self._begin(worker, host, time)
             case events.ViewEvent(members=members):
                 self._view(members, event.cause, time)
-            case events.NoticeEvent(worker=worker, reason=reason) if worker in self._there:
+            case events.NoticeEvent(worker=worker, reason=reason) if worker in self._present:
                 stay = self._changed(worker)
                 stay.notice, stay.why = time, reason
             case events.LeftEvent(worker=worker, reason=reason):
-                self._gone(worker, "left", self._notice(worker) or reason, time)
+                self._end(worker, "left", self._notice(worker) or reason, time)
             case events.LostEvent(worker=worker, reason=reason):
-                self._gone(worker, "lost", reason, time)
+                self._end(worker, "lost", reason, time)
             case (
                 events.ExitedEvent(worker=worker, reason=reason) | events.StartFailedEvent(worker=worker, reason=reason)
             ):
-                self._gone(worker, "failed", reason, time)
+                self._end(worker, "failed", reason, time)
             case events.RefusedEvent(worker=worker, reason=reason):
-                self._gone(worker, "failed", reason, time)
+                self._end(worker, "failed", reason, time)
             case events.StateLostEvent():
-                self.members, self._known = (), True
+                self.members, self._complete = (), True
             case events.RunStartedEvent():
-                self._cut_off(tuple(self._there))
-                self._known = True
-            case events.ResumedEvent() if not self._known:  # lines of a version that wrote no `run started`
-                self._cut_off(tuple(name for name, at in self._there.items() if self.all[at].entered is not None))
+                self._cut_off(tuple(self._present))
+                self._complete = True
+            case events.ResumedEvent() if not self._complete:  # lines of a version that wrote no `run started`
+                self._cut_off(tuple(name for name, at in self._present.items() if self.all[at].entered is not None))
             case events.OverEvent():
-                self._known = True
-                for worker in tuple(self._there):
-                    self._gone(worker, "end", describe(event), time)
+                self._complete = True
+                for worker in tuple(self._present):
+                    self._end(worker, "end", describe(event), time)
                 self.members = ()
             case _:
                 pass
-        if not isinstance(event, events.StartingEvent):  # which may be the first word of a start that comes later
+        if not isinstance(event, events.StartingEvent):  # a starting event may be written before a later `run started`
             self.at(time)
 
     def at(self, time: float) -> None:
@@ -250,39 +250,39 @@ class Stays:
     def _cut_off(self, workers: tuple[str, ...]) -> None:
         """Ends the spans of workers at a new start of the run, since no event reported their end."""
         for worker in workers:
-            self._gone(worker, "lost", "its end was not recorded: the run was cut off", self._last)
+            self._end(worker, "lost", "its end was not recorded: the run was cut off", self._last)
         self.members = ()
 
-    def _came(self, worker: str, host: str, time: float) -> None:
-        if worker in self._there:  # of an earlier session
-            self._gone(worker, "lost", "another worker with its name has started", self._last)
-        self._there[worker] = len(self.all)
+    def _begin(self, worker: str, host: str, time: float) -> None:
+        if worker in self._present:  # of an earlier session
+            self._end(worker, "lost", "another worker with its name has started", self._last)
+        self._present[worker] = len(self.all)
         self.all.append(WorkerSpan(worker=worker, host=host, came=time))
         self.changes.append(len(self.all) - 1)
 
     def _view(self, members: tuple[str, ...], cause: str, time: float) -> None:
         for worker in members:
-            if worker not in self._there:
-                self._came(worker, "", time)
-            if self.all[self._there[worker]].entered is None:
+            if worker not in self._present:
+                self._begin(worker, "", time)
+            if self.all[self._present[worker]].entered is None:
                 stay = self._changed(worker)
                 stay.entered, stay.cause = time, cause
         self.members = members
 
     def _notice(self, worker: str) -> str:
-        return self.all[self._there[worker]].why if worker in self._there else ""
+        return self.all[self._present[worker]].why if worker in self._present else ""
 
     def _changed(self, worker: str) -> WorkerSpan:
-        self.changes.append(self._there[worker])
-        return self.all[self._there[worker]]
+        self.changes.append(self._present[worker])
+        return self.all[self._present[worker]]
 
-    def _gone(self, worker: str, how: How, why: str, time: float) -> None:
-        if worker in self._there:
+    def _end(self, worker: str, how: How, why: str, time: float) -> None:
+        if worker in self._present:
             stay = self._changed(worker)
             stay.gone, stay.how, stay.why = time, how, why
             if how in ("left", "lost"):
                 self.last_gone = stay
-            del self._there[worker]
+            del self._present[worker]
 
 
 # --- story ------------------------------------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ DRAWN = (
     export_common.SECONDS,
     export_common.WORKERS,
 )
-LOGGED = 24  # names of `run.log` that have a picture, the first ones
-EVENTS = 5_000  # kept, the newest
+LOGGED = 24  # names of `run.log` that have a chart, the first ones
+EVENTS = 5_000  # the newest events are stored
 
 
 class Happened:
@@ -309,21 +309,24 @@ class Happened:
 
 
 class Story(RunReader):
-    """Attributes, beside those of `Lines`:
-    series: by name, those of `observe/export_common.py` and what the script has logged.
-    stays: who was there. sizes: (Unix time, workers) for each view.
-    happened: the newest events. count: of all.
-    unfinite: (step, loss in words) of losses that were none.
-    last: the newest step's line. recent: those of which the throughput and the time left are made.
-    over, finished, numerics: the newest events of these names, None: there is none that counts.
-    checkpoint: the newest one, Unix time, step and path. unpromised: since when bits are not.
-    texts: what the script has logged that are no numbers, the newest.
+    """The timeline of a run. Call `take` with each line.
+
+    Attributes, in addition to those of `RunReader`:
+        series: by name, the numbers of steps (`observe/export_common.py`) and the numbers that the script has logged.
+        stays: the spans of the workers. sizes: (Unix time, number of workers) for each view.
+        happened: the newest events. count: the number of all events.
+        unfinite: (step, loss as text) of losses that are not finite.
+        last: the newest step's line. recent: the lines from which the throughput and the remaining time are computed.
+        over, finished, numerics: the newest events of these names; None if none counts.
+        checkpoint: Unix time, step and path of the newest checkpoint. unpromised: the event after which results are
+            not reproducible.
+        texts: the newest texts that the script has logged.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.series: dict[str, Series] = {name: Series() for name in DRAWN}
-        self.stays = Stays()
+        self.stays = WorkerSpans()
         self.sizes: list[tuple[float, int]] = []
         self.happened: deque[Happened] = deque(maxlen=EVENTS)
         self.count = 0
@@ -372,7 +375,7 @@ class Story(RunReader):
             case events.ResumedEvent(step=step):
                 self.over = self.finished = None
                 self._again(max(step, 0))
-            case events.StateLostEvent():  # where it goes on, the steps that come next say
+            case events.StateLostEvent():  # the next steps show where the run continues
                 self.recent.clear()
                 self.sizes.append((event.time, 0))
             case events.NotFiniteEvent(step=step, loss=loss):
@@ -419,10 +422,11 @@ class LastDeparture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` is Status's, or finished, stopped, failed and cut off of one that is over; `word`: why.
+    """The head of the page. `state`: that of `Status`; if the run is over, finished, stopped, failed or cut off.
+    `word`: the reason.
 
-    `samples_per_s` and `left_s` (seconds to the end) are those of the newest `RATE_STEPS` steps. `size` workers are in
-    the view, of `wanted`.
+    `samples_per_s` and `left_s` (seconds to the end) are computed from the newest `RATE_STEPS` steps. `size`: workers
+    in the view; `wanted`: the target.
     """
 
     run: str
@@ -457,8 +461,9 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The account. `static`: what would be paid for if as many workers as there ever were, `most`, had been there all
-    the time that the run was on, at the price that it paid for a worker's hour.
+    """The account. For comparison, `static_hours` and `static_dollars`: the cost of a fixed number of workers. That is
+    `most`, the largest number that the run had, for all of the time that the run was alive, at the run's own price of
+    a worker-hour.
     """
 
     classes: list[Class]
@@ -470,13 +475,13 @@ class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     static_hours: float | None
     static_dollars: float | None
-    waiting: dict[str, float]  # by worker, the part of its time that it waited for data
+    waiting: dict[str, float]  # by worker, the part of its time in which it waited for data
 
 
 def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
     """Returns the head of a page. `status`: from the coordinator, None without an answer. `live`: the run is alive."""
     last = story.last
-    gone = story.stays.last_gone
+    departed = story.stays.last_gone
     learning = {} if last is None else {"learning_rate": last.learning_rate, "factor": last.factor}
     return Head(
         run=run, live=live, **_state(story, status, live=live),
@@ -489,8 +494,8 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
         samples_per_s=status.samples_per_s if status else samples_per_s(story.recent),
         learning_rate=learning.get("learning_rate"), factor=learning.get("factor"),
         batch=None if last is None else last.samples, began=story.began, ended=story.ended,
-        last_gone=None if gone is None or gone.gone is None else LastDeparture(
-            worker=gone.worker, host=gone.host, time=gone.gone, how=gone.how, why=gone.why),
+        last_gone=None if departed is None or departed.gone is None else LastDeparture(
+            worker=departed.worker, host=departed.host, time=departed.gone, how=departed.how, why=departed.why),
         bits="" if story.unpromised is None else not_promised(story.unpromised.step),
         fingerprint=story.finished.fingerprint if story.finished and story.finished.equal else "",
         checkpoint=story.checkpoint[2] if story.checkpoint else "", texts=dict(story.texts), damaged=story.damaged,
@@ -542,7 +547,7 @@ HOSTS = 12  # named
 def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
     """Returns the pairs. `settings`: content of settings.json, may be empty; `version`: version of farandole."""
     facts = story.numerics.facts if story.numerics else {}
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "command": shlex.join(map(str, settings.get("command") or ())),
         "in": settings.get("directory"),
         "commit": settings.get("commit"),
@@ -566,12 +571,12 @@ def about(settings: Mapping[str, Any], story: Story, version: str) -> About:
         "lines passed over": story.damaged or None,
         "told by": f"farandole {version}",
     }
-    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+    return [(name, str(value)) for name, value in values.items() if value not in (None, "")]
 
 
 def _bits(settings: Mapping[str, Any], story: Story) -> str:
-    asked = str(settings.get("bits", ""))
-    return f"{asked}; {not_promised(story.unpromised.step)}" if story.unpromised else asked
+    requested = str(settings.get("bits", ""))
+    return f"{requested}; {not_promised(story.unpromised.step)}" if story.unpromised else requested
 
 
 def _fingerprint(facts: Mapping[str, str]) -> str:
@@ -592,21 +597,21 @@ def _at(seconds: float | None) -> str:
     return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- stream -----------------------------------------------------------------------------------------------------------
 #
 # The stream of updates for a page: the first `Tick` has everything, each later one only the changes. Pure.
 #
-# One `Telling` is the stream of one open page. It stores what the page has, so that nothing is sent twice; a field
-# that has not changed is None or empty.
+# One `UpdateStream` serves one open page. It stores the state of the page, so that nothing is sent twice. A field that
+# has not changed is None or empty.
 
-EVENTS_AT_ONCE = 500  # at once
+EVENTS_AT_ONCE = 500  # most events in one update
 Event = tuple[int, float, str, str]  # number, Unix time, kind, words
-Row = tuple[str, str, float | None, int, int]  # state, host, speed of the fastest's, shards, of how many
+Row = tuple[str, str, float | None, int, int]  # state, host, speed relative to the fastest, its shards, all shards
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """`now`: Unix time. `stays` by their numbers; `sizes`: (Unix time, workers), more of them. `workers`: rows of those
-    there that have changed, None: it is gone.
+    """An update of a page. `now`: Unix time. `stays`: the changed spans by their index. `sizes`: new pairs of Unix time
+    and number of workers. `workers`: the changed rows of the present workers; None: the worker is gone.
     """
 
     now: float
@@ -621,12 +626,12 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     bill: CostSummary | None
 
 
-class Telling:
+class UpdateStream:
     """The stream of updates of the run `run`, with the timeline `story`, to one page."""
 
     def __init__(self, run: str, story: Story, events: int = EVENTS_AT_ONCE) -> None:
         self._run, self._story, self._most = run, story, events
-        self._seen: dict[str, PageState] = {}
+        self._pages: dict[str, PageState] = {}
         self._stays = self._sizes = self._events = 0
         self._head: Head | None = None
         self._unfinite: list[tuple[int, str]] = []
@@ -645,18 +650,18 @@ class Telling:
             stays={str(number): story.stays.all[number] for number in changed},
             sizes=sizes,
             events=(events := self._new_events()),
-            pauses=story.pauses.found() if events else None,
+            pauses=story.pauses.result() if events else None,
             unfinite=self._new_unfinite(),
             workers=self._rows(status, live=live),
             bill=paid,
         )
 
     def _patches(self) -> dict[str, Patch]:
-        found: dict[str, Patch] = {}
+        patches: dict[str, Patch] = {}
         for name, series in self._story.series.items():
-            if (patch := series.patch(self._seen.setdefault(name, PageState()))) is not None:
-                found[name] = patch
-        return found
+            if (patch := series.patch(self._pages.setdefault(name, PageState()))) is not None:
+                patches[name] = patch
+        return patches
 
     def _new_head(self, now: Head) -> Head | None:
         if now == self._head:
@@ -695,4 +700,4 @@ class Telling:
 
 def first(run: str, story: Story, now: float, *, account: CostSummary, live: bool) -> Tick:
     """Returns one complete update, for a page that gets no further ones."""
-    return Telling(run, story, events=len(story.happened)).tick(now, paid=account, live=live)
+    return UpdateStream(run, story, events=len(story.happened)).tick(now, paid=account, live=live)

@@ -72,10 +72,10 @@ class _Change:
 
 def pauses(lines: Iterable[Line]) -> list[Pause]:
     """Returns the pause of each view change, in order. `lines` are the lines of one run's metrics.jsonl."""
-    found = Pauses()
+    reader = Pauses()
     for line in lines:
-        found.take(line)
-    return found.found()
+        reader.take(line)
+    return reader.result()
 
 
 class Pauses:
@@ -96,7 +96,7 @@ class Pauses:
     def take(self, line: Line) -> None:
         match line:
             case StepLine():
-                self._took(line)
+                self._on_step(line)
             case events.ProposedEvent():
                 self._proposed[line.view] = line.time
             case events.LostEvent() | events.LeftEvent() | events.DiedEvent():
@@ -113,7 +113,7 @@ class Pauses:
             case _:
                 pass
 
-    def found(self) -> list[Pause]:
+    def result(self) -> list[Pause]:
         """Returns the pause of each view change that has steps around it, in order."""
         if not self._ends:
             return []
@@ -131,24 +131,28 @@ class Pauses:
     def _words(self, change: _Change) -> str:
         view = change.view
         joined = [worker for worker in view.members if worker not in change.before]
-        left = [worker for worker in change.before if worker not in view.members]
+        leavers = [worker for worker in change.before if worker not in view.members]
         at = f"at step {view.step}"
         stayed = f"{_count_workers(len(view.members) - len(joined))} continued"
         if change.kind == "crash":
             again = view.outcome == "redo"
-            if not left:
+            if not leavers:
                 return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if again else ''}"
-            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in left)
-            part = f", recomputing {'its' if len(left) == 1 else 'their'} part" if again else ""
+            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in leavers)
+            part = f", recomputing {'its' if len(leavers) == 1 else 'their'} part" if again else ""
             return f"{lost} {at}; {stayed}{part}"
-        changes = [f"{_and(joined)} joined" if joined else "", f"{_and(left)} left" if left else ""]
-        if not joined and not left:
+        changes = [f"{_and(joined)} joined" if joined else "", f"{_and(leavers)} left" if leavers else ""]
+        if not joined and not leavers:
             return f"{view.cause} {at}"
-        reason = f" ({self._ends_of[left[0]]})" if len(left) == 1 and not joined and left[0] in self._ends_of else ""
+        reason = (
+            f" ({self._ends_of[leavers[0]]})"
+            if len(leavers) == 1 and not joined and leavers[0] in self._ends_of
+            else ""
+        )
         then = f"{_count_workers(len(view.members))} since" if joined else stayed
         return f"{' and '.join(filter(None, changes))} {at}{reason}; {then}"
 
-    def _took(self, line: StepLine) -> None:
+    def _on_step(self, line: StepLine) -> None:
         before, self._step = self._step, line.step
         begin, self._time = self._time, line.time
         if line.step > before >= 0:  # the step goes back if the run restarts from a checkpoint
@@ -319,7 +323,7 @@ class Course(RunReader):
         return sum(self._samples) if whole else None
 
     @property
-    def took(self) -> StepTime:
+    def totals(self) -> StepTime:
         """Returns the sums over all counted steps whose lines exist."""
         return StepTime(**{name: sum(seconds) for name, seconds in self._times.items()})
 
@@ -455,10 +459,10 @@ def _classes(account: Account) -> Table:
 
 def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
     """Returns a table of each worker's time, in seconds."""
-    there = [name for name in CLASSES if any(name in each.seconds for each in workers)]
-    table = _table("worker", "host", "seconds", *there)
+    classes = [name for name in CLASSES if any(name in each.seconds for each in workers)]
+    table = _table("worker", "host", "seconds", *classes)
     for each in workers:
-        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in there)
+        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in classes)
         table.add_row(_text(each.worker), _text(each.host), f"{each.total_s:.1f}", *spent)
     return table
 
@@ -514,13 +518,13 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
     missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not arrive
     samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
     yield "steps", f"{course.steps:,}{total}{samples}"
-    yield from _took(course)
+    yield from _times_taken(course)
     yield "worker-hours", UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
     if priced(account.cost):
         yield "dollars", dollars(account.cost)
     yield from _lost(course)
-    yield from _changes(course.pauses.found())
+    yield from _changes(course.pauses.result())
     yield "model", _model(course)
     if course.lines_lost:
         yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl or more; its events name them"
@@ -528,17 +532,17 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl were skipped"
 
 
-def _took(course: Course) -> Iterator[tuple[str, str]]:
+def _times_taken(course: Course) -> Iterator[tuple[str, str]]:
     """Yields the time of the counted steps, the part that was not training, the time after them, and the throughput."""
-    took, after = course.took, course.after
-    apart_s = took.evaluation_s + took.once_s + took.pause_s
-    every, training = course.throughput(took.seconds), course.throughput(took.seconds - apart_s)
+    totals, after = course.totals, course.after
+    apart_s = totals.evaluation_s + totals.once_s + totals.pause_s
+    every, training = course.throughput(totals.seconds), course.throughput(totals.seconds - apart_s)
     if every is None:
         return
-    apart = _times(("evaluation", took.evaluation_s), ("run.once", took.once_s), ("pauses", took.pause_s))
+    apart = _times(("evaluation", totals.evaluation_s), ("run.once", totals.once_s), ("pauses", totals.pause_s))
     saved_s = course.save.seconds if isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) else 0.0
     rest = _times(("after the last step", after.seconds if after else 0.0), ("saving", saved_s))
-    yield "steps took", ", ".join(filter(None, (_spent(took.seconds) + (f" ({apart})" if apart else ""), rest)))
+    yield "steps took", ", ".join(filter(None, (_spent(totals.seconds) + (f" ({apart})" if apart else ""), rest)))
     without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
     yield "throughput", f"{rate_words(every)} samples/s{without}"
 
@@ -564,27 +568,27 @@ def _lost(course: Course) -> Iterator[tuple[str, str]]:
     elif steps:
         what = "1 step" if steps == 1 else f"{steps:,} steps"
         yield "taken again", f"{what} with {samples:,} samples: the run resumed from an earlier step"
-    elif course.samples is not None and _kept(course):
+    elif course.samples is not None and _is_complete(course):
         yield "samples lost", "0"
 
 
-def _kept(course: Course) -> bool:
+def _is_complete(course: Course) -> bool:
     """Returns True if the final model contains all training of the run."""
     whole = isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) and course.save.whole
     return course.past.outcome == "finished" or whole
 
 
-def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
+def _changes(view_changes: list[Pause]) -> Iterator[tuple[str, str]]:
     """Yields the longest pauses, in the order in which they happened."""
-    if not found:
+    if not view_changes:
         return
-    yield "view changes", f"{len(found)}, with these pauses of training:"
-    longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
+    yield "view changes", f"{len(view_changes)}, with these pauses of training:"
+    longest = sorted(sorted(view_changes, key=lambda pause: -pause.pause_ms)[:PAUSES], key=view_changes.index)
     for pause in longest:
         yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
-    if len(found) > PAUSES:
-        rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
-        yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"
+    if len(view_changes) > PAUSES:
+        rest_ms = sum(pause.pause_ms for pause in view_changes) - sum(pause.pause_ms for pause in longest)
+        yield "", f"{rest_ms:8.1f} ms  for {len(view_changes) - PAUSES:,} shorter ones"
 
 
 def _model(course: Course) -> str:

@@ -44,14 +44,15 @@ def past_table(past: Past) -> Text:
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
 
 
-def numerics_table(here: Mapping[str, str], there: Mapping[str, str]) -> Table:
-    """Returns a table of numeric facts; if they differ from the other side, with both values."""
+def numerics_table(own: Mapping[str, str], other: Mapping[str, str]) -> Table:
+    """Returns a table of this machine's numeric facts; if `other` has facts, also with its values that differ."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("", "here", *(("there",) if there else ())):
+    for title in ("", "here", *(("there",) if other else ())):
         table.add_column(title)
-    for name in dict.fromkeys((*here, *there)):
-        ours, theirs = here.get(name, "-"), there.get(name, "-")
-        table.add_row(_text(name), _text(ours), *((_text("" if ours == theirs else theirs),) if there else ()))
+    for name in dict.fromkeys((*own, *other)):
+        value, other_value = own.get(name, "-"), other.get(name, "-")
+        shown = "" if value == other_value else other_value
+        table.add_row(_text(name), _text(value), *((_text(shown),) if other else ()))
     return table
 
 
@@ -122,26 +123,26 @@ def _text(value: str) -> Text:
 RUN = "this machine"
 
 
-def hosts_table(found: Sequence[HostReport], here: HostFacts) -> Table:
+def hosts_table(reports: Sequence[HostReport], own: HostFacts) -> Table:
     """Returns a table of the facts of each host; the last line is this machine."""
     table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
-    for each in found:
-        name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, here) else "yes"
+    for each in reports:
+        name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, own) else "yes"
         if each.facts is None:
             table.add_row(*map(_cell_text, (name, slots, can)))
             continue
         clock = f"{each.clock_s:+.2f} s"
-        table.add_row(*map(_cell_text, (name, slots, can, *_facts(each.facts, _bits(each.facts, here), clock))))
-    table.add_row(*map(_cell_text, (RUN, "", "", *_facts(here, "", ""))))
+        table.add_row(*map(_cell_text, (name, slots, can, *_facts(each.facts, _bits(each.facts, own), clock))))
+    table.add_row(*map(_cell_text, (RUN, "", "", *_facts(own, "", ""))))
     return table
 
 
-def ports_table(found: Sequence[HostReport]) -> Table:
+def ports_table(reports: Sequence[HostReport]) -> Table:
     """Returns a table of the data ports that each host can reach. Columns and rows have the same numbers."""
-    asked = [each for each in found if each.facts is not None]
-    table = _table("", "reaches", *(str(n) for n, _ in enumerate(asked, 1)), RUN)
-    for row, each in enumerate(asked, 1):
-        cells = ["" if other is each else _mark(each.ports.get(other.line.name)) for other in asked]
+    answered = [each for each in reports if each.facts is not None]
+    table = _table("", "reaches", *(str(n) for n, _ in enumerate(answered, 1)), RUN)
+    for row, each in enumerate(answered, 1):
+        cells = ["" if other is each else _mark(each.ports.get(other.line.name)) for other in answered]
         table.add_row(*map(_cell_text, (str(row), each.line.name, *cells, _mark(each.ports.get("")))))
     return table
 
@@ -152,10 +153,12 @@ def _facts(facts: HostFacts, bits: str, clock: str) -> tuple[str, ...]:
     return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
 
 
-def _bits(facts: HostFacts, here: HostFacts) -> str:
-    if not facts.numerics or not here.numerics:
+def _bits(facts: HostFacts, own: HostFacts) -> str:
+    if not facts.numerics or not own.numerics:
         return "unknown"
-    return "others" if numeric_facts.numeric_differences(here.numerics.items(), facts.numerics.items()).bits else "same"
+    return (
+        "different" if numeric_facts.numeric_differences(own.numerics.items(), facts.numerics.items()).bits else "same"
+    )
 
 
 def _mark(error: str | None) -> str:

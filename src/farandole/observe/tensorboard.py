@@ -76,13 +76,13 @@ def session_begins(step: int, time: float) -> bytes:
 def values(step: int, time: float, numbers: Mapping[str, float], texts: Mapping[str, str]) -> bytes:
     """Returns one record with all values of a step."""
     proto = _proto()
-    found = [proto.Summary.Value(tag=_valid(name), simple_value=_single(value)) for name, value in numbers.items()]
-    found += [_text(_valid(name), text) for name, text in texts.items()]
-    return proto.Event(wall_time=time, step=step, summary=proto.Summary(value=found)).SerializeToString()
+    summary = [proto.Summary.Value(tag=_valid(name), simple_value=_single(value)) for name, value in numbers.items()]
+    summary += [_text(_valid(name), text) for name, text in texts.items()]
+    return proto.Event(wall_time=time, step=step, summary=proto.Summary(value=summary)).SerializeToString()
 
 
 def _text(name: str, text: str) -> Any:
-    """Indented: TensorBoard takes texts for Markdown, in which that means "as it is"."""
+    """Returns an indented text: TensorBoard reads texts as Markdown, where indented text is shown unchanged."""
     proto = _proto()
     as_it_is = "\n".join(f"    {line}" for line in text.splitlines() or [""])
     shape = proto.TensorShapeProto(dim=[proto.TensorShapeProto.Dim(size=1)])
@@ -105,7 +105,7 @@ def _valid(name: str) -> str:
 
 @cache
 def _proto() -> SimpleNamespace:
-    """The messages, from where the package has them."""
+    """Returns the module with the messages, whose place depends on the package's version."""
     event = import_module("tensorboard.compat.proto.event_pb2")
     summary = import_module("tensorboard.compat.proto.summary_pb2")
     return SimpleNamespace(
@@ -124,9 +124,9 @@ def _proto() -> SimpleNamespace:
 
 MARK = "farandole.json"
 EVENTS = "events"
-NEWEST = 100  # events that are shown
-LEAST_S = 0.1  # between two steps that are written
-TELL_S = 10.0  # between two such texts, which are 10 kB
+NEWEST = 100  # the newest events are shown
+LEAST_S = 0.1  # least time between two steps that are written
+EVENTS_S = 10.0  # least time between two texts of events, which have 10 kB
 LONGEST = 2000  # characters of a logged text
 PREFIX = "events.out.tfevents."
 
@@ -141,11 +141,11 @@ class TensorBoard(Observer):
         self._file: BinaryIO | None = None
         self._writer: Any = None
         self._mark = Mark()
-        self._step, self._time = 0, 0.0  # those of the newest step's line
-        self._lost = False  # the state is
+        self._step, self._time = 0, 0.0  # of the newest step's line
+        self._lost = False  # True: the state was lost, or the run was started again
         self._events = deque[str](maxlen=NEWEST)
-        self._told = True  # all events are in the files
-        self._tell_at = 0.0
+        self._complete = True  # all events are in the files
+        self._next_events_at = 0.0
         self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
@@ -161,7 +161,7 @@ class TensorBoard(Observer):
         self._events.clear()
         for line in before(self._metrics, self._mark.at):
             self._note(line)
-        self._told, self._tell_at = True, 0.0
+        self._complete, self._next_events_at = True, 0.0
         self._open()
         self._forget_from(self._mark.step)
         return self._mark.at
@@ -170,37 +170,37 @@ class TensorBoard(Observer):
         match line:
             case StepLine():
                 if self._lost:
-                    self._goes_on(line.step, line.time)
+                    self._continue_at(line.step, line.time)
                 self._step, self._time = line.step, line.time
                 if not self._spacing.admits(line):
                     return
-                if line.step:  # what was before the first step has its number
+                if line.step:  # values before the first step have its number
                     self._mark = msgspec.structs.replace(self._mark, at=at, step=line.step)
                 self._put(of_step(line), {})
             case LogLine():
                 numbers, texts = of_log(line)
                 self._put(numbers, {name: text[:LONGEST] for name, text in texts.items()})
             case events.ResumedEvent():
-                self._goes_on(max(0, line.step), line.time)
+                self._continue_at(max(0, line.step), line.time)
                 self._note(line)
-            case events.StateLostEvent() | events.RunStartedEvent():  # from where it goes on, what comes next says
+            case events.StateLostEvent() | events.RunStartedEvent():  # the next line shows where the run continues
                 self._lost = True
                 self._note(line)
             case _:
                 self._note(line)
 
     def flush(self) -> None:
-        if not self._told and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_S
+        if not self._complete and time.monotonic() >= self._next_events_at:
+            self._next_events_at = time.monotonic() + EVENTS_S
             self._put({}, {EVENTS: "\n".join(self._events)})
-            self._told = True
+            self._complete = True
         assert self._file is not None
         self._file.flush()
         self._mark.save(self._folder / MARK)
 
     def close(self) -> None:
         if self._file is not None:
-            self._tell_at = 0.0
+            self._next_events_at = 0.0
             self.flush()
         self._leave()
 
@@ -211,15 +211,15 @@ class TensorBoard(Observer):
             return
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_of(line)))
         self._events.append(f"{when}  step {self._step}  {describe(line)}")
-        self._told = False
+        self._complete = False
 
     def _put(self, numbers: Numbers, texts: Texts) -> None:
-        """Of the step in hand."""
+        """Writes values of the current step."""
         if numbers or texts:
             self._write(values(self._step, self._time, numbers, texts))
 
-    def _goes_on(self, step: int, time: float) -> None:
-        """What was there of `step` and later ones is taken again."""
+    def _continue_at(self, step: int, time: float) -> None:
+        """Makes TensorBoard drop `step` and later steps, which the run repeats."""
         self._lost = False
         self._forget_from(step)
         self._spacing = Spacing(LEAST_S)
@@ -246,7 +246,7 @@ class TensorBoard(Observer):
         if file is not None:
             try:
                 file.close()
-            except OSError:  # the disk is full; what this file lacks, the next one has
+            except OSError:  # the disk is full; the next file will have what this one lacks
                 return
 
 

@@ -164,7 +164,7 @@ def _describe(event: events.Event) -> str:
             return f"ONE OF {_count(len(workers), 'worker')} COMPUTES WRONG RESULTS: {reason}"
         case events.ReplicasDifferEvent(reason=reason):
             return f"THE REPLICAS DIFFER: {reason}"
-        case events.FailedEvent(worker=worker, traceback=text) if told_by_us(event):
+        case events.FailedEvent(worker=worker, traceback=text) if is_own_error(event):
             return f"{worker} can't continue: {_short(text)}"
         case events.FailedEvent(worker=worker, traceback=text):
             return f"the script failed on {worker}: {_last_line(text)}"
@@ -228,7 +228,7 @@ def not_promised(step: int) -> str:
     return f"not reproducible {f'after step {step}' if step >= 0 else 'from the start'}"
 
 
-def told_by_us(failed: events.FailedEvent) -> bool:
+def is_own_error(failed: events.FailedEvent) -> bool:
     """Returns True if the worker failed with an error of farandole itself; these come without a traceback."""
     return "Traceback" not in failed.traceback
 

@@ -1,18 +1,19 @@
 """Merges the workers' reports about the same few steps into one trace for ui.perfetto.dev and chrome://tracing.
 
-Pure: answers in, events out. In the trace each host is a process and each worker is a thread of it. A worker's line
-shows its steps, their phases (the classes of `protocol/values.py`) and, in an exchange, the peers that it waited for.
+Pure: it takes the workers' answers and returns events. In the trace each host is a process, and each worker is a thread
+of it. A worker's line shows its steps, their phases (the classes of `protocol/values.py`) and, in an exchange, the peers
+that it waited for.
 Waits that overlap with computation are left out, since they cost nothing.
 
 **Which steps.** The workers were asked at nearly the same time, but not in the same step. The trace has as many steps
 as requested, from the first one that most workers have. A worker with fewer steps is shown with those.
 
-**Clocks.** Each worker gives its times by its own wall clock, and those of hosts differ, by seconds where nobody sets
-them. But a round ends everywhere at nearly the same moment: when a worker holds the control words of all others (R1),
-of which the last one arrives at all of them at once. So the ends of the same round, as two workers saw them,
-differ by how their clocks differ, give or take what a message takes on its way and a thread to wake up. Each worker is
-shifted by the median of these differences over the steps that it shares with the first worker: so a single round that
-was seen late moves nothing, and what remains is about a message's time, far less than a step's.
+**Clocks.** Each worker reports times by the wall clock of its host. Clocks of hosts differ, by seconds if nothing
+synchronizes them. But a round ends at all workers at nearly the same moment: when a worker has the commit messages of
+all others (R1), the last of which arrives at all of them at once. So the ends of one round at two workers differ by the
+difference of their clocks, plus or minus the time of a message and of waking up a thread. Each worker is shifted by the
+median of these differences over the steps that it shares with the first worker. So a single round that ended late at
+one worker has no effect, and the remaining error is about the time of a message, far less than that of a step.
 
 Names come from the workers; they are only used as JSON strings.
 """
@@ -38,8 +39,9 @@ EXCHANGE = SAID.index("exchange")
 
 @dataclass(frozen=True, kw_only=True)
 class TraceTable:
-    """`steps`: which are shown; `lacking`: who has not told of the whole of each. `waited_us`: how long each worker
-    waited for each of its peers, in `length_us`; `full`: who had more to tell than fits.
+    """A trace. `steps`: the steps that it has. `lacking`: workers that did not report all of these steps completely.
+    `full`: workers whose report was cut because it was too large. `length_us`: the length of the trace. `waited_us`:
+    the time that each worker waited for each of its peers. Times in microseconds.
     """
 
     events: Sequence[Event]
@@ -50,24 +52,24 @@ class TraceTable:
     full: tuple[str, ...] = ()
 
     def json(self) -> bytes:
-        """The file's content, in the Chrome trace event format."""
+        """Returns the content of the file, in the Chrome trace event format."""
         return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": self.events}) + b"\n"
 
 
 def trace(answers: Mapping[str, Spans], hosts: Mapping[str, str], steps: int) -> TraceTable:
-    """Of `steps` steps, where so many are there. `hosts`: on which each worker is."""
-    told = {worker: _Told(spans) for worker, spans in answers.items() if spans.steps}
-    shown = _common(list(told.values()), steps)
-    shifts = _shifts(list(told.values()))
-    rooms = {host: number for number, host in enumerate(dict.fromkeys(hosts.get(w, "") for w in told), 1)}
+    """Returns the trace of `steps` steps, or of fewer if there are fewer. `hosts`: the host of each worker."""
+    reports = {worker: _Report(spans) for worker, spans in answers.items() if spans.steps}
+    shown = _common(list(reports.values()), steps)
+    shifts = _shifts(list(reports.values()))
+    process_ids = {host: number for number, host in enumerate(dict.fromkeys(hosts.get(w, "") for w in reports), 1)}
     events: list[Event] = []
     waited: dict[str, Counter[str]] = {}
-    for row, (worker, its) in enumerate(told.items(), 1):
+    for row, (worker, report) in enumerate(reports.items(), 1):
         host = hosts.get(worker, "")
-        at = {"pid": rooms[host], "tid": row}
+        at = {"pid": process_ids[host], "tid": row}
         events += _names(at, host, worker)
         waited[worker] = Counter()
-        for name, kind, step, began, ended in its.slices(shown):
+        for name, kind, step, began, ended in report.slices(shown):
             if kind == "wait":
                 waited[worker][name] += ended - began
                 name = f"waits for {name}"
@@ -82,7 +84,9 @@ def trace(answers: Mapping[str, Spans], hosts: Mapping[str, str], steps: int) ->
         steps=shown,
         length_us=max((event["ts"] + event["dur"] for event in events if event["ph"] == "X"), default=0),
         waited_us=waited,
-        lacking=tuple(worker for worker in answers if worker not in told or not set(shown) <= told[worker].ends.keys()),
+        lacking=tuple(
+            worker for worker in answers if worker not in reports or not set(shown) <= reports[worker].ends.keys()
+        ),
         full=tuple(worker for worker, spans in answers.items() if spans.full),
     )
 
@@ -93,19 +97,19 @@ def _names(at: Event, host: str, worker: str) -> Iterator[Event]:
     yield {"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": at["tid"]}}
 
 
-class _Told:
-    """One worker's answer, on its wall clock, in microseconds. `ends`: of the rounds that have ended, by step."""
+class _Report:
+    """One worker's report, by its own wall clock, in microseconds. `ends`: the ends of finished rounds, by step."""
 
     def __init__(self, spans: Spans) -> None:
         wall = spans.wall_us
         self._begins = [(began + wall, step) for step, began, _ in sorted(spans.steps, key=lambda each: each[1])]
-        self._spans = sorted((began + wall, began + wall + took, kind) for kind, began, took in spans.spans)
+        self._spans = sorted((began + wall, began + wall + length, kind) for kind, began, length in spans.spans)
         self._waits = sorted(
-            (began + wall, began + wall + took, spans.peers[peer])
-            for peer, began, took in spans.waits
+            (began + wall, began + wall + length, spans.peers[peer])
+            for peer, began, length in spans.waits
             if peer < len(spans.peers)
         )
-        self._passed = 0  # waits that are over
+        self._passed = 0  # number of waits that have ended
         self.ends = {step: ended + wall for step, _, ended in spans.steps if ended}
 
     @property
@@ -117,10 +121,10 @@ class _Told:
         return min(self.steps)
 
     def slices(self, shown: range) -> Iterator[tuple[str, str, int, int, int]]:
-        """Name, kind, step, beginning and end of what lies in these steps; what encloses others before them."""
+        """Yields name, kind, step, start and end of each slice in these steps; enclosing slices before inner ones."""
         rows: list[tuple[int, int, int, str, str, int]] = []
         of_steps: dict[int, tuple[int, int]] = {}
-        before = 0  # where the newest wait has ended: they nest, whatever was said
+        before = 0  # end of the newest wait, so that slices nest whatever was reported
         for began, ended, kind in self._spans:
             place = bisect_right(self._begins, began, key=lambda each: each[0]) - 1
             step = self._begins[max(place, 0)][1]
@@ -138,7 +142,7 @@ class _Told:
             yield name, kind, step, began, -minus
 
     def _within(self, began: int, ended: int) -> Iterator[tuple[int, int, str]]:
-        """The waits in that time, cut to it. To be asked for in order."""
+        """Yields the waits in this time, cut to it. Call it in the order of time."""
         while self._passed < len(self._waits) and self._waits[self._passed][1] <= began:
             self._passed += 1
         for wait_began, wait_ended, peer in islice(self._waits, self._passed, None):
@@ -148,17 +152,22 @@ class _Told:
                 yield max(wait_began, began), min(wait_ended, ended), peer
 
 
-def _common(told: Sequence[_Told], steps: int) -> range:
-    """From the last first step that more than half of them have: what a single one makes up moves nothing."""
-    counts = Counter(step for its in told for step in its.steps)
-    most = {step for step, count in counts.items() if 2 * count > len(told)} or set(counts)
-    first = max((its.first for its in told if its.first in most), default=min(most, default=0))
+def _common(reports: Sequence[_Report], steps: int) -> range:
+    """Returns the steps of the trace.
+
+    The first one is the latest of the workers' first steps that more than half of the workers have. So a single worker
+    with invented steps has no effect.
+    """
+    counts = Counter(step for report in reports for step in report.steps)
+    most = {step for step, count in counts.items() if 2 * count > len(reports)} or set(counts)
+    first = max((report.first for report in reports if report.first in most), default=min(most, default=0))
     return range(first, max((step + 1 for step in most if step < first + steps), default=first))
 
 
-def _shifts(told: Sequence[_Told]) -> list[int]:
-    """What is to be added to each one's times, for the first one's clock. See the module's head."""
-    return [median_low(differences) if (differences := _differences(told[0].ends, its.ends)) else 0 for its in told]
+def _shifts(reports: Sequence[_Report]) -> list[int]:
+    """Returns what to add to each worker's times to get the first worker's clock; see the module's docstring."""
+    ends = reports[0].ends if reports else {}
+    return [median_low(differences) if (differences := _differences(ends, r.ends)) else 0 for r in reports]
 
 
 def _differences(ends: Mapping[int, int], others: Mapping[int, int]) -> list[int]:

@@ -1,5 +1,5 @@
-"""A run as Weights & Biases shows it: one history row a step, of the same names as TensorBoard's
-(`export_common.py`), and what happened meanwhile as a text, `events`.
+"""Exports a run to Weights & Biases: one history row for each step, with the same names as in TensorBoard
+(`export_common.py`), and the events meanwhile as one text, `events`.
 
 A row is sent when the next step's line arrives, because the script may log more values of the step until then. If
 steps are faster, one step in `LEAST_S` is sent with its numbers (`export_common.py`), and each step with logged
@@ -49,20 +49,20 @@ class WeightsAndBiases(Observer):
 
     def __init__(self, project: str, metrics: Path) -> None:
         self._project, self._metrics = project, metrics
-        self._place = metrics.parent / WANDB  # which is W&B's own name for it
+        self._place = metrics.parent / WANDB  # the name that W&B itself uses
         self._run: Any = None
         self._mark = Mark()
         self._row: dict[str, Any] = {}
         self._happened: list[str] = []
-        self._again = False  # the step in hand is one that W&B has
+        self._again = False  # True: W&B already has the current step
         self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
-        """Raises what W&B raises."""
+        """Starts or continues the W&B run. Raises any exception of W&B."""
         wandb = import_module("wandb")
         files.make(self._place)
-        found = load(self._place / MARK, self._metrics)
-        self._mark = msgspec.structs.replace(found, id=found.id or secrets.token_hex(4))
+        mark = load(self._place / MARK, self._metrics)
+        self._mark = msgspec.structs.replace(mark, id=mark.id or secrets.token_hex(4))
         self._row, self._happened, self._again = {}, [], False
         self._spacing = Spacing(LEAST_S)
         if self._run is None:
@@ -72,7 +72,7 @@ class WeightsAndBiases(Observer):
                 config={"farandole": __version__},
                 settings=wandb.Settings(console="off", silent=True, save_code=False, x_disable_stats=True),
             )  # fmt: skip
-            self._mark.save(self._place / MARK)  # under that id it is known from now on
+            self._mark.save(self._place / MARK)  # from now on W&B has a run with this id
         return self._mark.at
 
     def take(self, line: Line, at: int = 0) -> None:

@@ -1,5 +1,5 @@
-"""Bounds of numbers that users give: on a command line, in the environment, in a file, in a script. Each number is
-checked where it is given, so that an invalid number fails before anything is started. NaN is never within bounds.
+"""Bounds of numbers from users: on a command line, in the environment, in a file, in a script. Each number is checked
+where it is read, so that an invalid number fails before anything is started. NaN is never within bounds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAX_THREADS = 1024  # for each worker
 MAX_WORKERS = 10_000
 
 
-def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
-    """`value` as a Python int; integers of NumPy and torch are accepted. `given`: the text for it, as "--threads {}";
-    `why`: the meaning of the number, or what to use.
+def whole(text: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
+    """Return `value` as a Python int; integers of NumPy and torch are accepted. `text`: the text before the colon of an
+    error, with {} for the value, as "--threads {}". `why`: the meaning of the number, or what to use.
 
     Raises:
         UsageError: it is not a whole number, or out of bounds; the message names both.
@@ -27,14 +27,14 @@ def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: st
     try:
         number = operator.index(value)
     except TypeError:
-        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
+        raise UsageError(f"{text.replace('{}', f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
     if not least <= number <= most:
-        raise UsageError(f"{given.replace('{}', _shown(number))}: use {least} to {most}{_because(why)}")
+        raise UsageError(f"{text.replace('{}', _shown(number))}: use {least} to {most}{_because(why)}")
     return number
 
 
-def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
-    """`value` as a Python float; see `whole`.
+def real(text: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
+    """Return `value` as a Python float; see `whole`.
 
     Raises:
         UsageError: it is not a number, or out of bounds; the message names both.
@@ -44,7 +44,7 @@ def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, 
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number <= most:
-        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
+        raise UsageError(f"{text.replace('{}', f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
     return number
 
 
@@ -53,5 +53,5 @@ def _because(why: str) -> str:
 
 
 def _shown(number: int) -> str:
-    """The number as text. Python refuses to write the digits of a very long one."""
+    """Return the number as text. Python refuses to write the digits of a very long one."""
     return str(number) if number.bit_length() <= 256 else f"(a number of {number.bit_length()} bits)"

@@ -70,15 +70,15 @@ class Lifeline:
         return self._read_end
 
     def handed_over(self) -> None:
-        ours, self._read_end = self._read_end, -1
-        if ours >= 0:
-            os.close(ours)
+        descriptor, self._read_end = self._read_end, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def cut(self) -> None:
         """End the group, if it is still there."""
-        ours, self._write_end = self._write_end, -1
-        if ours >= 0:
-            os.close(ours)
+        descriptor, self._write_end = self._write_end, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def abandon(self) -> None:
         """End the group, if there is one: it is unknown whether the read end was handed over."""

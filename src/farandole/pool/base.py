@@ -177,16 +177,16 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolContext:
-    """What a run gives to a pool of other hosts.
+    """The data that a run gives to a pool of other hosts.
 
     Attributes:
         name: the pool's name; its workers report it.
         run: the name under which resources of this run are marked.
-        ticket: with it hosts join the run.
-        job: what the workers of a host do.
+        ticket: the ticket with which hosts join the run.
+        job: the job of the workers of a host.
         logs: the folder for the output of workers.
-        until: Unix time in seconds at which everything that the pool has must be gone; infinite: none.
-        keep_failed_s: how long a failed machine is kept for a look, in seconds.
+        until: Unix time in seconds at which all resources of the pool must be gone; infinite: no limit.
+        keep_failed_s: how long a failed machine is kept for debugging, in seconds.
     """
 
     name: str
@@ -202,15 +202,15 @@ class RemotePool(Pool, Protocol):
     """A pool of other hosts."""
 
     def remember(self, worker: str, host: str) -> None:
-        """A worker that an earlier process of this pool has started on `host`."""
+        """Add a worker that an earlier process of this pool has started on `host`."""
         ...
 
     def over(self) -> None:
-        """The run has ended: the hosts are needed no more."""
+        """The run has ended: the hosts are no longer needed."""
         ...
 
     def dollars(self) -> float:
-        """What the hosts have cost so far, in dollars, as far as prices are known."""
+        """Return the cost of the hosts so far in dollars, as far as prices are known."""
         ...
 
     async def close(self) -> None:
@@ -237,7 +237,7 @@ class PoolKind(Protocol):
         line for the user. `priced`: the price of each host must be known.
 
         Raises:
-            UsageError: the pool can't be had in this way.
+            UsageError: the pool can't be used with these terms.
         """
         ...
 
@@ -256,11 +256,11 @@ class Events:
         self._queue.put_nowait(event)
 
     async def take(self) -> list[Event]:
-        """All queued events. Waits until there is at least one."""
+        """Return all queued events. Waits until there is at least one."""
         return [await self._queue.get(), *self.waiting()]
 
     def waiting(self) -> list[Event]:
-        """All queued events, possibly none."""
+        """Return all queued events, possibly none."""
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
 

@@ -2,7 +2,7 @@
 
 An instance joins by itself (`serve`), with the ticket that this pool keeps as a secret in AWS while the run lasts.
 Invariant: when `close` has returned without a warning, AWS has reported every instance with the run's and the pool's
-tags as ended, except failed ones that are to be kept a while. An instance that comes later finds no ticket and ends
+tags as ended, except failed ones that must be kept for a while. An instance that comes later finds no ticket and ends
 itself.
 """
 
@@ -171,7 +171,7 @@ class Instance:
 
     id: str
     since: float
-    heard: float
+    listed_at: float
     state: str = "queued"
     reason: str = ""
     row: ListedInstance | None = None
@@ -270,24 +270,26 @@ class InstanceHours:
     """The hours and the price of each instance that a pool has seen. Times are Unix time."""
 
     prices: PriceTable
-    _seen: dict[str, tuple[float, float, float | None]] = field(
+    _instances: dict[str, tuple[float, float, float | None]] = field(
         default_factory=dict[str, tuple[float, float, float | None]]
     )
 
     def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
         """Record that the instance exists now. Returns its price the first time."""
-        price, new = self.prices.of(kind, zone, market), instance not in self._seen
-        self._seen[instance] = (launched, now, price)
+        price, new = self.prices.of(kind, zone, market), instance not in self._instances
+        self._instances[instance] = (launched, now, price)
         day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
         return (Priced(instance, price, launched, day),) if new else ()
 
     def dollars(self) -> float:
         """The cost so far of the instances with a known price."""
-        return sum((last - first) / 3600 * price for first, last, price in self._seen.values() if price is not None)
+        return sum(
+            (last - first) / 3600 * price for first, last, price in self._instances.values() if price is not None
+        )
 
     def unknown(self) -> int:
         """The number of instances whose price is unknown."""
-        return sum(price is None for _, _, price in self._seen.values())
+        return sum(price is None for _, _, price in self._instances.values())
 
 
 # --- template ---------------------------------------------------------------------------------------------------------
@@ -407,7 +409,10 @@ REMEDIES = {
 
 
 def meaning(code: str, status: int) -> str:
-    """One of the four meanings. `status`: the HTTP status. A request in doubt may have been carried out."""
+    """Return one of the four meanings of an error. `status`: the HTTP status.
+
+    A request in doubt may have been carried out.
+    """
     if code in NO_CAPACITY:
         return CAPACITY
     if code in TOO_MANY or status == 429:
@@ -512,7 +517,7 @@ class Aws:
         }
 
     def zones(self, types: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """For each zone of the region, those of the types that it offers."""
+        """Return, for each zone of the region, the types among `types` that it offers."""
         offered: dict[str, tuple[str, ...]] = {}
         filters = [{"Name": "instance-type", "Values": list(types)}]
         pages = self._ec2.get_paginator("describe_instance_type_offerings")
@@ -775,7 +780,7 @@ class AccountFacts:
         ]
 
     @property
-    def said(self) -> str:
+    def warning(self) -> str:
         """A warning to print before the pool is used, "" for none."""
         return f"zones {', '.join(zone.name for zone in self.zones)}: {BETWEEN}" if self.several else ""
 
@@ -944,8 +949,8 @@ class Fleet:
                 self._listed(row, now)
         present = {row.id for row in rows}
         for instance in list(self.instances.values()):
-            if instance.id not in present and not instance.connected and now - instance.heard > MISSING_S:
-                self._gone(instance, "AWS does not list it any more", now)
+            if instance.id not in present and not instance.connected and now - instance.listed_at > MISSING_S:
+                self._remove(instance, "AWS does not list it any more", now)
 
     def _listed(self, row: ListedInstance, now: float) -> None:
         if row.id not in self.instances and row.state == "terminated":
@@ -953,12 +958,12 @@ class Fleet:
             self._due.forget.append(row.id)  # an earlier process of this pool may have had workers there
             return
         instance = self._add(row.id, now, row.type, self.requests.get(row.request), row.request)
-        previous, instance.row, instance.heard = instance.row, row, now
+        previous, instance.row, instance.listed_at = instance.row, row, now
         instance.type, instance.zone, instance.market = row.type or instance.type, row.zone, row.market
         instance.request = instance.request or row.request
         if row.state == "terminated" or (row.state == "shutting-down" and not instance.connected):
             self._terminated.add(row.id)
-            self._gone(instance, row.reason or "it was terminated", now)
+            self._remove(instance, row.reason or "it was terminated", now)
         elif row.state == "shutting-down":
             instance.ending = True  # it is no longer a host, but its processes have not ended yet
         elif row.state in ("stopping", "stopped"):
@@ -972,7 +977,7 @@ class Fleet:
     def _add(self, each: str, now: float, kind: str, request: InstanceRequest | None, token: str) -> Instance:
         if instance := self.instances.get(each):
             return instance
-        instance = self.instances[each] = Instance(id=each, since=now, heard=now, type=kind, request=token)
+        instance = self.instances[each] = Instance(id=each, since=now, listed_at=now, type=kind, request=token)
         if request:
             instance.zone, instance.market = request.offer.zone.name, request.offer.market
             request.open -= 1
@@ -1026,7 +1031,7 @@ class Fleet:
         self._fail(f"{instance.id}: {reason}")
 
     def _lost(self, instance: Instance, reason: str, now: float) -> None:
-        """Nothing runs on the instance any more."""
+        """Record that the instance has ended, with all of its workers."""
         coming, instance.state = instance.coming, "gone"
         instance.connected, instance.workers, instance.idle = False, 0, math.inf
         self._due.forget.append(instance.id)
@@ -1037,7 +1042,7 @@ class Fleet:
         if coming:
             self._fail(f"{instance.id}: {reason}")
 
-    def _gone(self, instance: Instance, reason: str, now: float) -> None:
+    def _remove(self, instance: Instance, reason: str, now: float) -> None:
         del self.instances[instance.id]
         self._lost(instance, reason, now)
 
@@ -1120,8 +1125,8 @@ class Fleet:
                 expired = idle_s >= END_AGAIN_S
             else:
                 expired = idle_s >= IDLE_S
-            ours = bool(instance.request) or instance.state == "failed"
-            if instance.ending or (expired and not needed and ours and instance.state != "gone"):
+            endable = bool(instance.request) or instance.state == "failed"
+            if instance.ending or (expired and not needed and endable and instance.state != "gone"):
                 instance.ending = True
                 if now - instance.ended >= END_AGAIN_S:
                     instance.ended = now
@@ -1423,7 +1428,7 @@ class InstanceMetadata:
         self.address = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA).rstrip("/")
 
     def read(self, path: str) -> str | None:
-        """One item; None: it does not exist. Raises FarandoleError: the service does not answer."""
+        """Return one item; None: it does not exist. Raises FarandoleError: the service does not answer."""
         failure: OSError = TimeoutError()
         for attempt in range(METADATA_TRIES):
             try:
@@ -1539,8 +1544,8 @@ class Ec2Kind:
                 f"--max-cost: the price of {names[0]} is unknown; name a file with it, as "
                 f"--pool {terms.name},prices=FILE (docs/ec2.md)"
             )
-        if account.said:
-            show(f"--pool {terms.name}: {account.said}")
+        if account.warning:
+            show(f"--pool {terms.name}: {account.warning}")
 
     async def open(self, terms: PoolTerms, context: PoolContext) -> Ec2Pool:
         aws, account = settle(terms.options)

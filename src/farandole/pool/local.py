@@ -71,7 +71,7 @@ class Strays:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._ours: dict[int, str] = {}  # strays, with their worker
+        self._strays: dict[int, str] = {}  # strays, with their worker
         self._sessions: set[int] = set()  # the workers' sessions
         self._before: set[int] = set()
         self._linux = sys.platform == "linux"
@@ -94,15 +94,17 @@ class Strays:
                 continue
             dead, session = stat
             if dead:
-                if pid in self._ours or session in self._sessions:
+                if pid in self._strays or session in self._sessions:
                     _reap(pid)
-                    self._ours.pop(pid, None)
+                    self._strays.pop(pid, None)
                 continue
-            worker = self._ours.get(pid) or _worker(pid)
+            worker = self._strays.get(pid) or _worker(pid)
             if worker not in workers:
                 continue
-            reported = pid in self._ours or session in self._sessions  # in the worker's session: killed with it already
-            self._ours[pid] = worker
+            reported = (
+                pid in self._strays or session in self._sessions
+            )  # in the worker's session: killed with it already
+            self._strays[pid] = worker
             if worker not in running:
                 remaining = True
                 if not reported:
@@ -573,7 +575,7 @@ def prepare(command: str, *, run: str, host: str) -> None:
     folder = FOLDER.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / _name(run, host, command)
-    _do_once(command, "--prepare", done=mark.with_suffix(".done"), lock=mark.with_suffix(".lock"), host=host)
+    _do_once(command, "--prepare", mark=mark.with_suffix(".done"), lock=mark.with_suffix(".lock"), host=host)
 
 
 def set_up(command: str, folder: Path, *, host: str) -> Path | None:
@@ -586,8 +588,8 @@ def set_up(command: str, folder: Path, *, host: str) -> Path | None:
     """
     if not command:
         return None
-    done, lock = set_up_mark(folder, _name(host, command))
-    _do_once(command, "--setup", done=done, lock=lock, host=host, log=done.with_suffix(".log"))
+    mark, lock = set_up_mark(folder, _name(host, command))
+    _do_once(command, "--setup", mark=mark, lock=lock, host=host, log=mark.with_suffix(".log"))
     environment = folder / ENVIRONMENT
     python = environment / "bin" / "python"
     if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
@@ -611,16 +613,16 @@ def _name(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, log: Path | None = None) -> None:
-    """Run the command unless `done` exists. Its output goes to `log`, if given. Raises HostNotPrepared: it failed."""
-    if done.exists():
+def _do_once(command: str, option: str, *, mark: Path, lock: Path, host: str, log: Path | None = None) -> None:
+    """Run the command unless `mark` exists. Its output goes to `log`, if given. Raises HostNotPrepared: it failed."""
+    if mark.exists():
         return
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not files.take(descriptor, lock, _NO_LOCKS):
             tell(f"farandole: another worker prepares {host}; waiting for it")
             files.take(descriptor, lock, _NO_LOCKS, wait=True)
-        if done.exists():
+        if mark.exists():
             return
         tell(f"farandole: preparing {host}: {command}")
         environ = {**os.environ, "PYTHON": sys.executable}
@@ -635,7 +637,7 @@ def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, lo
             raise HostNotPrepared(
                 f"{option} {command!r} failed on {host} with {how}, so its workers can't join; its output is in {where}"
             )
-        os.close(os.open(done, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         tell(f"farandole: {host} is prepared")
     finally:
         os.close(descriptor)

@@ -334,7 +334,7 @@ class PoolReconciler:
                 if self._placing.record_rebalance(event):
                     self._outbox.append(m.RebalanceAdvice(host=host, reason=reason))
             case WorkerExited(worker, reason):
-                self._gone(worker, reason, now)
+                self._on_exit(worker, reason, now)
             case HostState(host, state, reason):
                 self._outbox.append(m.HostSeen(host=host, state=state, reason=reason))
             case Priced(host, dollars, since, day):
@@ -363,7 +363,7 @@ class PoolReconciler:
             self._placing.record_failure(record.host, now, start=True)
             self._outbox.append(m.StartFailed(worker=worker, host=record.host, reason=reason))
 
-    def _gone(self, worker: str, reason: str, now: float) -> None:
+    def _on_exit(self, worker: str, reason: str, now: float) -> None:
         record = self._workers.pop(worker, None)
         if record is None:
             self._called_off.discard(worker)
@@ -490,13 +490,17 @@ AGAIN = (
 
 
 async def serve_pool(
-    pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0, ended: Iterable[str] = ()
+    pool: Pool,
+    ticket: Ticket,
+    on_roster: Callable[[Roster], None] | None = None,
+    count: int = 0,
+    ended: Iterable[str] = (),
 ) -> Roster:
     """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
 
     If the coordinator is lost, this waits for it until it is cancelled: the workers train on meanwhile. When the
-    coordinator is back, it gets all exits again. `seen` is called with every roster, for display. `count` workers were
-    started in an earlier process of the run; the workers in `ended` exited with that process.
+    coordinator is back, it gets all exits again. `on_roster` is called with every roster, for display. `count` workers
+    were started in an earlier process of the run; the workers in `ended` exited with that process.
 
     Raises:
         CoordinatorUnreachable: the coordinator was never reached.
@@ -504,7 +508,10 @@ async def serve_pool(
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
     service = _Service(
-        pool, PoolReconciler(count), seen, [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended]
+        pool,
+        PoolReconciler(count),
+        on_roster,
+        [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended],
     )
     try:
         while not service.reconciler.done:
@@ -528,12 +535,12 @@ class _Service:
         self,
         pool: Pool,
         reconciler: PoolReconciler,
-        seen: Callable[[Roster], None] | None,
+        on_roster: Callable[[Roster], None] | None,
         ended: Sequence[m.WorkerProcessExited],
     ) -> None:
         self.reconciler = reconciler
         self._pool = pool
-        self._seen = seen
+        self._on_roster = on_roster
         self._resend: deque[m.FromPool] = deque(ended, maxlen=KEPT)  # a new connection gets all of these
         self._unsent: deque[m.FromPool] = deque(maxlen=KEPT)
         self._events = asyncio.ensure_future(pool.events())
@@ -603,8 +610,8 @@ class _Service:
 
     def _update(self, roster: Roster) -> None:
         self.reconciler.update(roster, self._now())
-        if self._seen is not None:
-            self._seen(roster)
+        if self._on_roster is not None:
+            self._on_roster(roster)
 
     @staticmethod
     def _now() -> float:

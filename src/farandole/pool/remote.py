@@ -114,8 +114,8 @@ class RemoteHosts:
     def forget(self, host: str) -> list[Event]:
         """Remove the host. Its workers count as exited, because no report will come."""
         remote = self.hosts.pop(host, RemoteHost())
-        gone: list[Event] = [WorkerExited(worker, AWAY) for worker in remote.running]
-        return [*gone, *(WorkerStartFailed(worker, AWAY) for worker in remote.ordered)]
+        exited: list[Event] = [WorkerExited(worker, AWAY) for worker in remote.running]
+        return [*exited, *(WorkerStartFailed(worker, AWAY) for worker in remote.ordered)]
 
     def order(self, host: str, job: Job, logs: dict[str, int], *, end: bool = False) -> AgentOrder | None:
         """A new order for the host's agent; None if no agent is connected. `logs`: the bytes that are here, by

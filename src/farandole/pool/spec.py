@@ -1,7 +1,7 @@
-"""What `--pool` says: one pool as KIND[,KEY=VALUE]..., or a TOML file with a table for each.
+"""Parses the values of `--pool`: one pool as KIND[,KEY=VALUE]..., or a TOML file with a table for each pool.
 
     --pool local,size=2                                  this machine
-    --pool ssh,hosts=hosts.txt                           hosts of a file, see `ssh.py`
+    --pool ssh,hosts=hosts.txt                           the hosts in a file, see `ssh.py`
     --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 
@@ -27,7 +27,7 @@ from farandole.pool.base import PoolContext, PoolKind, RemotePool
 from farandole.protocol.settings import PoolTerms
 
 COMMON = ("kind", "name", "size")
-GROUP = "farandole.pools"  # of entry points
+GROUP = "farandole.pools"  # group of entry points
 
 
 class LocalKind:
@@ -79,7 +79,7 @@ def kind_of(name: str, where: str = "--pool") -> PoolKind:
 
 
 def pools(arguments: Sequence[str]) -> tuple[PoolTerms, ...]:
-    """All pools of the `--pool` arguments, in their order.
+    """Return the pools of all `--pool` arguments, in their order.
 
     Raises:
         UsageError: an argument is invalid; the message names it.
@@ -128,12 +128,12 @@ def _tables(path: Path) -> list[dict[str, Any]]:
 
 def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
     kind = str(table.get("kind", ""))
-    has = kind_of(kind, where)
-    allowed = (*COMMON, *has.options)
+    pool_kind = kind_of(kind, where)
+    allowed = (*COMMON, *pool_kind.options)
     for key in table:
         if key not in allowed:
             raise UsageError(f"{where}: {kind} has no key {key!r}; its keys are {', '.join(allowed[1:])}")
-    for key in has.required:
+    for key in pool_kind.required:
         if key not in table:
             raise UsageError(f"{where}: {kind} needs {key}=...")
     name = str(table.get("name", kind))
@@ -149,5 +149,5 @@ def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
 
 
 def _option_text(value: object) -> str:
-    """The option as on the command line, where a TOML list is written as a+b."""
+    """Return the option as on the command line, where a TOML list is written as a+b."""
     return "+".join(str(each) for each in cast(list[object], value)) if isinstance(value, list) else str(value)

@@ -170,7 +170,7 @@ class HostsFile:
         self.lines = read(path)
         if not self.lines:
             raise UsageError(f"hosts file {path}: it has no host; write a line HOST slots=NUMBER for each")
-        self._seen = self._settled = self._stamp()
+        self._last_stamp = self._settled = self._stamp()
         self._reported = ""
 
     def poll(self) -> str | None:
@@ -179,8 +179,8 @@ class HostsFile:
         A change counts when the file is the same in two checks, because an editor may still be writing it.
         """
         stamp = self._stamp()
-        if stamp != self._seen:
-            self._seen = stamp
+        if stamp != self._last_stamp:
+            self._last_stamp = stamp
             return None
         if stamp == self._settled:
             return None

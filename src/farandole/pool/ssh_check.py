@@ -185,7 +185,7 @@ class HostReport:
     ports: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def problems(report: HostReport, ours: HostFacts) -> list[str]:
+def problems(report: HostReport, own: HostFacts) -> list[str]:
     """The reasons why no worker of this host could join a run of this machine, each with a remedy; empty: it can."""
     facts = report.facts
     if facts is None:
@@ -193,10 +193,10 @@ def problems(report: HostReport, ours: HostFacts) -> list[str]:
     texts: list[str] = []
     if facts.without:
         texts.append(f"no worker can run there ({facts.without}); install torch there, or name another Python")
-    if facts.farandole != ours.farandole:
-        texts.append(f"farandole {facts.farandole} there, {ours.farandole} here: install the same version")
-    if facts.numerics and ours.numerics:
-        unlike = numeric_facts.numeric_differences(ours.numerics.items(), facts.numerics.items())
+    if facts.farandole != own.farandole:
+        texts.append(f"farandole {facts.farandole} there, {own.farandole} here: install the same version")
+    if facts.numerics and own.numerics:
+        unlike = numeric_facts.numeric_differences(own.numerics.items(), facts.numerics.items())
         if unlike.bits:
             details = "; ".join(unlike.words(numeric_facts.ELSEWHERE))
             texts.append(f"its results differ from here: a run with both needs --bits portable or any ({details})")

@@ -1,9 +1,9 @@
 """The cost of hosts, by the hour. Pure.
 
-Where a pool reports what it pays for (`Priced`), that counts: from an instance's launch until it is gone, with workers
-or without. Otherwise a host is paid for from the start of its first worker to the end of its last. A gap without
-workers counts too if it is shorter than `GAP_S`, since the machine is still held while a worker is replaced. The number
-of workers on the host does not matter.
+If a pool reports the prices of its hosts (`Priced`), a host costs from its launch until it is gone, with or without
+workers. Otherwise a host costs from the start of its first worker to the end of its last one. A gap without workers
+counts too if it is shorter than `GAP_S`, since the machine is still reserved while a worker is replaced. The number of
+workers on the host does not matter.
 """
 
 from __future__ import annotations

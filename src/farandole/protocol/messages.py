@@ -1,8 +1,8 @@
 """Every message between workers, pools, observers and the coordinator, as typed structs.
 
-Only these are ever decoded from a control connection; anything else is refused, and so is what goes beyond the bounds
-that a worker's fields carry. `sendable` holds a message to the same bounds before it is sent. One connection is one
-ordered stream in each direction; nothing is assumed about the order across connections.
+A control connection accepts only these messages. It refuses any other message, and any value beyond the bounds of its
+field's type. `sendable` checks a message against the same bounds before it is sent. A connection is one ordered stream
+in each direction. No code relies on an order across connections.
 """
 
 from __future__ import annotations

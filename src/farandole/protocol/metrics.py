@@ -1,13 +1,13 @@
-"""The lines of metrics.jsonl: how each kind is made, and what counts as one when the file is read again.
+"""The lines of metrics.jsonl: writes each kind of line, and validates the lines of a file.
 
     event line   {"event": name, "time": unix, **fields}
     step line    {"step": number, **fields}
     run.log line {"event": "log", "step": number, **fields}
 
-The file outlives the coordinator that wrote it, and anything may have happened to it since: a torn write, a disk,
-another version of farandole, another program. So whoever reads it takes lines from `parse_line` alone. What that gives
-is one of the structs below, whole: names and types are those that readers go by. A line that is anything else is
-damaged: it is passed over and counted, never believed and never an error.
+The file outlives the coordinator that wrote it, and may have been damaged or changed since: by a torn write, a disk,
+another version of farandole, another program. So all readers get their lines from `parse_line`. It returns one of the
+structs below, with all fields and with valid types. Any other line is damaged: readers skip and count it. They never
+use its values, and it never causes an error.
 """
 
 from __future__ import annotations

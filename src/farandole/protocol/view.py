@@ -21,8 +21,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The shard assignment history of a round.
 
     The first of `sets` received all shards, by `shares` (empty: equally). Each later set is a subset of the one before,
-    and received the shards of the members that are missing in it. `again`: if the round is done again, the shards that
-    each worker computes as checks (see `plan/shards.py`); None if no worker was told any.
+    and received the shards of the members that are missing in it. `again`: if the round is repeated, the shards that
+    each worker computes as checks (see `plan/shards.py`); None if no worker was assigned any.
 
     Raises:
         ValueError: the number of shares is not that of the workers of the first set.

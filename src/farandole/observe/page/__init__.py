@@ -1,1 +1,1 @@
-"""The page that the dashboard serves and the report is. No figure is made here: all of them come from `story/`."""
+"""The page of the dashboard and of the report. It computes no figures: `observe/story.py` provides all of them."""
