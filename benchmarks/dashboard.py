@@ -103,16 +103,16 @@ async def measure(folder: Path, lines: Lines, seconds: float) -> None:
     coordinator = Coordinator(lines)
     watch = RunWatch(folder, lambda: coordinator, lambda: True)  # type: ignore[arg-type, return-value]
     made: list[tuple[int, float, int]] = []  # by which page, in how many ms, bytes
-    tick_of = story.Telling.tick
+    tick_of = story.UpdateStream.tick
 
-    def timed(self: story.Telling, *arguments: object, **more: object) -> story.Tick:
+    def timed(self: story.UpdateStream, *arguments: object, **more: object) -> story.Tick:
         began = time.perf_counter()
         tick = tick_of(self, *arguments, **more)  # type: ignore[arg-type]
         size = len(msgspec.json.encode(tick))
         made.append((id(self), 1000 * (time.perf_counter() - began), size))
         return tick
 
-    story.Telling.tick = timed  # type: ignore[method-assign, assignment]
+    story.UpdateStream.tick = timed  # type: ignore[method-assign, assignment]
     server = DashboardServer(watch, lambda: None)
     await server.start()
     began = time.perf_counter()

@@ -1,9 +1,8 @@
 """Merges the workers' reports about the same few steps into one trace for ui.perfetto.dev and chrome://tracing.
 
 Pure: it takes the workers' answers and returns events. In the trace each host is a process, and each worker is a thread
-of it. A worker's line shows its steps, their phases (the classes of `protocol/values.py`) and, in an exchange, the peers
-that it waited for.
-Waits that overlap with computation are left out, since they cost nothing.
+of it. A worker's line shows its steps, their phases (the classes of `protocol/values.py`) and, in an exchange, the
+peers that it waited for. Waits that overlap with computation are left out, since they cost nothing.
 
 **Which steps.** The workers were asked at nearly the same time, but not in the same step. The trace has as many steps
 as requested, from the first one that most workers have. A worker with fewer steps is shown with those.
