@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-JOB = Path(__file__).parents[1] / "tests" / "jobs" / "erring.py"
+JOB = Path(__file__).parents[1] / "tests" / "jobs" / "faults.py"
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 PARTS = (0.01, 0.1, 1.0)
 SHARDS, BITS = 6, 32 * 32  # of the job's first weight
@@ -38,7 +38,7 @@ def main() -> None:
     for number in range(args.runs):
         draw = random.Random(number)
         worker, step, bit = draw.choice(("w1", "w2", "w3")), draw.randrange(2, 20), draw.randrange(BITS)
-        found = run(number, worker, step, f"gradient:{bit}" + ":once" * (args.part == 1.0), args.part)
+        found = run(number, worker, step, bit, args.part)
         ok = found is not None and found[0] == worker and (found[1] == step or args.part < 1.0)
         right += ok
         if found is not None:
@@ -75,12 +75,14 @@ def seconds(part: float) -> float:
         return statistics.mean(line["seconds"] for line in lines if "loss" in line and line["step"] >= 50)
 
 
-def run(seed: int, worker: str, step: int, how: str, part: float) -> tuple[str, int] | None:
+def run(seed: int, worker: str, step: int, bit: int, part: float) -> tuple[str, int] | None:
     """Who was found to compute wrong, and in which step."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "run")
         command = [sys.executable, "-m", "farandole", "run", "--workers", "3", "--min", "3", "--audit", str(part)]
-        command += ["--seed", str(seed), "--folder", str(folder), str(JOB), how, worker, str(step)]
+        command += ["--seed", str(seed), "--folder", str(folder), str(JOB), place, "--fault"]
+        command += ["wrong-gradient-once" if part == 1.0 else "wrong-gradient", "--worker", worker, "--at", str(step)]
+        command += ["--bit", str(bit), "--steps", "60", "--batch", "24", "--micro", "4"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             while process.poll() is None:

@@ -22,9 +22,10 @@ from farandole.data import ledger
 from farandole.data.loader import Key, Loader
 from farandole.errors import BadSample, ShardError, UsageError
 from farandole.plan.batch import GlobalBatch
+from tests.jobs.loading import EPOCHS, SAMPLES
 from tests.support.harness import Elastic, alone, read_lines
 
-JOB = Path(__file__).parents[1] / "jobs" / "bad.py"
+JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
 BATCH = GlobalBatch(8, micro=4)
 
 
@@ -117,10 +118,13 @@ def test_the_gradient_is_the_mean_over_the_good_ones(run: farandole.Run) -> None
 def test_the_same_bits_through_a_kill_and_each_is_counted(tmp_path: Path) -> None:
     bad = {3, 17, 18, 40, 41, 42, 59}
     text = ",".join(map(str, sorted(bad)))
-    out, expected, pace = tmp_path / "out", tmp_path / "expected", tmp_path / "pace"
-    alone(tmp_path / "one", JOB, str(expected), text)
-    pace.write_text("0.05")
-    arguments = [str(out), text, "--pace", str(pace)]
+    out, expected = tmp_path / "out", tmp_path / "expected"
+    for folder in (out, expected):
+        folder.mkdir()
+    skipping, pace = ["--bad", text, "--on-bad", "skip"], out / "pace"
+    alone(tmp_path / "one", JOB, str(expected), *skipping)
+    pace.write_text("0.2")
+    arguments = [str(out), *skipping]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=2, deadline_s=150, options=["--ledger"]) as elastic:
         elastic.until_members(2)
         elastic.until_step(elastic.step + 2)
@@ -129,14 +133,15 @@ def test_the_same_bits_through_a_kill_and_each_is_counted(tmp_path: Path) -> Non
         pace.write_text("0")
         elastic.finish()
         assert "BAD SAMPLE" in elastic.output.read_text()
-    assert out.read_text() == expected.read_text()
-    good = [index for index in range(60) if index not in bad]
-    assert float(out.read_text().split()[1]) == pytest.approx(sum(good) / len(good))
+    weights = (out / "weights").read_text()
+    assert weights == (expected / "weights").read_text()
+    good = [index for index in range(SAMPLES) if index not in bad]
+    assert float(weights.split()[1]) == pytest.approx(EPOCHS * sum(good) / len(good))
     for folder in (tmp_path / "one" / "ledger", tmp_path / "run" / "ledger"):
-        assert ledger.count(folder) == Counter((epoch, index) for epoch in range(5) for index in good)
-        assert ledger.skipped(folder) == Counter((epoch, index) for epoch in range(5) for index in bad)
+        assert ledger.count(folder) == Counter((epoch, index) for epoch in range(EPOCHS) for index in good)
+        assert ledger.skipped(folder) == Counter((epoch, index) for epoch in range(EPOCHS) for index in bad)
     assert skips(tmp_path / "run") == skips(tmp_path / "one")
-    assert sum(skips(tmp_path / "run").values()) == 5 * len(bad)
+    assert sum(skips(tmp_path / "run").values()) == EPOCHS * len(bad)
 
 
 def skips(folder: Path) -> dict[int, Any]:
@@ -145,11 +150,10 @@ def skips(folder: Path) -> dict[int, Any]:
 
 @pytest.mark.processes
 def test_with_nothing_to_leave_out_the_bits_are_those_of_raise(tmp_path: Path) -> None:
-    alone(tmp_path / "skip", JOB, str(tmp_path / "skipping"), "none")
-    raising = tmp_path / "raising.py"
-    raising.write_text(JOB.read_text().replace('"skip"', '"raise"'))
-    alone(tmp_path / "raise", raising, str(tmp_path / "raised"), "none")
-    assert (tmp_path / "skipping").read_text() == (tmp_path / "raised").read_text()
+    for how in ("skip", "raise"):
+        (tmp_path / how).mkdir()
+        alone(tmp_path / how, JOB, str(tmp_path / how), "--on-bad", how)
+    assert (tmp_path / "skip" / "weights").read_text() == (tmp_path / "raise" / "weights").read_text()
     assert skips(tmp_path / "skip") == {}
 
 

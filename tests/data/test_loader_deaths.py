@@ -14,11 +14,12 @@ import pytest
 from farandole.data import ledger
 from farandole.observe.text import describe
 from farandole.protocol.metrics import parse_line
-from tests.jobs.loading import SAMPLES
+from tests.jobs.loading import EPOCHS, SAMPLES
 from tests.support.fake_worker import gone
 from tests.support.harness import Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
+LOADING = ("--loaders", "2")
 
 
 @pytest.mark.processes
@@ -28,7 +29,9 @@ def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -
     for folder in (out, single):
         folder.mkdir()
     (out / "hold").touch()
-    with Elastic(tmp_path / "run", JOB, str(out), workers=2, options=["--min", "2", "--ledger"]) as run:
+    with Elastic(
+        tmp_path / "run", JOB, str(out), *LOADING, "--hold", "3", workers=2, options=["--min", "2", "--ledger"]
+    ) as run:
         run.until(lambda: len(list(out.glob("held-*"))) == 2, "both workers between two steps")
         held = sorted(out.glob("held-*"))[0]
         victim = int(held.read_text().split()[0])
@@ -43,7 +46,7 @@ def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -
         assert told["reason"] in (run.folder / "logs" / f"{told['worker']}.log").read_text()
         assert run.events("lost") == run.events("failed") == []
         counts = ledger.count(run.folder / "ledger")
-        assert sorted(counts.items()) == [((0, sample), 1) for sample in range(SAMPLES)]
-    alone(tmp_path / "alone", JOB, str(single))
-    assert (out / "fingerprint").read_text() == (single / "fingerprint").read_text()
+        assert sorted(counts.items()) == [((epoch, n), 1) for epoch in range(EPOCHS) for n in range(SAMPLES)]
+    alone(tmp_path / "alone", JOB, str(single), *LOADING)
+    assert (out / "weights").read_text() == (single / "weights").read_text()
     assert not [line for line in read_lines(tmp_path / "alone") if line.get("event") == "loader replaced"]

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 import farandole
-from tests.jobs.annealed import RATE, STEPS
+from tests.jobs.small import RATE
 from tests.support.harness import Elastic, alone
 from tests.support.steps import BATCH, data
 
-JOB = Path(__file__).parents[1] / "jobs" / "annealed.py"
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+STEPS = 600
+ANNEAL = ("--anneal", "--epochs", "10", "--samples", "240", "--batch", "4", "--micro", "2")
 
 
 class Scaled(nn.Module):
@@ -49,20 +51,19 @@ def test_every_shard_sees_the_value_and_the_next_step_goes_on_from_it(run: faran
 
 @pytest.mark.processes
 def test_with_a_join_in_the_middle_and_alone(tmp_path: Path) -> None:
-    out, single = tmp_path / "out", tmp_path / "single"
-    for folder in (out, single):
-        folder.mkdir()
-    (out / "pace").touch()
-    with Elastic(tmp_path / "run", JOB, str(out), workers=1, options=[]) as run:
+    out, single, pace = tmp_path / "out", tmp_path / "single", tmp_path / "pace"
+    pace.write_text("0.04")
+    arguments = (str(out), *ANNEAL, "--pace", str(pace))
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=[]) as run:
         run.until_step(2)
         run.command("scale", "2")
         run.until_members(2)
         assert 2 <= run.events("view")[-1]["step"] < STEPS - 1
-        (out / "pace").unlink()
+        pace.unlink()
         run.finish()
         assert [event["equal"] for event in run.events("finished")] == [True]
-    alone(tmp_path / "alone", JOB, str(single))
-    assert (out / "result").read_text() == (single / "result").read_text()
-    temperature, noise = map(float, (out / "result").read_text().split()[1:])
-    assert temperature == pytest.approx(2.0 - (STEPS - 1) / STEPS)
+    alone(tmp_path / "alone", JOB, str(single), *ANNEAL)
+    assert out.read_text() == single.read_text()
+    temperature, noise = map(float, out.read_text().split()[1:])
+    assert temperature == pytest.approx(1.0 + RATE ** (STEPS - 1))
     assert noise == pytest.approx(RATE**STEPS, rel=1e-4)

@@ -19,7 +19,7 @@ from tests.support.forked import ENVIRON, Process, popen
 from tests.support.harness import FARANDOLE
 from tests.support.lines import naming
 
-JOB = Path(__file__).parents[1] / "jobs" / "benched.py"
+JOB = Path(__file__).parents[1] / "jobs" / "ending.py"
 SHORT = ("--steps", "2", "--rounds", "2")
 FIRST, BLOCK = 4, 5  # steps: to get ready, and a contestant's, with those that are not timed
 ALONE, OURS, DDP = ("PlainStep", False), ("Step", True), ("PlainStep", True)
@@ -33,7 +33,8 @@ class Bench:
     def __init__(self, folder: Path, *arguments: str, options: tuple[str, ...] = SHORT) -> None:
         self.folder, self.written = folder, folder / "written"
         self.written.mkdir()
-        command = [*FARANDOLE, "bench", "steps", *options, str(JOB), str(self.written), *arguments]
+        job = [str(JOB), str(self.written / "out"), "--record", "--samples", "320", "--epochs", "1000", *arguments]
+        command = [*FARANDOLE, "bench", "steps", *options, *job]
         self.out = folder / "out"
         with self.out.open("wb") as out:
             self.process: Process = popen(command, cwd=folder, env=ENVIRON, stdout=out, stderr=out)
@@ -125,8 +126,8 @@ def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) ->
             ("--epochs", "1"),
             ("20 steps", "68"),
         ),
-        (("--leave", "4"), ("5 steps",)),
-        (("--fail", "1"), ("ZeroDivisionError: mine",)),
+        (("--break-at", "4"), ("5 steps",)),
+        (("--fail-at", "1"), ("ZeroDivisionError: mine",)),
     ],
 )
 def test_what_a_script_does_wrong_is_said_and_its_logs_are_kept(

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.straying import STEPS, TROUBLE
+from tests.jobs.faults import FAULT_AT
 from tests.support.harness import Elastic
 
 pytestmark = [pytest.mark.processes]
-JOB = Path(__file__).parents[1] / "jobs" / "straying.py"
+JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
+STEPS = 12
 EVALUATION = "evaluate over 96 samples in micro-batches of 16, 1 lanes"
-AFTER = f"ended after step {TROUBLE}"
+AFTER = f"ended after step {FAULT_AT}"
 
 
 def strayed(folder: Path, how: str) -> Elastic:
     """The run, over."""
-    with Elastic(folder, JOB, how, workers=2, options=["--min", "2"]) as run:
+    arguments = (str(folder.parent), "--fault", how, "--steps", str(STEPS))
+    with Elastic(folder, JOB, *arguments, workers=2, options=["--min", "2"]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
     return run
 
@@ -29,14 +31,14 @@ def strayed(folder: Path, how: str) -> Elastic:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("leader_evaluates", (EVALUATION, f"step {TROUBLE + 1};", "not under `if run.is_leader`")),
+        ("leader-evaluates", (EVALUATION, f"step {FAULT_AT + 1};", "not under `if run.is_leader`")),
         pytest.param(
-            "unequal_evaluations", (EVALUATION, EVALUATION.replace("1 lanes", "2 lanes")), marks=pytest.mark.long
+            "unequal-evaluations", (EVALUATION, EVALUATION.replace("1 lanes", "2 lanes")), marks=pytest.mark.long
         ),
-        ("leader_thaws", (f"step {TROUBLE + 1}, of which other parameters are trained", f"step {TROUBLE + 1};")),
-        pytest.param("leader_evaluates_at_the_end", (AFTER, f"goes on with {EVALUATION}"), marks=pytest.mark.long),
-        pytest.param("one_breaks", (AFTER, f"goes on with step {TROUBLE + 1};"), marks=pytest.mark.long),
-        ("one_exits", (AFTER, f"goes on with step {TROUBLE + 1};")),
+        ("leader-thaws", (f"step {FAULT_AT + 1}, of which other parameters are trained", f"step {FAULT_AT + 1};")),
+        pytest.param("leader-evaluates-at-the-end", (AFTER, f"goes on with {EVALUATION}"), marks=pytest.mark.long),
+        pytest.param("one-breaks", (AFTER, f"goes on with step {FAULT_AT + 1};"), marks=pytest.mark.long),
+        ("one-exits", (AFTER, f"goes on with step {FAULT_AT + 1};")),
     ],
 )
 def test_scripts_that_go_different_ways_end_the_run_and_are_named(
@@ -51,12 +53,12 @@ def test_scripts_that_go_different_ways_end_the_run_and_are_named(
     assert event["reason"] in run.output.read_text().replace("\n", " ")
     assert not run.events("lost"), "nobody is killed for it, by Gloo or as stalled"
     [saved] = run.events("saved")
-    assert saved["whole"] == (how != "unequal_evaluations"), "who has ended its script holds a whole state too"
+    assert saved["whole"] == (how != "unequal-evaluations"), "who has ended its script holds a whole state too"
     assert Path(saved["path"]).exists()
 
 
 @pytest.mark.parametrize(
-    ("how", "last"), [("everyone_breaks", TROUBLE), pytest.param("everyone_thaws", STEPS - 1, marks=pytest.mark.long)]
+    ("how", "last"), [("everyone-breaks", FAULT_AT), pytest.param("everyone-thaws", STEPS - 1, marks=pytest.mark.long)]
 )
 def test_scripts_that_go_the_same_way_end_well(tmp_path: Path, how: str, last: int) -> None:
     run = strayed(tmp_path / "run", how)

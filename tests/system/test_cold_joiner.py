@@ -12,7 +12,7 @@ from tests.support.harness import Elastic, alone
 from tests.support.image_files import make_folder
 from tests.support.shards import prepared
 
-JOB = Path(__file__).parents[1] / "jobs" / "cold.py"
+JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
 pytestmark = pytest.mark.processes
 
 
@@ -27,17 +27,19 @@ def test_a_joiner_has_its_shards_when_it_enters_and_the_bits_are_those_of_a_loca
     server: FileServer, tmp_path: Path
 ) -> None:
     shards = len(list((tmp_path / "shards").glob("*.tar")))
-    pace = tmp_path / "pace"
-    alone(tmp_path / "alone", JOB, str(tmp_path / "shards"), str(tmp_path), str(tmp_path / "expected"), str(pace))
-    pace.write_text("0.5")
-    arguments = [server.url, str(tmp_path), str(tmp_path / "out"), str(pace)]
+    out, expected = tmp_path / "out", tmp_path / "expected"
+    for folder in (out, expected):
+        folder.mkdir()
+    alone(tmp_path / "alone", JOB, str(expected), "--shards", str(tmp_path / "shards"), "--epochs", "60")
+    (out / "pace").write_text("0.5")
+    arguments = [str(out), "--shards", server.url, "--epochs", "60"]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=["--ledger"]) as run:
         run.until_step(1)
         server.delay_s = 1.5  # a request
         run.command("scale", "2")
         run.until_members(2)
-        run.until(lambda: (tmp_path / "w2.began").exists(), "the joiner's first step")
-        pace.unlink()
+        run.until(lambda: (out / "began-w2").exists(), "the joiner's first step")
+        (out / "pace").unlink()
         run.finish()
-    assert int((tmp_path / "w2.began").read_text()) == shards
-    assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()
+    assert int((out / "began-w2").read_text()) == shards
+    assert (out / "weights").read_text() == (expected / "weights").read_text()

@@ -35,7 +35,7 @@ from tests.support.stage import Stage, play
 
 pytestmark = [pytest.mark.processes]
 JOB = Path(chaos.__file__).with_name("job.py")
-TROUBLED = Path(__file__).parents[1] / "jobs" / "troubled.py"
+FAULTS = Path(__file__).parents[1] / "jobs" / "faults.py"
 
 
 # --- kill -9, at moments of the protocol -----------------------------------------------------------------------------
@@ -197,8 +197,8 @@ def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_t
 
 
 def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "raise").touch()
-    with Elastic(tmp_path / "run", TROUBLED, str(tmp_path), workers=2, options=["--min", "2"]) as run:
+    arguments = (str(tmp_path), "--fault", "raise")
+    with Elastic(tmp_path / "run", FAULTS, *arguments, workers=2, options=["--min", "2"]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         assert "RuntimeError: a trouble of the script's own" in run.output.read_text()
@@ -209,8 +209,8 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
 
 def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:
     """Its heartbeats come, its step does not: the peers that wait for it say so, after the stall limit."""
-    (tmp_path / "hang").touch()
-    with by_hand(tmp_path / "run", 3, [str(TROUBLED), str(tmp_path)], wanted=2, minimum=2, stall_s=1.0) as run:
+    job = [str(FAULTS), str(tmp_path), "--fault", "hang"]
+    with by_hand(tmp_path / "run", 3, job, wanted=2, minimum=2, stall_s=1.0) as run:
         assert run.coordinator.wait(60) == 0
         watch = Watch(run.folder)
         watch.look()

@@ -14,7 +14,7 @@ from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
 from tests.support.scene import Scene, trained, view_of
 
-TROUBLED = Path(__file__).parents[1] / "jobs" / "troubled.py"
+JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
 
 
 def worn(workers: str, **settings: object) -> Scene:
@@ -74,9 +74,10 @@ def test_new_connections_wait_for_what_else_is_due() -> None:
 
 @pytest.mark.processes
 def test_a_run_goes_on_over_new_connections(tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    slow.touch()
-    with by_hand(tmp_path / "run", 2, [str(TROUBLED), str(tmp_path)], wanted=2, minimum=2, views_per_group=1) as run:
+    pace = tmp_path / "pace"
+    pace.write_text("0.5")
+    job = [str(JOB), str(tmp_path), "--pace", str(pace)]
+    with by_hand(tmp_path / "run", 2, job, wanted=2, minimum=2, views_per_group=1) as run:
         watch = Watch(run.folder)
 
         def views() -> list[ViewEvent]:
@@ -84,7 +85,7 @@ def test_a_run_goes_on_over_new_connections(tmp_path: Path) -> None:
             return watch.events(ViewEvent)
 
         until(lambda: len(views()) > 1)
-        slow.unlink()
+        pace.unlink()
         until(lambda: run.coordinator.poll() is not None)
         assert run.coordinator.returncode == 0
         watch.look()

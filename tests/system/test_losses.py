@@ -10,14 +10,19 @@ from tests.support.harness import Elastic
 from tests.support.lines import naming
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
-MORTAL = Path(__file__).parents[1] / "jobs" / "mortal.py"
+JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
+
+
+def job(folder: Path, fault: str) -> tuple[str, ...]:
+    """Arguments of the job, in which a micro-batch takes 10 ms."""
+    (folder / "pace").write_text("0.04")
+    return str(folder), "--fault", fault, "--epochs", "1000", "--pace", str(folder / "pace")
 
 
 def test_a_run_that_dies_at_step_5_for_ever_ends_after_five_times(tmp_path: Path) -> None:
     """It goes on from the checkpoint of step 3 each time."""
     options = ["--min", "2", "--checkpoint-every", "3steps"]
-    job = (str(tmp_path), "everyone")
-    with Elastic(tmp_path / "run", MORTAL, *job, workers=2, options=options, deadline_s=360.0) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path, "die"), workers=2, options=options, deadline_s=360.0) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         assert naming(run.output.read_text(), "5 times", "step 5", "signal 11")
@@ -31,7 +36,8 @@ def test_a_run_that_dies_at_step_5_for_ever_ends_after_five_times(tmp_path: Path
 
 @pytest.mark.long
 def test_joiners_that_die_in_their_first_step_are_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
-    with Elastic(tmp_path / "run", MORTAL, str(tmp_path), "joiner", workers=1, options=[], deadline_s=360.0) as run:
+    arguments = job(tmp_path, "die-joiner")
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=[], deadline_s=360.0) as run:
         run.until_step(3)
         run.command("scale", "2")
         run.until(lambda: bool(run.events("no replacements")), "no more joiners")
@@ -48,7 +54,7 @@ def test_joiners_that_die_in_their_first_step_are_given_up_and_the_run_goes_on(t
 
 def test_a_process_that_is_no_use_any_more_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     """As one that has taken a state over which nobody else holds any more (`training/run_state.py`)."""
-    with Elastic(tmp_path / "run", MORTAL, str(tmp_path), "anew", workers=2, options=[]) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path, "supersede"), workers=2, options=[]) as run:
         run.until_members(2)
         run.until(lambda: bool(run.events("lost")), "one to go")
         run.until_members(2)

@@ -14,18 +14,25 @@ from tests.support.harness import Elastic
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")]
 
-JOB = Path(__file__).parents[1] / "jobs" / "counting.py"
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 STEPS = 300
 SETTLED = 20  # steps after which what belongs to the start of the view is over
 HEARTBEAT_S = 0.5
 
 
+def counted(folder: Path, steps: int) -> list[str]:
+    """Arguments of the job, whose steps take 5 ms on two workers."""
+    (folder / "pace").write_text("0.01")
+    sizes = ["--epochs", "1", "--samples", str(8 * steps), "--batch", "8", "--micro", "2", "--width", "300"]
+    return [str(folder / "out"), "--messages", "--pace", str(folder / "pace"), *sizes]
+
+
 def test_within_a_view_nothing_is_said_but_heartbeats_and_nothing_heard_but_that_they_came(tmp_path: Path) -> None:
-    with Elastic(tmp_path / "run", JOB, str(tmp_path), str(STEPS), workers=2, options=["--min", "2"]) as run:
+    with Elastic(tmp_path / "run", JOB, *counted(tmp_path, STEPS), workers=2, options=["--min", "2"]) as run:
         run.finish()
         report = run.report()
     for rank in range(2):
-        counts = json.loads((tmp_path / f"{rank}.json").read_text())
+        counts = json.loads((tmp_path / f"out-{rank}.json").read_text())
         assert len(counts) == STEPS, report
         (since, view, sent, received), (until, last_view, sent_then, received_then) = counts[SETTLED], counts[-1]
         assert view == last_view, "one view all along"
@@ -40,10 +47,10 @@ def test_within_a_view_nothing_is_said_but_heartbeats_and_nothing_heard_but_that
 
 def test_a_change_of_view_is_announced_by_a_handful_of_messages(tmp_path: Path) -> None:
     """The counters do count: what starts the view is in them."""
-    with Elastic(tmp_path / "run", JOB, str(tmp_path), "30", workers=2, options=["--min", "2"]) as run:
+    with Elastic(tmp_path / "run", JOB, *counted(tmp_path, 30), workers=2, options=["--min", "2"]) as run:
         run.finish()
     for rank in range(2):
-        _, _, sent, received = json.loads((tmp_path / f"{rank}.json").read_text())[-1]
+        _, _, sent, received = json.loads((tmp_path / f"out-{rank}.json").read_text())[-1]
         assert {"Ready", "Prepared", "Switched"} <= set(sent)
         assert received["Propose"] == 1
         assert set(received) <= {"Propose", "Published", "LinesHeard", "Saver"}

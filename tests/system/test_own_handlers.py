@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -22,22 +21,23 @@ def save_and_go(number, frame):
 
 signal.signal(signal.SIGTERM, save_and_go)
 sys.path.insert(0, {str(JOBS)!r})
-import troubled
-troubled.main()
+import faults
+faults.main()
 """
 
 
 def test_a_notice_to_one_worker_is_its_leave(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    (tmp_path / "slow").touch()
-    with Elastic(tmp_path / "run", script, str(tmp_path), workers=2, options=[]) as run:
+    pace = tmp_path / "pace"
+    pace.write_text("0.5")
+    with Elastic(tmp_path / "run", script, str(tmp_path), "--pace", str(pace), workers=2, options=[]) as run:
         first, second = run.until_members(2)
         run.until_step(1)
         run.signal(second, signal.SIGTERM)
         run.until(lambda: any(event["worker"] == second for event in run.events("left")), "it leaves")
         run.until(lambda: (tmp_path / f"saved-{second}").exists(), "its handler is called")
-        os.unlink(tmp_path / "slow")
+        pace.unlink()
         run.finish()
     assert run.events("lost") == []
     assert run.events("failed") == []

@@ -10,7 +10,13 @@ from tests.support.harness import Elastic
 
 pytestmark = pytest.mark.processes
 
-JOB = Path(__file__).parents[1] / "jobs" / "erring.py"
+JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
+
+
+def job(folder: Path, fault: str, worker: str, at: int) -> tuple[str, ...]:
+    """Arguments of the job: `worker` computes wrong from step `at` on. Steps are slow while FOLDER/pace is there."""
+    sizes = ("--steps", "60", "--batch", "24", "--micro", "4", "--pace", str(folder / "pace"))
+    return str(folder), "--fault", f"wrong-{fault}", "--worker", worker, "--at", str(at), *sizes
 
 
 def fingerprint(run: Elastic) -> str:
@@ -23,7 +29,8 @@ def fingerprint(run: Elastic) -> str:
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What comes of it where all compute the same."""
-    with Elastic(tmp_path_factory.mktemp("right") / "run", JOB, "loss", "nobody", "0", workers=2, options=[]) as run:
+    folder = tmp_path_factory.mktemp("right")
+    with Elastic(folder / "run", JOB, *job(folder, "loss", "nobody", 0), workers=2, options=[]) as run:
         return fingerprint(run)
 
 
@@ -40,8 +47,8 @@ def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_s
     how: str, what: str, tmp_path: Path, right: str
 ) -> None:
     pace = tmp_path / "pace"
-    pace.touch()
-    with Elastic(tmp_path / "run", JOB, how, "w3", "0", str(pace), workers=3, options=["--min", "2"]) as run:
+    pace.write_text("0.1")
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path, how, "w3", 0), workers=3, options=["--min", "2"]) as run:
         run.until(lambda: run.events("refused"), "the proof")
         pace.unlink()
         same = fingerprint(run)
@@ -53,7 +60,7 @@ def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_s
 
 def test_one_bit_of_one_gradient_is_found_in_the_step_in_which_it_is_flipped(tmp_path: Path) -> None:
     options = ["--min", "3", "--audit", "100%"]
-    with Elastic(tmp_path / "run", JOB, "gradient", "w2", "20", workers=3, options=options) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path, "gradient", "w2", 20), workers=3, options=options) as run:
         run.until(lambda: run.events("computes wrong"), "the verdict")
         wrong = run.events("computes wrong")
         assert [event["worker"] for event in wrong] == ["w2"], run.report()
@@ -64,7 +71,7 @@ def test_one_bit_of_one_gradient_is_found_in_the_step_in_which_it_is_flipped(tmp
 
 def test_two_alone_are_both_named_and_the_run_ends_if_it_was_told_to(tmp_path: Path) -> None:
     options = ["--min", "2", "--audit", "1", "--stop-undecided"]
-    with Elastic(tmp_path / "run", JOB, "gradient", "w2", "20", workers=2, options=options) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path, "gradient", "w2", 20), workers=2, options=options) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         over = run.events("over")[-1]
         assert over["code"] == 1, run.report()

@@ -10,11 +10,11 @@ import pytest
 
 from farandole.protocol import messages as m
 from farandole.training.digest import ROTATION
+from tests.jobs.faults import FAULT_AT
 from tests.support.harness import Elastic
 from tests.support.scene import Scene, trained
 
-JOB = Path(__file__).parents[1] / "jobs" / "drifting.py"
-TROUBLE = 5
+JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
 A = (("x", 1), ("y", 2), ("z", 3))
 B = (("x", 1), ("y", 5), ("z", 6))
 
@@ -35,11 +35,11 @@ HOW = {
 @pytest.mark.parametrize("how", HOW)
 def test_what_is_done_on_one_worker_alone_ends_the_run(how: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with Elastic(folder, JOB, how, workers=2, options=["--min", "2"]) as run:
+    pattern, within = HOW[how]
+    with Elastic(folder, JOB, *job(tmp_path, how, 600 if within else 12), workers=2, options=["--min", "2"]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         told = run.events("replicas differ")[-1]
-        pattern, within = HOW[how]
         found = re.fullmatch(pattern, told["reason"]) or re.fullmatch(swapped(pattern), told["reason"])
         assert found, run.report()
         over = run.events("over")[-1]
@@ -49,19 +49,24 @@ def test_what_is_done_on_one_worker_alone_ends_the_run(how: str, tmp_path: Path)
         assert Path(saved[0]["path"]).name.startswith("after-step-")
         assert not list((folder / "checkpoints").glob("step-*"))
         if within:
-            assert TROUBLE < int(found[1]) <= TROUBLE + within
+            assert FAULT_AT < int(found[1]) <= FAULT_AT + within
         assert told["reason"] in run.output.read_text()
 
 
 @pytest.mark.processes
 def test_where_it_is_allowed_the_state_is_given_again_and_all_end_with_the_same(tmp_path: Path) -> None:
     """The job alters one element at step 5, which the digest of step 512 shows."""
-    with Elastic(tmp_path / "run", JOB, "renewed", workers=2, options=["--min", "2", "--bits", "any"]) as run:
+    arguments = job(tmp_path, "element", 1100)
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=["--min", "2", "--bits", "any"]) as run:
         run.finish()
         assert run.events("drifting")[0]["times"] == 1
         [finished] = run.events("finished")
         assert finished["equal"], run.report()
         assert len(run.events("view")) == len(run.events("ready")) - 1, "nobody had to leave for it"
+
+
+def job(folder: Path, how: str, steps: int) -> tuple[str, ...]:
+    return str(folder), "--fault", f"differ-{how}", "--steps", str(steps), "--micro", "4"
 
 
 def swapped(pattern: str) -> str:

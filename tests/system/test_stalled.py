@@ -14,7 +14,7 @@ from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.lines import naming
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
-MORTAL = Path(__file__).parents[1] / "jobs" / "mortal.py"
+JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
 OPTIONS = ["--standstill", "1", "--stop-limit", "0.5", "--checkpoint-every", "2steps"]
 
 
@@ -23,8 +23,9 @@ def status(run: Elastic, *options: str) -> str:
     return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def hanging(tmp_path: Path, trouble: str) -> Elastic:
-    return Elastic(tmp_path / "run", MORTAL, str(tmp_path), trouble, workers=1, options=OPTIONS)
+def hanging(tmp_path: Path, fault: str) -> Elastic:
+    arguments = (str(tmp_path), "--fault", fault, "--epochs", "1000")
+    return Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=OPTIONS)
 
 
 def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(
 
 
 def test_a_hang_between_two_steps_is_waited_for_longer_and_saved_as_that(tmp_path: Path) -> None:
-    with hanging(tmp_path, "hang after") as run:
+    with hanging(tmp_path, "hang-between-steps") as run:
         run.until(lambda: (tmp_path / "hung").exists() and bool(run.events("stalled")), "it hangs")
         run.command("stop")
         run.until(lambda: run.process.poll() is not None, "the end")

@@ -19,10 +19,11 @@ from tests.support.harness import FARANDOLE, Elastic, alone
 from tests.support.lines import naming
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
-JOB = Path(__file__).parents[1] / "jobs" / "traced.py"
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 SLOW = "w2"
 PACE_S = 0.06
 STEPS = 6
+SIZES = ("--epochs", "1", "--samples", "12000", "--batch", "12", "--micro", "4")  # a thousand steps
 
 
 def asked(run: Elastic, *arguments: str) -> subprocess.Popen[bytes]:
@@ -70,9 +71,9 @@ class Traced:
 
 def test_who_waits_for_whom_while_a_run_trains_and_while_it_stands(tmp_path: Path) -> None:
     pace, out = tmp_path / "pace", tmp_path / "out.txt"
-    alone(tmp_path / "one", JOB, str(tmp_path / "alone.txt"), SLOW, str(pace))
-    pace.write_text(str(PACE_S))
-    job = (str(out), SLOW, str(pace))
+    alone(tmp_path / "one", JOB, str(tmp_path / "alone.txt"), *SIZES)
+    job = (str(out), "--slow", SLOW, "--pace", str(pace), *SIZES)
+    pace.write_text(str(4 * PACE_S))  # a micro-batch takes a quarter
     with Elastic(tmp_path / "run", JOB, *job, workers=3, options=["--equal", "--min", "3"], deadline_s=150.0) as run:
         members = run.until_members(3)
         run.until_step(3)
@@ -86,7 +87,7 @@ def test_who_waits_for_whom_while_a_run_trains_and_while_it_stands(tmp_path: Pat
         assert b"1000 steps" in first.stdout.readline()
         assert any(member in done(asked(run, "--steps", "1"), 2) for member in members)
         run.until_step(run.step + 5)
-        pace.write_text("60")  # it stands: nobody will ever tell of a thousand steps
+        pace.write_text("240")  # it stands: nobody will ever tell of a thousand steps
         run.until(lambda: still(run), "all wait for one")
         first.send_signal(signal.SIGINT)
         assert naming(done(first), "note: ")
@@ -95,7 +96,7 @@ def test_who_waits_for_whom_while_a_run_trains_and_while_it_stands(tmp_path: Pat
         last = asked(run, "--steps", "1000", "-o", str(tmp_path / "last.json"))
         assert last.stdout
         assert last.stdout.readline().count(b"1000 steps") == 1
-        pace.write_text("0.01")  # slow enough to end before a thousand steps are taken
+        pace.write_text("0.04")  # slow enough to end before a thousand steps are taken
         run.finish()
         told = done(last)
         there = set(Traced(tmp_path / "last.json").workers.values())

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from farandole.data.ledger import count
-from tests.jobs.heavy import MICRO, SHARDS, STEPS
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 from tests.support.quota import WHY_NOT, Quota, place, to_be_had
 
@@ -21,7 +20,10 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-JOB = Path(__file__).parents[1] / "jobs" / "heavy.py"
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+STEPS, SHARDS, MICRO = 200, 15, 2
+SAMPLES, BATCH = STEPS * SHARDS * MICRO, SHARDS * MICRO
+SIZES = ("--epochs", "1", "--samples", str(SAMPLES), "--batch", str(BATCH), "--micro", str(MICRO))
 LOAD = 40  # matrices: some 20 ms a micro-batch on an idle core
 FEWER = range(1, 7)  # of 15 shards: 5 is half of the peer's 10; on a busy machine the quota is less than half
 
@@ -37,10 +39,10 @@ def computed(run: Elastic, step: int) -> Counter[str]:
 
 
 def test_who_is_held_back_by_a_quota_gets_fewer_shards_and_the_bits_are_the_same(tmp_path: Path) -> None:
-    alone(tmp_path / "one", JOB, str(tmp_path / "alone.txt"))
+    alone(tmp_path / "one", JOB, str(tmp_path / "alone.txt"), *SIZES)
     load, out = tmp_path / "load", tmp_path / "out.txt"
     load.write_text(str(LOAD))
-    arguments, options = [str(out), "--load", str(load)], ["--ledger", "--min", "2"]
+    arguments, options = [str(out), "--load", str(load), *SIZES], ["--ledger", "--min", "2"]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=options, deadline_s=360) as run:
         run.until_members(2)
         run.until_step(1)
@@ -61,5 +63,5 @@ def test_who_is_held_back_by_a_quota_gets_fewer_shards_and_the_bits_are_the_same
         run.finish()
         assert f"{slow} at 0." in run.events("shares")[0]["reason"]
         assert {event["view"] for event in run.events("shares")} <= {event["view"] for event in run.events("view")}
-        assert count(run.folder / "ledger") == Counter((0, sample) for sample in range(STEPS * SHARDS * MICRO))
+        assert count(run.folder / "ledger") == Counter((0, sample) for sample in range(SAMPLES))
     assert out.read_text() == (tmp_path / "alone.txt").read_text()

@@ -14,7 +14,7 @@ import pytest
 
 from farandole.data.ledger import count
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE
-from tests.jobs.unfed import EPOCHS, SAMPLES
+from tests.jobs.loading import EPOCHS, SAMPLES
 from tests.support.disks import fill, small_disk
 from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
@@ -24,7 +24,7 @@ from tests.support.shards import prepared
 from tests.support.shared import once
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
-JOB = Path(__file__).parents[1] / "jobs" / "unfed.py"
+JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
 EVERY_SAMPLE_ONCE = Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES))
 REASON = os.strerror(errno.ENOSPC)
 
@@ -173,12 +173,13 @@ def test_a_joiner_whose_cache_is_on_a_full_disk(tmp_path: Path) -> None:
     source, shards = make_folder(tmp_path / "source", each=SAMPLES // 3), tmp_path / "shards"
     assert prepared(source, str(shards))
     with FileServer(shards) as server, small_disk(tmp_path / "disk", "256k") as disk:
+        sharded = ("--shards", server.url, "--loaders", "0")
         (tmp_path / "alone").mkdir()
-        alone(tmp_path / "alone", JOB, str(tmp_path / "alone"), "--shards", server.url)
+        alone(tmp_path / "alone", JOB, str(tmp_path / "alone"), *sharded)
         job = Job(tmp_path)
         (job.out / "cache-w2").symlink_to(disk)
         fill(disk)
-        with job.run(1, arguments=("--shards", server.url)) as run:
+        with job.run(1, arguments=sharded) as run:
             run.until_step(1)
             run.command("scale", "2")
             run.until_members(2, without=("w2",))

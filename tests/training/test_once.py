@@ -18,7 +18,8 @@ from farandole.errors import StepAbandoned, UsageError
 from tests.support.harness import Elastic, alone
 from tests.support.steps import BATCH, data
 
-JOB = Path(__file__).parents[1] / "jobs" / "once.py"
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+SIZES = ("--epochs", "1", "--samples", "72", "--batch", "12", "--micro", "4")
 STALL_S, WORK_S = 2.0, 5.0
 
 
@@ -111,24 +112,23 @@ def test_before_the_loop_and_within_a_step(run: farandole.Run) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")
 def test_who_dies_at_it_is_followed_by_another_and_nobody_who_takes_long_is_replaced(tmp_path: Path) -> None:
     out, single = tmp_path / "out", tmp_path / "single"
-    out.mkdir()
-    single.mkdir()
+    arguments = (str(out), *SIZES, "--once", f"{WORK_S:g}")
     options = ["--min", "3", "--stall", f"{STALL_S:g}"]
-    with Elastic(tmp_path / "run", JOB, str(out), "--work", f"{WORK_S:g}", workers=3, options=options) as run:
-        run.until(lambda: any(out.glob("began-*")), "the work")
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=3, options=options) as run:
+        run.until(lambda: any(tmp_path.glob("out.began-*")), "the work")
         pids = {event["worker"]: event["pid"] for event in run.events("ready")}
-        first = int(next(out.glob("began-*")).name.partition("-")[2])
+        first = int(next(tmp_path.glob("out.began-*")).name.partition("-")[2])
         [dead] = [worker for worker, pid in pids.items() if pid == first]
         assert dead == run.members[0], "the longest-standing does it"
         run.signal(dead, signal.SIGKILL)
-        run.until(lambda: len(list(out.glob("began-*"))) == 2, "another at the work")
+        run.until(lambda: len(list(tmp_path.glob("out.began-*"))) == 2, "another at the work")
         run.finish()
         assert [event["worker"] for event in run.events("lost")] == [dead], run.report()
         assert [event["equal"] for event in run.events("finished")] == [True]
-        done = int((out / "done").read_text())
-        learned = {path.name.partition("-")[2]: path.read_text() for path in out.glob("learned-*")}
+        done = int((tmp_path / "out.done").read_text())
+        learned = {path.name.partition("-")[2]: path.read_text() for path in tmp_path.glob("out.learned-*")}
         assert learned.pop(str(first)) == learned.pop(str(done)) == "True"
         assert done != first
         assert set(learned.values()) == {"False"}, "who waited learned that it was done, the replacement nothing"
-    alone(tmp_path / "alone", JOB, str(single))
-    assert (out / "fingerprint").read_text() == (single / "fingerprint").read_text(), "as if nobody had done it"
+    alone(tmp_path / "alone", JOB, str(single), *SIZES)
+    assert out.read_text() == single.read_text(), "as if nobody had done it"

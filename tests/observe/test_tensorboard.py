@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import shutil
+import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +34,7 @@ from tests.support.event_files import read
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(200)
 
 
 class Place:
@@ -77,6 +84,8 @@ def test_numbers_logs_and_events_are_there(place: Place) -> None:
         step_line(2, loss=1e300, time=11.0),
     )
     place.export()
+    assert stat.S_IMODE(place.board.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in place.board.iterdir()} == {0o600}
     numbers, texts = read(place.board)
     assert numbers["step/learning_rate"] == [(0, 0.5)]
     assert numbers["step/workers"] == [(0, 2), (1, 1), (2, 1)]
@@ -109,30 +118,20 @@ def test_text_is_shown_as_text(place: Place) -> None:
             assert markup not in shown
 
 
-def test_what_is_taken_again_after_a_resume_counts_once_and_as_the_last(place: Place) -> None:
-    place.write(*steps(0, 10, 1.0))
-    place.export()
-    place.write(an(events.OverEvent), an(events.ResumedEvent, step=6), *steps(6, 12, 2.0))
-    place.export()
-    assert losses(place) == [(n, 1.0) for n in range(6)] + [(n, 2.0) for n in range(6, 12)]
-    place.write(an(events.ResumedEvent, step=0, path=""), *steps(0, 3, 3.0))
-    place.export()
-    assert losses(place) == [(n, 3.0) for n in range(3)]
-
-
-@pytest.mark.parametrize("first", [0, 6], ids=["from the beginning", "from a checkpoint"])
-def test_a_lost_state_takes_away_what_is_taken_again_and_no_more(place: Place, first: int) -> None:
-    place.write(*steps(0, 10, 1.0), an(events.StateLostEvent))
-    place.export()
-    place.write(*([an(events.ResumedEvent, step=6)] if first else []), *steps(first, 12, 2.0))
+@pytest.mark.parametrize("late", [False, True], ids=["exported as it runs", "exported late"])
+@pytest.mark.parametrize(
+    ("ended", "first"), [([], 6), ([an(events.StateLostEvent)], 6), ([an(events.StateLostEvent)], 0)],
+    ids=["resumed", "state lost, from a checkpoint", "state lost, from the beginning"],
+)  # fmt: skip
+def test_steps_that_are_taken_again_count_once_and_as_the_last(
+    place: Place, ended: list[Line], first: int, late: bool
+) -> None:
+    place.write(*steps(0, 10, 1.0), *ended)
+    if not late:
+        place.export()
+    place.write(*([an(events.ResumedEvent, step=first)] if first else []), *steps(first, 12, 2.0))
     place.export()
     assert losses(place) == [(n, 1.0 if n < first else 2.0) for n in range(12)]
-
-
-def test_a_run_that_begins_to_be_exported_late_is_there_from_its_beginning(place: Place) -> None:
-    place.write(*steps(0, 10, 1.0), an(events.ResumedEvent, step=6), *steps(6, 8, 2.0))
-    place.export()
-    assert losses(place) == [(n, 1.0) for n in range(6)] + [(n, 2.0) for n in range(6, 8)]
 
 
 def story(draw: random.Random) -> list[Line]:
@@ -256,13 +255,6 @@ def test_of_fast_steps_those_are_left_out_that_nobody_could_see(place: Place) ->
     assert numbers["logged"] == [(29, 1.0)]
 
 
-def test_the_files_are_private(place: Place) -> None:
-    place.write(*steps(0, 3))
-    place.export()
-    assert stat.S_IMODE(place.board.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in place.board.iterdir()} == {0o600}
-
-
 def test_a_folder_of_another_runs_is_left_alone(tmp_path: Path) -> None:
     places = [Place(tmp_path / name) for name in ("one", "two")]
     for place in places:
@@ -296,3 +288,53 @@ def test_many_events_are_one_text_of_bounded_size(place: Place) -> None:
     assert len(told.splitlines()) == boards.NEWEST
     assert mentions(told, "w499")
     assert len(told) < 30_000
+
+
+# --- TensorBoard's own server ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["true", "false"], ids=["Rust", "Python"])
+def server(request: pytest.FixtureRequest, place: Place, tmp_path: Path) -> Iterator[str]:
+    """The address of a server of the event files, with one of its two readers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(place.board), "--port", str(port)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--load_fast={request.param}"], stdout=log, stderr=log)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def ask(server: str, path: str, tag: str) -> list[Any]:
+    """The values of a tag, once the server has read the files."""
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            url = f"{server}/data/plugin/{path}?{urllib.parse.urlencode({'run': '.', 'tag': tag})}"
+            if found := json.load(urllib.request.urlopen(url, timeout=10)):
+                return found
+        except (OSError, ValueError):
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.world
+@pytest.mark.processes
+def test_its_server_shows_each_step_of_a_resumed_run_once_and_text_as_text(place: Place, server: str) -> None:
+    place.write(*steps(0, 10, 1.0))
+    place.export()
+    note = LogLine(step=11, fields={"note": "<script>alert(1)</script>"})
+    place.write(an(events.ResumedEvent, step=6), *steps(6, 12, 2.0), note)
+    place.export()
+    expected = [[number, 1.0] for number in range(6)] + [[number, 2.0] for number in range(6, 12)]
+    shown: list[Any] = []
+    while len(shown) < len(expected):  # it reads file by file
+        shown = [each[1:] for each in ask(server, "scalars/scalars", "step/loss")]
+    assert shown == expected
+    [note_shown] = ask(server, "text/text", "note")
+    assert note_shown["step"] == 11
+    assert "&lt;script&gt;" in note_shown["text"]
+    assert "<script" not in note_shown["text"]
