@@ -83,7 +83,7 @@ def far_ahead(insider: Insider) -> None:
 
     def replace(message: m.Message) -> m.Message:
         if isinstance(message, m.Stopped):
-            return msgspec.structs.replace(message, round=message.round + FAR, step=message.step + FAR, holds=True)
+            return msgspec.structs.replace(message, round=message.round + FAR, step=message.step + FAR, has_result=True)
         return message
 
     view = insider.in_force
@@ -105,7 +105,9 @@ def forged_view(insider: Insider) -> None:
 
     def replace(message: m.Message) -> m.Message:
         if isinstance(message, m.Stopped):
-            return msgspec.structs.replace(message, view=alone, lineage=Lineage(sets=((insider.worker,),)), holds=True)
+            return msgspec.structs.replace(
+                message, view=alone, lineage=Lineage(sets=((insider.worker,),)), has_result=True
+            )
         return message
 
     insider.replace = replace

@@ -84,7 +84,7 @@ async def say(ticket: Ticket, messages: Sequence[bytes], name: str) -> bool:
             answer = await asyncio.wait_for(socket.receive(), ANSWER_S)
             if answer.type is not aiohttp.WSMsgType.BINARY:
                 return True
-            if isinstance(m.decode_from_coordinator(answer.data), m.LinesHeard):
+            if isinstance(m.decode_from_coordinator(answer.data), m.HeartbeatAnswer):
                 return False
 
 

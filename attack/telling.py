@@ -49,7 +49,9 @@ def speaking(live: Live) -> str:
         said += [m.Prepared(view=number), m.Switched(view=number, round=FAR, step=FAR), m.Synced(view=number)]
         said += [m.Suspect(view=number, peer=peer, reason=lines.STEERS) for peer in everyone * 10]
     said += [
-        m.Stopped(stop=n, view=forged, round=FAR, step=FAR, holds=True, synced=True, lineage=Lineage(sets=(everyone,)))
+        m.Stopped(
+            stop=n, view=forged, round=FAR, step=FAR, has_result=True, synced=True, lineage=Lineage(sets=(everyone,))
+        )
         for n in range(3)
     ]
     said += [m.WorkerProcessExited(worker=peer, reason="ended") for peer in everyone]

@@ -166,14 +166,14 @@ class Worker:
                 lineage = (self.view.members,) if self.view else ()
                 self.send(
                     m.Stopped(
-                        stop=number, view=self.view, round=self.cluster.round, step=self.cluster.round, holds=False,
-                        synced=self.synced and self.view is not None, lineage=lineage,
+                        stop=number, view=self.view, round=self.cluster.round, step=self.cluster.round,
+                        has_result=False, synced=self.synced and self.view is not None, lineage=lineage,
                     )
                 )  # fmt: skip
             case m.Resume(view=view):
                 self.view = view
                 self.cluster.reach("resumed", view, self.name)
-            case m.Demoted():
+            case m.ViewWithdrawn():
                 self.view, self.synced = None, False
             case m.Goodbye():
                 self.gone = True

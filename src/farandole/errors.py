@@ -18,7 +18,7 @@
     │   └── NotTheCoordinator  the answer is not from the run's coordinator
     ├── HostNotPrepared        `--prepare` failed on this host
     ├── AwsError               AWS refused a call, or did not answer (`pool/ec2.py`)
-    ├── ShardError             a shard of the data is missing, damaged, or can't be reached
+    ├── ShardError             a data file (a shard of a data set) is missing, damaged, or can't be reached
     │   └── Torn               the bytes that arrived are not the file (`data/object_store.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample, or its file, can't be decoded
@@ -115,7 +115,7 @@ class HostNotPrepared(FarandoleError):
 
 
 class ShardError(FarandoleError):
-    """A shard of the data is missing, damaged, or can't be reached.
+    """A data file (a shard of a data set) is missing, damaged, or can't be reached.
 
     The cause is the worker's host, so the run continues without the worker (`protocol/coordinator/failures.py`). A
     dataset of the script may raise it too.

@@ -28,7 +28,7 @@ from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, Usage
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metrics import number
 from farandole.numerics import modes
-from farandole.numerics import settings as cuda
+from farandole.numerics import settings as numeric_settings
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cpu, output
 from farandole.protocol import messages as m
@@ -85,7 +85,7 @@ class Run:
         if terms.pin:
             _pin(settings.slot, terms.threads)
         run_state.keep_freed_memory()
-        self.device = cuda.local_device()
+        self.device = numeric_settings.local_device()
         self._mode = modes.begin(
             terms.bits, terms.threads, self.device,
             lambda operator: self._participant.tell(UnknownOperator(operator=operator)),
@@ -186,7 +186,7 @@ class Run:
         length = Length.of(epochs, base_steps)
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop over all epochs, see step.epoch")
-        cuda.refuse_altered(self.device, self._terms.bits)
+        numeric_settings.refuse_altered(self.device, self._terms.bits)
         batch = loader.batch
         shards = -(-batch.size // batch.micro) if isinstance(batch, GlobalBatch) else 0
         kinds = self._replica.buffer_kinds
@@ -220,7 +220,7 @@ class Run:
         """
         loop = self._between("evaluate")
         attributes = loop.state.attributes
-        with loop.clock.apart("evaluation"), self._mode.first("evaluate"), attributes.forward_passes():
+        with loop.clock.count_separately("evaluation"), self._mode.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -291,7 +291,7 @@ class Run:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if loop.within:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
-        self._participant.finish(*loop.end())
+        self._participant.report_script_end(*loop.end())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
@@ -305,7 +305,7 @@ class Run:
         try:
             if loop.phase == "over" or (loop.phase == "between" and loop.state.updated):
                 if not failed:  # a loop that ends by `break` is a normal end, as in a run with a coordinator
-                    self._participant.finish(*loop.end())
+                    self._participant.report_script_end(*loop.end())
             elif loop.phase == "between":
                 loop.state.whole = True  # nothing was updated: it is still the state at the step's beginning
         except Exception as error:  # noqa: BLE001  no error may look like a normal end

@@ -34,7 +34,7 @@ from farandole.errors import (
     UsageError,
     WorkerSuperseded,
 )
-from farandole.numerics import settings as cuda
+from farandole.numerics import settings as numeric_settings
 from farandole.platform.output import say
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED
 from farandole.protocol.messages import DataUnavailable, HostPreemption, ScriptFailed
@@ -115,7 +115,7 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
         if _code(exit_) != 0:
             raise
     except RuntimeError as error:
-        if (explained := cuda.explained(error)) is error:
+        if (explained := numeric_settings.explained(error)) is error:
             raise
         raise explained from error
     return _joined(script)
@@ -148,7 +148,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             return _dismissed(exit_)
         return _fail(ScriptFailed(traceback=traceback.format_exc()))
     except BaseException as raised:  # noqa: BLE001  any exception of the script is reported to the run
-        error = cuda.explained(raised)
+        error = numeric_settings.explained(raised)
         if isinstance(error, WorkerSuperseded):  # the run continues with another process in this one's place
             say(f"farandole: {error}")
             return EXIT_EVICTED

@@ -73,13 +73,13 @@ def test_what_is_added_up_and_what_becomes_of_it_is_told(clock: Clock, monkeypat
     model = nn.Linear(3, 2)
     watch = Stopwatch(Loader(data(), GlobalBatch(8, micro=4), seed=0), [])
     gradients = TimedGradients(Replica({"model": model}), watch=watch)
-    fold = gradients.partials.fold
+    add_gradient = gradients.partials.add_gradient
 
     def slow(index: int, gradient: torch.Tensor) -> None:
         clock.passes(1)
-        fold(index, gradient)
+        add_gradient(index, gradient)
 
-    monkeypatch.setattr(gradients.partials, "fold", slow)
+    monkeypatch.setattr(gradients.partials, "add_gradient", slow)
     gradients.partials.begin(1)
     gradients.partials.open(0, last=True)
     gradients.backward(model.weight.sum(), 1.0, last=False)

@@ -14,7 +14,7 @@ import torch
 
 from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
-from farandole.collective.schedule import Vouch
+from farandole.collective.schedule import MakeCommitMessage
 from farandole.protocol.view import Lineage
 from tests.support.exchanging import (
     LANES,
@@ -86,7 +86,7 @@ def test_sums_are_made_as_the_training_thread_takes_denormal_numbers(*, flushed:
                 worker.partials.complete = worker.exchange.ready
                 worker.partials.open(shard)
                 for index in reversed(range(len(denormal))):
-                    worker.partials.fold(index, denormal[index])
+                    worker.partials.add_gradient(index, denormal[index])
                 worker.partials.close(torch.zeros(LANES, dtype=torch.float64))
             worker.agreement.until(lambda: worker.exchange.ended)
             return [flat.clone() for flat in worker.exchange.reduced(worker.layout)]
@@ -135,7 +135,7 @@ def test_bytes_on_the_wire_are_a_ring_all_reduces_where_each_rank_holds_one_part
         lineage = (tuple(worker.name for worker in everyone),)
         on_all(everyone, lambda w: w.step(0, shards, lineage))
         total = sum(bucket.numel * bucket.dtype.itemsize for bucket in everyone[0].layout.buckets)
-        words = exchanges.WORD_LENGTH * 8 * (count - 1)
+        words = exchanges.COMMIT_FIELDS * 8 * (count - 1)
         sent = [sum(worker.links.bytes.values()) for worker in everyone if worker.links]
         assert sum(sent) == 2 * (count - 1) * total + count * words
         for rank, one in enumerate(sent):
@@ -151,15 +151,17 @@ def test_words_carry_what_each_member_said() -> None:
         lineage = (tuple(worker.name for worker in everyone),)
         on_all(everyone, lambda w: w.step(0, 8, lineage))
         for worker in everyone:
-            assert Counter(word.shards for word in worker.agreement.words) == Counter([2, 3, 3])
-            assert all(word.compute_us > 0 for word in worker.agreement.words)
+            assert Counter(word.shards for word in worker.agreement.commits) == Counter([2, 3, 3])
+            assert all(word.compute_us > 0 for word in worker.agreement.commits)
 
 
 def at_its_word(worker: Worker) -> bool:
     """There is nothing left to do before its word, or it has said that."""
     round_ = worker.exchange._round
     assert round_ is not None
-    return round_.ended or worker.agreement.asked > 0 or isinstance(round_.order.serve[round_.served], Vouch)
+    return (
+        round_.ended or worker.agreement.asked > 0 or isinstance(round_.order.serve[round_.served], MakeCommitMessage)
+    )
 
 
 def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> None:
@@ -191,4 +193,4 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
 def test_the_layout_of_these_tests_has_two_buckets_and_lanes() -> None:
     assert SHAPES[2][0] * SHAPES[2][1] * 4 > FIRST_BUCKET_BYTES
     assert len(Worker("w0", None).layout.buckets) == 3
-    assert exchanges.WORD_LENGTH == 9
+    assert exchanges.COMMIT_FIELDS == 9

@@ -32,7 +32,7 @@ def follow(worker: Worker, view: View, round_: int) -> None:
     worker.enter(view, stage=worker.stage)
     worker.agreement.round = round_
     old.close()
-    old.settle()
+    old.release_peers()
 
 
 def redo(worker: Worker, view: View, step: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> object:
@@ -113,7 +113,7 @@ def test_two_losses_in_one_round_down_to_one(hosts: str) -> None:
         follow(a, third, 0)
         a.begin(0, shards, (*lineage, third.members))
         a.compute(0)
-        a.exchange.finish()
+        a.exchange.on_all_handed_in()
         assert a.exchange.ended
         assert_same(a.exchange.reduced(a.layout), expected(a.layout, 0, shards))
 

@@ -24,7 +24,7 @@ SHARDS = 7
 LIMIT_S = 3.0  # for what takes a hundredth of that
 PLANTED = [  # a module, a place in it, a bug
     (buffers, "    self._send(round_, self._nothing(round_, message), message)", "    del message"),
-    (buffers, "round_.order.owed(round_.scattered, round_.served)", "round_.order.owed([True] * 9, round_.served)"),
+    (buffers, "round_.order.unsent(round_.scattered, round_.served)", "round_.order.unsent([True] * 9, round_.served)"),
     (buffers, "            round_.scattered[bucket] = True\n", "            round_.scattered = [True] * 9\n"),
     (buffers, "        if round_ is None or self._abandoned:\n", "        if round_ is None or bucket == 1:\n"),
     (buffers, "round_.tag | message.place))", "round_.tag))"),
@@ -85,7 +85,7 @@ def run_through(hosts: str = "") -> None:
             worker.enter(second)
             worker.agreement.round = 2
             old.close()
-            old.settle()
+            old.release_peers()
             worker.begin(2, SHARDS, lineage)
             worker.compute(2)
             worker.agreement.until(lambda: worker.exchange.ended)
@@ -113,7 +113,7 @@ def stopped_in_the_middle(survivors: list[Worker]) -> None:
     for worker in survivors:
         worker.exchange.close()
     for worker in survivors:
-        worker.exchange.settle()
+        worker.exchange.release_peers()
 
 
 def sends_of(worker: Worker) -> int:

@@ -21,7 +21,7 @@ from farandole.collective.gloo import Rendezvous
 
 gc.set_threshold(1000000)
 links = GlooLinks(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")
-links.keep(links)  # a cycle: only a collection finds it
+links.keep_alive(links)  # a cycle: only a collection finds it
 del links
 child = os.fork()
 if child == 0:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farandole.collective.buckets import Bucket
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.schedule import Levels
-from farandole.protocol.view import WORD_LENGTH, Lineage, View
+from farandole.protocol.view import COMMIT_FIELDS, Lineage, View
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 
 HOSTS = ["aabb", "abab", "aaab", "abbb", "aabbc", "abcabca", "abcddda", "aaaabbb"]
@@ -38,7 +38,7 @@ def run(hosts: str, shards: int, *, rounds: int = 2) -> list[Worker]:
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_the_bits_are_those_of_the_tree_whatever_the_hosts_are(hosts: str, shards: int) -> None:
     for worker in run(hosts, shards):
-        assert Counter(word.shards for word in worker.agreement.words).total() == len(hosts), "a word of everyone"
+        assert Counter(word.shards for word in worker.agreement.commits).total() == len(hosts), "a word of everyone"
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aabb", "aaaabbbb", "aabbcc"])
@@ -51,7 +51,7 @@ def test_what_goes_from_host_to_host_is_the_size_of_the_sums_however_many_worker
     for worker, host in zip(everyone, hosts, strict=True):
         assert worker.links
         across += sum(size for peer, size in worker.links.bytes.items() if hosts[int(peer[1:])] != host)
-    assert across == 2 * others * total + others * len(hosts) * WORD_LENGTH * 8
+    assert across == 2 * others * total + others * len(hosts) * COMMIT_FIELDS * 8
 
 
 def test_a_worker_exchanges_with_its_host_and_with_one_worker_of_each_other_host() -> None:
@@ -124,7 +124,7 @@ def test_a_loss_within_a_step_is_made_up_for_across_hosts() -> None:
             worker.enter(second)
             worker.agreement.round = 1
             old.close()
-            old.settle()
+            old.release_peers()
             worker.begin(1, 9, (first.members, second.members))
             worker.compute(1)
             worker.agreement.until(lambda: worker.exchange.ended)

@@ -59,9 +59,9 @@ def compute(partials: Partials, gradients: Gradients, shard: int, order: random.
     for index in produced:
         gradient = gradients[index]
         assert gradient is not None
-        assert not partials.folded(index)
-        partials.fold(index, gradient.clone())
-        assert partials.folded(index)
+        assert not partials.has_gradient(index)
+        partials.add_gradient(index, gradient.clone())
+        assert partials.has_gradient(index)
     partials.close(lanes_of(shard))
 
 
@@ -102,7 +102,7 @@ def test_what_two_shards_have_not_used_is_no_part_of_a_slot_that_is_given_back()
     for shard, value in enumerate(values):
         partials.open(shard, last=shard == 5)
         if value is not None:
-            partials.fold(0, value.clone())
+            partials.add_gradient(0, value.clone())
         partials.close(None)
         if shard == 1:
             assert partials.nodes[0][1, 0].flat[:3].tolist() == [3.0] * 3
@@ -118,7 +118,7 @@ def test_any_set_of_shards_leaves_exactly_its_maximal_nodes(data: st.DataObject,
     partials.begin(shards)
     for shard in held:
         partials.open(shard)
-        partials.fold(0, torch.ones(3))
+        partials.add_gradient(0, torch.ones(3))
         partials.close(torch.ones(1, dtype=torch.float64))
     for nodes in partials.nodes:
         assert sorted(nodes) == sorted(maximal(held, shards))
@@ -132,7 +132,7 @@ def test_memory_is_a_few_slots_a_bucket_and_none_more_in_the_next_rounds() -> No
         partials.begin(shards)
         for shard in range_of(shards, rank, 5):
             partials.open(shard)
-            partials.fold(0, torch.full((3,), float(step)))
+            partials.add_gradient(0, torch.full((3,), float(step)))
             partials.close(torch.ones(1, dtype=torch.float64))
         slots = [len(nodes) + len(free) for nodes, free in zip(partials.nodes, partials._free, strict=True)]
         assert max(slots) <= 2 * math.log2(shards) + 1
@@ -180,7 +180,7 @@ def test_a_bucket_is_announced_once_for_each_shard_when_its_last_gradient_is_in(
     partials.open(0)
     for index in (2, 1, 0):
         told.append(("fold", index))
-        partials.fold(index, torch.zeros(layout.parameters[index].shape))
+        partials.add_gradient(index, torch.zeros(layout.parameters[index].shape))
     partials.close(torch.zeros(1, dtype=torch.float64))
     assert told == [
         ("fold", 2), ("fold", 1), ("complete", 0), ("fold", 0), ("complete", 1), ("complete", 2),
@@ -194,7 +194,7 @@ def test_sums_are_in_the_parameters_own_dtype(dtype: torch.dtype) -> None:
     partials.begin(6)
     for shard in (3, 0, 5, 1, 4, 2):
         partials.open(shard)
-        partials.fold(0, values[shard].clone())
+        partials.add_gradient(0, values[shard].clone())
         partials.close(None)
     assert same(partials.nodes[0][root(6)].flat[:5], reference(values))
 
@@ -220,6 +220,6 @@ def test_memory_that_was_warmed_is_that_of_the_first_step() -> None:
         for shard in (0, 1):
             partials.open(shard, last=shard == 1)
             for index in reversed(range(len(SHAPES))):
-                partials.fold(index, torch.full(SHAPES[index], float(step)))
+                partials.add_gradient(index, torch.full(SHAPES[index], float(step)))
             partials.close(torch.ones(2, dtype=torch.float64))
     assert memory.bytes == before

@@ -177,7 +177,7 @@ def test_nothing_wakes_a_wait_on_a_peer_that_does_not_move_but_its_end(doomed: G
 def test_who_has_closed_starts_nothing_any_more_and_is_lost_for_the_others(doomed: Group) -> None:
     a, b, c = doomed.links
     waiting = outcome(b.receive(torch.zeros(4), "a", 1))
-    a.keep(torch.zeros(3))
+    a.keep_alive(torch.zeros(3))
     a.close()
     a.close()
     for start in (a.send, a.receive):

@@ -31,13 +31,13 @@ def test_it_is_who_is_late_that_the_others_wait_for(hosts: str) -> None:
             worker.step(number, 6, lineage)
 
         on_all(everyone, lambda worker: step(worker, 0))
-        assert all(worker.waits.kept is None for worker in everyone), "nobody has asked"
+        assert all(worker.waits.recorded is None for worker in everyone), "nobody has asked"
         for worker in everyone:
-            worker.waits.most, worker.waits.kept = 100, []
+            worker.waits.most, worker.waits.recorded = 100, []
         came.clear()
         on_all(everyone, lambda worker: step(worker, 1))
         for worker in everyone:
-            kept = worker.waits.kept or []
+            kept = worker.waits.recorded or []
             if worker is late:
                 assert all(wait.began_ns > came[0] for wait in kept)
                 continue

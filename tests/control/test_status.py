@@ -45,7 +45,9 @@ def test_a_training_that_stands_is_called_so() -> None:
     for seconds in range(100):
         scene.now = float(seconds)
         for worker in ("a", "b"):
-            scene.say(worker, m.Heartbeat(view=scene.coordinator.number, round=5, step=5, idle=worker == "a"))
+            scene.say(
+                worker, m.Heartbeat(view=scene.coordinator.number, round=5, step=5, waits_for_peers=worker == "a")
+            )
         scene.coordinator.tick(scene.now)
     asked = {"pid": 1, "address": "http://x", "steps": STEPS}
     status = describe(scene.coordinator, now=50.0, time=1021.0, **asked)

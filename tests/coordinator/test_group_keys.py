@@ -30,7 +30,7 @@ def test_only_a_proposal_carries_one_and_nothing_shows_it() -> None:
     for shown in (repr(proposal), str(proposal), repr(connect), f"{[connect]}"):
         assert "key" not in shown
         assert repr(proposal.key) not in shown
-    demoted = m.Demoted()
+    demoted = m.ViewWithdrawn()
     assert with_group_key(demoted, "s", "r") is demoted
 
 

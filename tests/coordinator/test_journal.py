@@ -59,7 +59,7 @@ def put(journal: Journal, *lines: Line, state: Durable = BOOKS) -> None:
     """As the server does: events are kept, with the state, before anything is written or sent."""
     for line in lines:
         if isinstance(line, events.Event):
-            journal.keep([line], state)
+            journal.commit([line], state)
         write(journal, line)
 
 
@@ -109,7 +109,7 @@ def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: P
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW)
         with pytest.raises(sqlite3.Error):
-            journal.keep([LOST, msgspec.structs.replace(LOST, time=None)], OTHER)
+            journal.commit([LOST, msgspec.structs.replace(LOST, time=None)], OTHER)
         assert journal.state() == BOOKS
         assert len(kept(tmp_path)) == 1
         put(journal, LOST, state=OTHER)  # it works on
@@ -149,7 +149,7 @@ def test_events_that_were_kept_and_not_written_are_made_up_for(tmp_path: Path, m
     with closing(Journal(tmp_path)) as journal:
         put(journal, *happened[:-missing], STEP)
         for line in happened[-missing:]:
-            journal.keep([line], BOOKS)
+            journal.commit([line], BOOKS)
     for _ in range(2):  # the second time, nothing is missing
         with closing(Journal(tmp_path)) as journal:
             assert [line for line in journal.recent if line != STEP] == happened
@@ -169,7 +169,7 @@ def test_one_that_was_killed_before_it_could_note_that_it_had_written_writes_not
 def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
     same = [an(events.LostEvent, worker=f"w{n}", time=10.5) for n in range(3)]
     with closing(Journal(tmp_path)) as journal:
-        journal.keep(same, BOOKS)
+        journal.commit(same, BOOKS)
         write(journal, same[0])
     with closing(Journal(tmp_path)):
         assert written(tmp_path) == same
@@ -188,7 +188,7 @@ def test_the_clock_was_set_back(tmp_path: Path) -> None:
     earlier = msgspec.structs.replace(LOST, time=3.5)
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW)
-        journal.keep([earlier], BOOKS)
+        journal.commit([earlier], BOOKS)
     with closing(Journal(tmp_path)):
         assert written(tmp_path) == [VIEW, earlier]
 
@@ -196,7 +196,7 @@ def test_the_clock_was_set_back(tmp_path: Path) -> None:
 def test_a_row_that_is_no_event_is_passed_over_and_counted(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW)
-        journal.keep([LOST, LATER], BOOKS)
+        journal.commit([LOST, LATER], BOOKS)
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
         other.execute("UPDATE events SET event = 'another program' WHERE event = 'lost'")
         other.commit()
@@ -251,7 +251,7 @@ def test_nobody_waits_for_who_has_locked_the_journal(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         for _ in range(100):
             with pytest.raises(sqlite3.OperationalError):
-                journal.keep([LOST], OTHER)
+                journal.commit([LOST], OTHER)
             write(journal, LOST)
         assert not journal.ready
         other.rollback()

@@ -102,7 +102,7 @@ def test_events_that_a_slow_disk_takes_after_the_limit_are_not_missing_twice(tmp
             answers, commit = threading.Event(), journal._commit
             journal._commit = lambda *given: (answers.wait(), commit(*given))  # type: ignore[method-assign,assignment]
             recording.event(LOST)
-            recording.keep(coordinator)
+            recording.write_journal(coordinator)
             assert coordinator.unrecorded == 1
             answers.set()
             while not journal.ready:
@@ -112,7 +112,7 @@ def test_events_that_a_slow_disk_takes_after_the_limit_are_not_missing_twice(tmp
                     await asyncio.sleep(0)
             for _ in range(3):
                 recording.event(LOST)
-                recording.keep(coordinator)
+                recording.write_journal(coordinator)
                 await asyncio.sleep(0.01)
             assert coordinator.unrecorded == 0
             journal._files.run(int)

@@ -63,7 +63,7 @@ def test_without_memory_for_the_newest_the_journal_is_believed(tmp_path: Path) -
 
 def test_it_is_believed_before_the_journal_and_outlives_it(tmp_path: Path, memory: int) -> None:
     with closing(Journal(tmp_path, Safekeeping(memory))) as journal:
-        journal.keep([VIEW], BOOKS)
+        journal.commit([VIEW], BOOKS)
     for path in tmp_path.iterdir():
         path.unlink()
     with closing(Journal(tmp_path, Safekeeping(memory))) as journal:
@@ -77,10 +77,10 @@ def test_it_is_believed_before_the_journal_and_outlives_it(tmp_path: Path, memor
 def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         with closing(Journal(disk, Safekeeping(memory))) as journal:
-            journal.keep([VIEW], BOOKS)
+            journal.commit([VIEW], BOOKS)
             fill(disk)
             with pytest.raises(sqlite3.OperationalError, match="full"):
-                journal.keep([msgspec.structs.replace(LOST, reason="why " * 10_000)], OTHER)
+                journal.commit([msgspec.structs.replace(LOST, reason="why " * 10_000)], OTHER)
         journal, damage = open_journal(disk, RunSettings(run="r"), Safekeeping(memory), again=True)
         with closing(journal):
             assert (journal.state(), damage) == (OTHER, "")

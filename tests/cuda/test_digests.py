@@ -68,7 +68,7 @@ def test_findings_are_those_of_the_values(device: torch.device) -> None:
     def found(where: torch.device) -> tuple[list[str], list[int]]:
         findings = ShardDigests(["weight"], None)
         findings.read([batch.to(where), 3])
-        findings.fold(0, gradient.to(where))
+        findings.add_gradient(0, gradient.to(where))
         return findings.close(torch.tensor([0.5, 2.0], dtype=torch.float64), 0, 1)
 
     assert found(device) == found(CPU)

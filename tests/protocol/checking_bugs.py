@@ -16,14 +16,14 @@ ERRS: dict[str, Any] = {"errs": True}
 
 CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # who computes what
-    (shards, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
+    (shards, "*((worker, (0,)) for worker in unchecked), ", "", ERRS),
     # what a worker computes, and says
     (checking, "        self._mine, self._others = {}, {}\n", "", {}),
     (checking, "if shard not in self._others) if mine", ") if mine", {}),
     (
         checking,
-        "due(held, member.unproven, lineage.again, audited)",
-        "due(held, (), lineage.again, audited)",
+        "due(held, member.unchecked, lineage.rechecks, audited)",
+        "due(held, (), lineage.rechecks, audited)",
         ERRS,
     ),
     (
@@ -32,13 +32,13 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if not shards or not digests_of:",
         {},
     ),
-    (driver, "if self.checking.owed():", "if False:", ERRS),
-    (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
-    (checking, "if self.apart or self.unlike:", "if self.apart:", ERRS),
+    (driver, "if self.checking.checks_left():", "if False:", ERRS),
+    (view, "0 < owner.own_results != checker.check_results > 0", "False", ERRS),
+    (checking, "if self.differing or self.unlike:", "if self.differing:", ERRS),
     (checking, "return [m.ShardsDiffer(step=self.step)]", "return []", ERRS),
     (
         checking,
-        "self.agreed, None, True, None\n            self._proving = True",
+        "self.agreed, None, True, None\n            self._admission_pending = True",
         "self.agreed, None, True, None",
         ERRS,
     ),
@@ -50,13 +50,13 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if differ or refused else None",
         {"drift": True},
     ),
-    (recovery, "unconfirmed or verdict.again is not None or", "unconfirmed or", ERRS),
-    (recovery, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
+    (recovery, "unconfirmed or verdict.rechecks is not None or", "unconfirmed or", ERRS),
+    (recovery, "rechecks=None if outcome.commit else verdict.rechecks", "rechecks=None", ERRS),
     (recovery, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
     (disputes, "        for worker in _new(at_last, holder, results):", "        for worker in ():", ERRS),
     (disputes, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
     (disputes, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
-    (disputes, "if at_last[worker].unproven]", "if False]", ERRS),
+    (disputes, "if at_last[worker].unchecked]", "if False]", ERRS),
     # replicas that may drift
     (checking, "if view.number != self._view or step", "if step", DRIFTS),
     (

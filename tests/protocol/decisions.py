@@ -18,24 +18,24 @@ Decide = Callable[..., recovery.Outcome]
 
 
 def commits_if_one_holds(decide: Decide) -> Decide:
-    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
-        outcome = decide(reports, again=again)
+    def mutant(reports: Any, *, must_redo: bool) -> recovery.Outcome:
+        outcome = decide(reports, must_redo=must_redo)
         at_last = [reports[w] for w in outcome.members if reports[w].round == outcome.round]
-        return changed(outcome, commit=len(at_last) == len(outcome.members) and any(r.holds for r in at_last))
+        return changed(outcome, commit=len(at_last) == len(outcome.members) and any(r.has_result for r in at_last))
 
     return mutant
 
 
 def always_redoes(decide: Decide) -> Decide:
     """Even what all hold, and somebody may have ended."""
-    return lambda reports, again: changed(decide(reports, again=again), commit=False)
+    return lambda reports, must_redo: changed(decide(reports, must_redo=must_redo), commit=False)
 
 
 def deals_to_nobody(decide: Decide) -> Decide:
     """Some shards go to somebody who is not there."""
 
-    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
-        outcome = decide(reports, again=again)
+    def mutant(reports: Any, *, must_redo: bool) -> recovery.Outcome:
+        outcome = decide(reports, must_redo=must_redo)
         return changed(outcome, lineage=Lineage(sets=((*outcome.members, "nobody"),)))
 
     return mutant
@@ -44,8 +44,8 @@ def deals_to_nobody(decide: Decide) -> Decide:
 def forgets_the_shares(decide: Decide) -> Decide:
     """The survivors would have computed some shards twice, and others not at all."""
 
-    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
-        outcome = decide(reports, again=again)
+    def mutant(reports: Any, *, must_redo: bool) -> recovery.Outcome:
+        outcome = decide(reports, must_redo=must_redo)
         return changed(outcome, lineage=Lineage(sets=outcome.lineage.sets))
 
     return mutant
@@ -74,7 +74,7 @@ def outvotes_who_is_behind(outvoted: Any) -> Any:
     def mutant(reports: Any, *_: Any) -> Any:
         synced = {worker: report for worker, report in reports.items() if report.synced}
         last = max((report.round for report in synced.values()), default=0)
-        behind = [w for w, r in synced.items() if r.round < last - 1 or (r.round == last - 1 and not r.holds)]
+        behind = [w for w, r in synced.items() if r.round < last - 1 or (r.round == last - 1 and not r.has_result)]
         return tuple(Outvoted(worker=w, others=("the", "others"), reason="contradiction") for w in behind)
 
     return mutant

@@ -7,41 +7,41 @@ from typing import Any
 
 from farandole.protocol.worker import driver
 
-IDLE = """            while not (yield from self.finish()):
+IDLE = """            while not (yield from self.wait_for_round_end()):
                 pass
             yield Change(IDLE_S)"""
 OPENED = "            yield from self._open(view)\n            yield from self._start"
 LOAD = "    yield from do(entrance.load, arriving.state)\n"
 DIGEST = "    yield from driver.take_digest()\n"
 ASK = "    synced = member.become_synced()\n"
-RELEASE = "    if not driver.checking.owed():\n        exchange.release()\n"
+RELEASE = "    if not driver.checking.checks_left():\n        exchange.release()\n"
 GIVE = "    if synced is None:\n        return False\n    driver.tell(synced)\n" + RELEASE
 
 DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # a round
     (driver, "if not synced:\n            self.exchange.withhold()", "if not synced:\n            pass", {}),
     (driver, "yield from do(port.send_state, view, self.number, task.position)", "pass", {}),
-    (driver, "may_switch=task.trains", "may_switch=True", {}),
+    (driver, "may_switch=task.is_step", "may_switch=True", {}),
     (
         driver,
-        "self._idle = task.trains and len(lineage.sets[0])",
-        "self._idle = task.trains and view.size",
+        "self._in_idle_round = task.is_step and len(lineage.sets[0])",
+        "self._in_idle_round = task.is_step and view.size",
         {"focus": ("stale",)},
     ),
     (driver, "self.shards, self.computed_shards = 0, set()", "self.shards = 0", {}),
     (driver, "if first is not None:", "if first is None:", {}),
     (driver, 'if member.phase == "member":\n                    break', "if True:\n                    break", {}),
-    (driver, "raise ViewWithdrawn\n", "yield Change()\n                continue\n", {"focus": ("reset",)}),
+    (driver, "raise JoinAborted\n", "yield Change()\n                continue\n", {"focus": ("reset",)}),
     (driver, IDLE, IDLE[IDLE.index("            yield") :], {}),
     # what becomes of it
     (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),
     (driver, "not exchange.ended and member.round <= self.number", "member.round < self.number", {}),
     (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
-    (driver, "yield from do(old.settle)", "pass", {"focus": ("freeze", "break")}),
+    (driver, "yield from do(old.release_peers)", "pass", {"focus": ("freeze", "break")}),
     (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
     (driver, "yield from do(self.port.hand_in)", "pass", {}),
     # what the coordinator asks for
-    (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
+    (driver, "bool(self.member.differing)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
     (driver, "port.answer(request)", "pass", {"focus": ("stop",)}),
     (driver, "            port.leave(instructions.exit)", "            pass", {}),
     # entering

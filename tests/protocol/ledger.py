@@ -63,7 +63,7 @@ class Ledger(Witness):
                 raise Violation(f"{worker.name} goes back to view {member.view.number}")
             self._newest[worker.name] = member.view.number
         if (
-            member.holds
+            member.has_result
             and not self._out(worker)
             and (
                 exchange is None
@@ -127,9 +127,9 @@ class Ledger(Witness):
                 continue
             # By those who could not compare it with this one; or since one says falsely that it does not hold it.
             redone = self._out(worker) and (self._compared(exchange) or self._world.mistaken is not None)
-            if not (machine.round == exchange.round and machine.holds) and machine.phase != "out" and not redone:
+            if not (machine.round == exchange.round and machine.has_result) and machine.phase != "out" and not redone:
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
-        differ = len({word.digest for word in exchange.words if word.digest}) > 1
+        differ = len({word.digest for word in exchange.commits if word.digest}) > 1
         if differ and self._world.settings.bits != "any":
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
         number, place = exchange.view.number, (worker.root, exchange.round)
@@ -174,7 +174,7 @@ class Ledger(Witness):
 
     def _compared(self, exchange: SimulatedExchange) -> bool:
         """Whether two may compute one shard in this round."""
-        return exchange.kind == "train" and bool(exchange.view.unproven or self._world.settings.audit)
+        return exchange.kind == "train" and bool(exchange.view.unchecked or self._world.settings.audit)
 
     def committed(self, worker: Process, exchange: SimulatedExchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
@@ -195,14 +195,16 @@ class Ledger(Witness):
         """With every shard audited, what one machine computes wrong is in no step of three or more."""
         workers, held = exchange.lineage.sets[-1], exchange.lineage.assign(exchange.shards)
         first = next(name for name, mine in held.items() if 0 in mine)
-        for name in exchange.view.unproven:
+        for name in exchange.view.unchecked:
             if name in workers and self._world.workers[name].errs == 1.0 and name != first:
                 raise Violation(f"{worker.name} commits a step in which {name} has proved nothing")
         right = tuple(shard_value(worker.state, "train", worker.step, shard) for shard in range(exchange.shards))
         if exchange.result == right:
             return
         self.erred = True
-        audited = self._world.settings.audit == 1.0 and not exchange.view.unproven and exchange.lineage.again is None
+        audited = (
+            self._world.settings.audit == 1.0 and not exchange.view.unchecked and exchange.lineage.rechecks is None
+        )
         if audited and len(workers) > 2:
             raise Violation(f"{worker.name} commits a step in which one of {workers} has computed wrong")
 
@@ -213,7 +215,7 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
 
     def saved(self, worker: Process) -> None:
-        if worker.member.apart:
+        if worker.member.differing:
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
@@ -266,7 +268,7 @@ class Ledger(Witness):
             self.saved_step = max(self.saved_step, step)
 
     def asked_to_save(self, worker: Process, save: Save) -> None:
-        if worker.apart_in and save.save and not save.between:
+        if worker.apart_in and save.save and not save.allow_between:
             raise Violation(f"{worker.name} is to save as a checkpoint what differs from the others' replicas")
 
     def _state_lost(self) -> None:

@@ -24,23 +24,23 @@ from farandole.simulate.worker import SimulatedWorker
 
 
 class AbandonedThreadHolds(SimulatedWorker):
-    """The thread of an abandoned exchange, handed garbage by `settle`, makes the member hold the round."""
+    """The thread of an abandoned exchange, handed garbage by `release_peers`, makes the member hold the round."""
 
-    def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
+    def make_commit_message(self, exchange: SimulatedExchange) -> CommitMessage | None:
         del exchange
         number = self.member.view.number if self.member.view else 0
         return self.member.commit_message(view=number, round_=self.member.round, compute_us=0, shards=0)
 
 
 class WordsBeforeLevel(SimulatedWorker):
-    def may_word(self, exchange: SimulatedExchange) -> bool:
+    def may_commit(self, exchange: SimulatedExchange) -> bool:
         del exchange
         return True
 
-    def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
+    def make_commit_message(self, exchange: SimulatedExchange) -> CommitMessage | None:
         synced, self.member.synced = self.member.synced, True
         try:
-            return super().say_word(exchange)
+            return super().make_commit_message(exchange)
         finally:
             self.member.synced = synced
 
@@ -59,14 +59,14 @@ class DealsByTheViewInForce(SimulatedWorker):
 
 
 class AppliesWhatOneNames(Member):
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
-        newest = max(word.prepared for word in words)
-        return super().end_round([msgspec.structs.replace(word, prepared=newest) for word in words])
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        newest = max(commit.prepared for commit in commits)
+        return super().end_round([msgspec.structs.replace(commit, prepared=newest) for commit in commits])
 
 
 class OverlooksTheDigests(Member):
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
-        return super().end_round([msgspec.structs.replace(word, digest=0) for word in words])
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        return super().end_round([msgspec.structs.replace(commit, digest=0) for commit in commits])
 
 
 class SwitchesInEvaluations(Member):
@@ -79,7 +79,7 @@ class ReportsHoldsTooEarly(Member):
         actions = super().on_message(message)
         for action in actions:
             if isinstance(action, m.Stopped):
-                action.holds = action.synced
+                action.has_result = action.synced
         return actions
 
 
@@ -140,8 +140,8 @@ class SwitchesSharesWhenToldOf(Member):
 
 
 class TakesWordsOfOtherCalls(Member):
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
-        return super().end_round([msgspec.structs.replace(word, call=self.call.number) for word in words])
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        return super().end_round([msgspec.structs.replace(commit, call=self.call.number) for commit in commits])
 
 
 # --- mutants: the coordinator ------------------------------------------------------------------------------------
@@ -182,10 +182,10 @@ class LeavesTheFinishedWaiting(Coordinator):
 
 class DecidesBeforeAllHaveReported(Coordinator):
     def on_message(self, worker: str, message: m.Message, now: float) -> None:
-        if isinstance(message, m.Stopped) and self.stopping and len(self.stopping.waiting) == 2 and message.synced:
-            (other,) = self.stopping.waiting - {worker}
+        if isinstance(message, m.Stopped) and self.stopping and len(self.stopping.unanswered) == 2 and message.synced:
+            (other,) = self.stopping.unanswered - {worker}
             if other in self.workers:
-                self.stopping.waiting.discard(other)
+                self.stopping.unanswered.discard(other)
                 self.stopping.reports[other] = message
         super().on_message(worker, message, now)
 

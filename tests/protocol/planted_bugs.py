@@ -9,9 +9,9 @@ from typing import Any
 from farandole.collective import schedule
 from farandole.protocol.worker import member, session
 
-WORDS = (
-    "serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.own_commits()), "
-    "Take(words)]"
+TAKES, COMMITS = (
+    "serve += [*map(Take, gathered if routes.near else shared)]",
+    "serve += [MakeCommitMessage(), SendMessages(routes.own_commits()), Take(commits)]",
 )
 SHARE, GATHER = "yield SendMessages(routes.to_share(bucket))", "yield SendMessages(routes.to_gather(bucket))"
 SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"
@@ -30,9 +30,13 @@ IN_THE_ORDER = (
     ("all_begun=routes.all_begun,", "all_begun=True,  # overwrites what those who have no shard may use"),
     ("held = lineage.assign(shards) if", "held = view.lineage(view.members).assign(shards) if"),
     (SCATTER, SCATTER.replace("for bucket", "if len(lineage.sets) < 2 else () for bucket")),
-    (WORDS, WORDS.replace("Vouch(), ", "").replace("[*map", "[Vouch(), *map")),
-    (WORDS, WORDS.replace("gathered if", "gathered[:-1] if")),
-    (WORDS, WORDS.replace(", Take(words)", "")),
+    (
+        f"{TAKES}\n    {COMMITS}",
+        f"{COMMITS}\n    {TAKES}".replace(", SendMessages(routes.own_commits()), Take(commits)]", "]")
+        + "\n    serve += [SendMessages(routes.own_commits()), Take(commits)]",
+    ),
+    (TAKES, TAKES.replace("gathered if", "gathered[:-1] if")),
+    (COMMITS, COMMITS.replace(", Take(commits)", "")),
     ("Take(passed_on), ", ""),
 )
 IN_THE_ROUTES = (
@@ -62,9 +66,9 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
 PLANTED += (
     (session, "or self._lease.over(now)", "", {"focus": ("resets",)}),
     (
-        session, "if stands and message not in self._standing:",
+        session, "if repeats and message not in self._repeated:",
         "if stands and not isinstance(message, m.Differs):", {"focus": ("resets", "coordinator"), "drift": True},
     ),
-    (session, "self._outgoing.extend(self._standing)", "pass", {}),
+    (session, "self._outgoing.extend(self._repeated)", "pass", {}),
     (session, "self.attempt += 1", "self.attempt = 1", {"focus": ("reset", "dumb")}),
 )  # fmt: skip

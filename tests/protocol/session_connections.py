@@ -13,7 +13,7 @@ from farandole.errors import ProtocolError, Refused
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.member import Exit, Save
-from farandole.protocol.worker.session import BACKOFF_S, EXIT_ORPHANED, FIRST_S, PATIENCE
+from farandole.protocol.worker.session import BACKOFF_S, EXIT_ORPHANED, FIRST_S, SILENT_FRACTION
 from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welcome
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def a_difference_stands_until_the_worker_goes_on() -> None:
     it = Worker()
     it.welcomed()
     it.member_of("a", "b")
-    it.session.member.apart = ("b",)
+    it.session.member.differing = ("b",)
     it.session.tell(m.Differs(step=3, workers=("b",)), 0.0)
     it.session.on_message(it.session.attempt, m.Stop(stop=1), 0.0)
     attempt = it.welcomed(1.0)
@@ -121,10 +121,10 @@ def who_hears_nothing_gives_the_connection_up() -> None:
     attempt = it.session.on_connected(0.0).attempt
     assert (it.session.silent(FIRST_S), it.session.silent(FIRST_S + 0.1)) == (False, True)
     it.session.on_message(attempt, welcome(), 1.0)
-    limit = PATIENCE * TIMEOUT_S
+    limit = SILENT_FRACTION * TIMEOUT_S
     assert limit < TIMEOUT_S, "before the coordinator does"
     assert (it.session.silent(1.0 + limit), it.session.silent(1.1 + limit)) == (False, True)
-    it.session.on_message(attempt, m.LinesHeard(beat=1), 3.0)
+    it.session.on_message(attempt, m.HeartbeatAnswer(beat=1), 3.0)
     assert (it.session.silent(3.0 + limit), it.session.silent(3.1 + limit)) == (False, True)
     it.session.on_connected(10.0)
     assert (it.session.silent(10.0 + TIMEOUT_S), it.session.silent(10.1 + TIMEOUT_S)) == (False, True)
@@ -185,10 +185,10 @@ def instructions_are_kept_for_the_training_side() -> None:
     it.session.on_message(attempt, m.Saver(worker="b", at_once=True), 0.0)
     assert (told.saves, told.save_at_once) == (False, False)
     it.session.on_message(attempt, m.Saver(worker="a"), 0.0)
-    it.session.on_message(attempt, m.Demoted(), 0.0)
+    it.session.on_message(attempt, m.ViewWithdrawn(), 0.0)
     assert not told.saves, "it holds no state"
     assert (
-        it.session.on_message(attempt, m.End(reason="stopped", save=True, between=True), 0.0)
+        it.session.on_message(attempt, m.End(reason="stopped", save=True, allow_between=True), 0.0)
         == [told.save]
         == [Save(True, True)]
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farandole.protocol import messages as m
-from farandole.protocol.kept_lines import KEPT
+from farandole.protocol.kept_lines import KEPT_LINES
 from farandole.protocol.values import MAX_LINES
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Exit
@@ -45,11 +45,11 @@ def lines_are_sent_until_the_coordinator_has_them() -> None:
     it.session.beat(1.0)
     assert [len(beat.lines) for beat in it.said() if isinstance(beat, m.Heartbeat)] == [MAX_LINES, 60]
     assert beaten(it) == [], "they are on their way"
-    it.session.on_message(attempt, m.LinesHeard(beat=1, lines=(4, 0)), 1.0)
+    it.session.on_message(attempt, m.HeartbeatAnswer(beat=1, lines=(4, 0)), 1.0)
     it.welcomed(2.0, lines=(4, 0))
     assert stepped_first(it) == 5, "the others may be lost"
     for lines, first in (((80, 0), 5), ((90, 0), 81)):
-        it.session.on_message(it.session.attempt, m.LinesHeard(beat=2, lines=lines), 3.0)
+        it.session.on_message(it.session.attempt, m.HeartbeatAnswer(beat=2, lines=lines), 3.0)
         it.welcomed(4.0, lines=(-1, 0))
         assert stepped_first(it) == first, "what it had written when it last said so, nobody needs any more"
 
@@ -76,19 +76,19 @@ def of_more_lines_than_are_kept_the_others_are_counted() -> None:
     attempt = it.welcomed()
     it.member_of("a", "b")
     some = logged(0, 1, n=1)
-    for _ in range(KEPT - 1):
+    for _ in range(KEPT_LINES - 1):
         it.session.add_line(some)
     it.session.beat(1.0)
     assert sum(len(lines) for lines in stepped_lines(it)) == 10 * MAX_LINES, "under way, and kept"
-    for index in range(KEPT - 1, KEPT + 5):
+    for index in range(KEPT_LINES - 1, KEPT_LINES + 5):
         it.session.add_line(logged(0, index, n=index))
     it.session.tell(m.Finished(), 2.0)
     lines = [line for said in it.said() if isinstance(said, m.Heartbeat) for line in said.lines]
-    assert (lines[-1].step, lines[-1].index, lines[-1].missing) == (0, KEPT + 4, 5)
+    assert (lines[-1].step, lines[-1].index, lines[-1].missing) == (0, KEPT_LINES + 4, 5)
     it.session.add_line(stepped(1))
     it.session.add_line(stepped(2))
-    it.session.on_message(attempt, m.LinesHeard(beat=1, lines=(0, KEPT + 4)), 3.0)
-    it.session.on_message(attempt, m.LinesHeard(beat=2, lines=(0, KEPT + 4)), 4.0)
+    it.session.on_message(attempt, m.HeartbeatAnswer(beat=1, lines=(0, KEPT_LINES + 4)), 3.0)
+    it.session.on_message(attempt, m.HeartbeatAnswer(beat=2, lines=(0, KEPT_LINES + 4)), 4.0)
     it.session.add_line(stepped(3))
     it.session.beat(5.0)
     [beat] = [said for said in it.said() if isinstance(said, m.Heartbeat)]
@@ -200,7 +200,7 @@ def a_lease_counts_from_when_the_question_left() -> None:
         assert not it.session.lease_over(10.0 + ORPHAN_S)
         it.session.beat(20.0)
         it.session.beat(30.0)
-        it.session.on_message(attempt, m.LinesHeard(beat=1), 50.0)
+        it.session.on_message(attempt, m.HeartbeatAnswer(beat=1), 50.0)
         word = words(it, 50.0)
         assert word is not None
         assert (words(it, asked) is not None) is given
@@ -215,12 +215,12 @@ def what_has_ended_stays_ended() -> None:
     attempt = it.welcomed()
     it.session.beat(5.0)
     assert words(it, ORPHAN_S + 0.5) is None
-    it.session.on_message(attempt, m.LinesHeard(beat=1), ORPHAN_S + 0.6)
+    it.session.on_message(attempt, m.HeartbeatAnswer(beat=1), ORPHAN_S + 0.6)
     assert it.session.lease_over(ORPHAN_S + 0.7), "the word was not given, and nobody asks for it again"
     it = Worker()
     attempt = it.welcomed()
     it.session.beat(ORPHAN_S + 1.0)
-    it.session.on_message(attempt, m.LinesHeard(beat=1), ORPHAN_S + 1.1)
+    it.session.on_message(attempt, m.HeartbeatAnswer(beat=1), ORPHAN_S + 1.1)
     assert it.session.lease_over(ORPHAN_S + 1.2), "the run may have begun again"
     it.welcomed(ORPHAN_S + 2.0)
     assert it.session.lease_over(ORPHAN_S + 2.1)
@@ -258,7 +258,7 @@ def who_stalls_is_reported_and_who_holds_up_is_named() -> None:
     it.welcomed()
     it.member_of("a", "b")
     it.session.beat(50.0)
-    it.session.on_message(it.session.attempt, m.LinesHeard(beat=1), 50.1)
+    it.session.on_message(it.session.attempt, m.HeartbeatAnswer(beat=1), 50.1)
     it.waiting = (1, "b", 60.0)
     assert it.session.watch(60.0 + STALL_S) == []
     (suspect,) = it.session.watch(60.1 + STALL_S)

@@ -11,7 +11,7 @@ from tests.support.scene import Scene, trained
 
 
 def answered(scene: Scene, round_: int = 8) -> None:
-    for worker in list(scene.coordinator.stopping.waiting if scene.coordinator.stopping else ()):
+    for worker in list(scene.coordinator.stopping.unanswered if scene.coordinator.stopping else ()):
         scene.report(worker, round_)
 
 
@@ -53,7 +53,7 @@ def test_who_has_been_right_by_its_standing_too_often_goes_itself() -> None:
 
 def test_a_third_ones_heartbeat_tells_who_of_a_pair_goes() -> None:
     scene = trained("a", "b", "c")
-    scene.say("c", m.Heartbeat(view=1, round=8, idle=True, blocked_on="a"))
+    scene.say("c", m.Heartbeat(view=1, round=8, waits_for_peers=True, blocked_on="a"))
     accuses(scene, "b", "a")
     answered(scene)
     assert scene.members("b", "c") == ("b", "c")
@@ -63,7 +63,7 @@ def test_who_hangs_says_so_itself_by_not_saying_that_it_waits() -> None:
     """Of two, the one that came later is believed: the other is what it waits for."""
     scene = trained("a", "b")
     scene.say("a", m.Heartbeat(view=1, round=8, shards=1, shards_total=2))
-    scene.say("b", m.Heartbeat(view=1, round=8, shards=1, shards_total=2, idle=True, blocked_on="a"))
+    scene.say("b", m.Heartbeat(view=1, round=8, shards=1, shards_total=2, waits_for_peers=True, blocked_on="a"))
     accuses(scene, "b", "a", waited_s=31)
     answered(scene)
     assert scene.members("b") == ("b",)
@@ -73,7 +73,9 @@ def test_of_who_waits_itself_only_what_it_waits_for_is_the_cause() -> None:
     """Between hosts: d hangs, c of its host waits for it, and a and b of the other one for what c is to pass on."""
     scene = trained("a", "b", "c", "d")
     for worker, peer in (("a", "c"), ("b", "c"), ("c", "d"), ("d", "")):
-        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, shards_total=2, idle=bool(peer), blocked_on=peer))
+        scene.say(
+            worker, m.Heartbeat(view=1, round=8, shards=1, shards_total=2, waits_for_peers=bool(peer), blocked_on=peer)
+        )
     accuses(scene, "a", "c", waited_s=31)
     assert scene.coordinator.stopping is None
     accuses(scene, "c", "d", waited_s=31)
@@ -84,7 +86,7 @@ def test_of_who_waits_itself_only_what_it_waits_for_is_the_cause() -> None:
 def test_where_all_wait_for_each_other_in_a_circle_each_is_heard() -> None:
     scene = trained("a", "b", "c")
     for worker, peer in (("a", "b"), ("b", "c"), ("c", "a")):
-        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, shards_total=2, idle=True, blocked_on=peer))
+        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, shards_total=2, waits_for_peers=True, blocked_on=peer))
     accuses(scene, "a", "b", waited_s=31)
     assert scene.coordinator.stopping is not None
 

@@ -57,8 +57,8 @@ def test_answers_to_a_stop_are_compared_before_anything_is_committed() -> None:
         scene.say(
             worker,
             m.Stopped(
-                stop=1, view=view, round=8, step=8, holds=True, synced=True, lineage=Lineage(sets=(("a", "b", "c"),)),
-                call=call,
+                stop=1, view=view, round=8, step=8, has_result=True, synced=True,
+                lineage=Lineage(sets=(("a", "b", "c"),)), call=call,
             ),
         )  # fmt: skip
     assert "Resume" not in scene.kinds("a")
@@ -108,7 +108,7 @@ def test_scripts_that_end_together_end_well() -> None:
     scene.say("b", beat(7, STEP), beat(8), ended(8))
     scene.lose("a")
     scene.report("b", 8)
-    scene.report("c", 7, holds=True)
+    scene.report("c", 7, has_result=True)
     scene.say("c", beat(8, view=2), ended(8, view=2))
     assert "calls differ" not in scene.events
     scene.say("b", m.Saved(path="p"))

@@ -17,7 +17,7 @@ LINEAGE = Lineage(sets=(("a", "b", "c"),))
 
 def checking(worker: str, view: View = VIEW, **terms: float) -> tuple[Member, Checking]:
     member = Member(worker)
-    member.view, member._proving = view, True
+    member.view, member._admission_pending = view, True
     return member, Checking(member, RunTerms(wanted=3, **terms))  # type: ignore[arg-type]
 
 
@@ -26,93 +26,99 @@ def test_a_holder_says_what_it_has_found_once_all_of_it_is_there() -> None:
     mine.arrange(LINEAGE, 6, 0)
     assert [shard for shard in range(6) if mine.concerns(shard)] == [0, 1]
     mine.on_digests(0, SEEN, (1,))
-    assert member.held == NO_DIGESTS
+    assert member.own_results == NO_DIGESTS
     mine.on_digests(1, SEEN, (2,))
-    first, second = member.held.names
+    first, second = member.own_results.names
     assert mentions(first, "shard 0")
     assert mentions(second, "shard 1")
-    assert member.held.digests == (1, 2)
-    assert member.held.number > 0
+    assert member.own_results.digests == (1, 2)
+    assert member.own_results.number > 0
 
 
 def test_who_proves_itself_is_known_alike_to_all_whatever_round_they_were_in() -> None:
     """One that had not ended the last step, and one that had, go on with the same round."""
-    view = View(number=2, members=("a", "b", "c"), group=1, unproven=("b",))
+    view = View(number=2, members=("a", "b", "c"), group=1, unchecked=("b",))
     for behind in (False, True):
         member, _ = checking("b")
-        member.phase, member.synced, member.trains = "stopped", True, True
-        member.round, member.holds = (6, True) if behind else (7, False)
+        member.phase, member.synced, member.computes_step = "stopped", True, True
+        member.round, member.has_result = (6, True) if behind else (7, False)
         member.on_message(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
-        assert (member.round, member.unproven) == (7, ("b",))
+        assert (member.round, member.unchecked) == (7, ("b",))
 
 
-@pytest.mark.parametrize(("trains", "unproven"), [(False, ("b",)), (True, ())])
-def test_an_idle_round_proves_nothing(trains: bool, unproven: tuple[str, ...]) -> None:
-    member, _ = checking("b", View(number=1, members=("a", "b"), group=1, unproven=("b",)))
-    member.phase, member.synced, member.trains = "member", True, trains
+@pytest.mark.parametrize(("trains", "unchecked"), [(False, ("b",)), (True, ())])
+def test_an_idle_round_proves_nothing(trains: bool, unchecked: tuple[str, ...]) -> None:
+    member, _ = checking("b", View(number=1, members=("a", "b"), group=1, unchecked=("b",)))
+    member.phase, member.synced, member.computes_step = "member", True, trains
     assert member.end_round([CommitMessage(view=1, round=0, prepared=0, compute_us=0, shards=0)] * 2)
-    assert member.unproven == unproven
+    assert member.unchecked == unchecked
 
 
 def test_a_checker_owes_all_of_it_before_its_word() -> None:
     member, mine = checking("b", audit=1.0)
     mine.arrange(LINEAGE, 6, 0)
-    first, second = mine.owed()
+    first, second = mine.checks_left()
     mine.on_check(first, SEEN, (1,))
-    assert mine.owed() == (second,)
-    assert member.checked == NO_DIGESTS
+    assert mine.checks_left() == (second,)
+    assert member.check_results == NO_DIGESTS
     mine.on_check(second, SEEN, (2,))
-    assert mine.owed() == ()
-    assert member.checked.holder != "b"
+    assert mine.checks_left() == ()
+    assert member.check_results.owner != "b"
 
 
 def test_who_finds_the_same_says_the_same_and_who_does_not_does_not() -> None:
     words = {}
     for worker, digest in (("a", 1), ("b", 1), ("c", 2)):
         member, mine = checking(worker)
-        mine.arrange(Lineage(sets=LINEAGE.sets, again=(("b", (0,)), ("c", (0,)))), 3, 0)
+        mine.arrange(Lineage(sets=LINEAGE.sets, rechecks=(("b", (0,)), ("c", (0,)))), 3, 0)
         (mine.on_digests if worker == "a" else mine.on_check)(0, SEEN, (digest,))
         checks = member.checks
         words[worker] = CommitMessage(
-            view=1, round=0, prepared=0, compute_us=0, shards=1, held=member.held.number, checked=member.checked.number
+            view=1,
+            round=0,
+            prepared=0,
+            compute_us=0,
+            shards=1,
+            own_results=member.own_results.number,
+            check_results=member.check_results.number,
         )
-    assert unlike(checks, words) == (Check(holder="a", checker="c", shards=(0,)),)
+    assert unlike(checks, words) == (Check(owner="a", checker="c", shards=(0,)),)
 
 
 def test_what_has_been_found_is_kept_when_the_round_is_done_again_and_no_longer() -> None:
-    member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unproven=("b",)))
+    member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unchecked=("b",)))
     mine.arrange(LINEAGE, 3, 0)
-    assert mine.owed() == (0,)
+    assert mine.checks_left() == (0,)
     mine.on_check(0, SEEN, (1,))
     mine.arrange(Lineage(sets=(("a", "b", "c"), ("a", "b"))), 3, 0)
-    assert mine.owed() == ()
-    assert member.checked.digests == (1,)
+    assert mine.checks_left() == ()
+    assert member.check_results.digests == (1,)
     mine.begin()
     mine.arrange(LINEAGE, 3, 1)
-    assert mine.owed() == (0,)
+    assert mine.checks_left() == (0,)
 
 
 @pytest.mark.parametrize("undecided", [True, False])
 def test_two_that_nobody_can_tell_apart_check_each_other_no_more(undecided: bool) -> None:
     _, mine = checking("a", View(number=1, members=("a", "b"), group=1, undecided=undecided), audit=1.0)
     mine.arrange(Lineage(sets=(("a", "b"),)), 4, 0)
-    assert bool(mine.owed()) is not undecided
+    assert bool(mine.checks_left()) is not undecided
 
 
 def test_a_round_that_is_no_step_proves_nothing() -> None:
-    member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unproven=("b",)))
+    member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unchecked=("b",)))
     mine.arrange(LINEAGE, 0, 0)
     assert member.checks == ()
 
 
 def test_who_is_to_prove_itself_is_until_a_step_has_ended_in_the_view() -> None:
-    view = View(number=3, members=("a", "b"), group=1, unproven=("b",))
+    view = View(number=3, members=("a", "b"), group=1, unchecked=("b",))
     member, _ = checking("a")
-    member.phase, member.round, member._proving = "member", 7, False
+    member.phase, member.round, member._admission_pending = "member", 7, False
     member.on_message(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
-    assert member.unproven == ("b",), "stopped, and done again"
+    assert member.unchecked == ("b",), "stopped, and done again"
     for trains, left in ((False, ("b",)), (True, ())):
-        member.trains = trains
+        member.computes_step = trains
         words = [CommitMessage(view=3, round=member.round, prepared=0, compute_us=0, shards=1)] * 2
         assert member.end_round(words)
-        assert member.unproven == left
+        assert member.unchecked == left

@@ -12,7 +12,7 @@ import pytest
 from farandole.plan.shards import Position
 from farandole.protocol.messages import RunTerms, Saved
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.driver import Change, Driver, Instructions, Script, Task, _join, join_view
+from farandole.protocol.worker.driver import Change, Driver, Instructions, Routine, Task, _join, join_view
 from farandole.protocol.worker.member import EVERY, Exit, Member
 
 ONE = View(number=1, members=("a", "b"), group=1)
@@ -58,13 +58,13 @@ def driving(shards: int = 2, **terms: float) -> tuple[Driver, Played, Instructio
     member, told, port = Member("a"), Instructions(), Played()
     member.phase, member.view, member.synced = "member", ONE, True
     driver = Driver(member, told, port, RunTerms(**terms))  # pyright: ignore[reportArgumentType]
-    assert play(driver.begin(Task(position=Position(), shards=lambda _: shards, trains=True)))
+    assert play(driver.begin(Task(position=Position(), shards=lambda _: shards, is_step=True)))
     port.begun = list(port.asked)
     port.asked.clear()
     return driver, port, told
 
 
-def play(script: Script[Any]) -> bool:
+def play(script: Routine[Any]) -> bool:
     """Until it is done, or (False) waits for a change."""
     answer: Any = None
     try:
@@ -88,7 +88,7 @@ def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_c
     assert driver.todo() == (0,)
     resumed(driver, driver.number)
     assert play(driver.sync())
-    assert port.asked == ["open 2", "close 1", "settle 1", "start"]
+    assert port.asked == ["open 2", "close 1", "release_peers 1", "start"]
     assert driver.todo() == (0, 1), "what the other one held is inherited"
 
 
@@ -100,11 +100,11 @@ def test_a_round_that_was_committed_meanwhile_is_not_begun_again_in_the_next_vie
     assert driver.exchange.view == ONE
 
 
-@pytest.mark.parametrize(("proven", "saves"), [(True, ["save False", "save True"]), (False, [])])
-def test_who_is_orphaned_saves_what_it_knows_to_be_whole(proven: bool, saves: list[str]) -> None:
+@pytest.mark.parametrize(("state_verified", "saves"), [(True, ["save False", "save True"]), (False, [])])
+def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, saves: list[str]) -> None:
     """A joiner that was given up in its first round may hold a torn state without knowing it."""
     driver, port, told = driving()
-    driver.proven, told.orphaned, told.exit = proven, True, ORPHANED
+    driver.state_verified, told.orphaned, told.exit = state_verified, True, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == saves
@@ -113,7 +113,7 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(proven: bool, saves: li
 def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> None:
     """It is none to go on from, and there is no time: others may go on, or the newest checkpoint is what is left."""
     driver, port, told = driving()
-    driver.proven, told.orphaned, told.exit = True, True, Exit("no coordinator", 0, save=True, within_s=2.0)
+    driver.state_verified, told.orphaned, told.exit = True, True, Exit("no coordinator", 0, save=True, within_s=2.0)
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == ["save False"]
@@ -123,7 +123,7 @@ def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> Non
 def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
     driver, port, _ = driving(shards=4, audit=1.0)
     assert port.begun.index("withhold 1") < port.begun.index("start")
-    first, second = driver.checking.owed()
+    first, second = driver.checking.checks_left()
     driver.checked(first, ("the loss",), (1,))
     assert port.asked == []
     driver.checked(second, ("the loss",), (2,))
@@ -137,7 +137,7 @@ def test_who_has_drifted_takes_the_state_over_before_it_computes_and_its_word_sa
     member.view, member.round, member.lineage = view, 1, None
     member.drift.on_step(view, 5, {"a": 1, "b": 2})
     port.receive = lambda _: SimpleNamespace(state={})
-    assert play(driver.begin(Task(position=Position(step=EVERY), shards=lambda _: 2, trains=True)))
+    assert play(driver.begin(Task(position=Position(step=EVERY), shards=lambda _: 2, is_step=True)))
     asked = [what.partition(" ")[0] for what in port.asked]
     assert asked[asked.index("renew") :] == ["renew", "digest", "start"]
     assert "send_state" not in asked
@@ -148,7 +148,7 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
     view = View(number=2, members=("b", "a"), joining=("a",), group=2)
     member, port = Member("a"), Played(view)
     member.pending, member.prepared = view, 2
-    nothing = SimpleNamespace(owed=lambda: owed)
+    nothing = SimpleNamespace(checks_left=lambda: owed)
     arriving = SimpleNamespace(header=(3, Position(), []), state={})
     driver = SimpleNamespace(
         member=member, exchange=port, checking=nothing, tell=lambda _: None, begin=still, obey=still, take_digest=still,
@@ -165,11 +165,11 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bo
     """It has proved nothing yet, and need not: what it began with is the run's. So it is saved where it is orphaned."""
     driver, port, told = driving()
     member, first = Member("a"), View(number=1, members=("a",), group=1)
-    driver.member, driver.proven = member, False
-    member.phase, member.pending, member.prepared = "waiting", first, 1
+    driver.member, driver.state_verified = member, False
+    member.phase, member.pending, member.prepared = "candidate", first, 1
     entrance = SimpleNamespace(
         restore=lambda _: Position(), entered=lambda: None,
-        first=lambda *_: Task(position=Position(), shards=lambda _: 2, trains=True),
+        first=lambda *_: Task(position=Position(), shards=lambda _: 2, is_step=True),
     )  # fmt: skip
     assert play(join_view(driver, entrance))  # type: ignore[arg-type]
     port.asked.clear()
@@ -179,12 +179,12 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bo
     assert port.asked == (["save False", "save True"] if orphaned else [])
 
 
-def there(*_: object) -> Script[bool]:
+def there(*_: object) -> Routine[bool]:
     yield from ()
     return True
 
 
-def still(*_: object) -> Script[None]:
+def still(*_: object) -> Routine[None]:
     """Nothing to wait for."""
     yield from ()
 

@@ -44,7 +44,7 @@ def test_one_dies_while_others_have_finished() -> None:
     scene.say("a", m.Finished(fingerprint="f"))
     scene.lose("c")
     scene.report("a", 9)
-    scene.report("b", 8, holds=True)
+    scene.report("b", 8, has_result=True)
     assert scene.last("b", m.Resume).round == 9
     scene.say("b", m.Finished(fingerprint="f"))
     scene.say("a", m.Saved(path="checkpoint"))
@@ -54,9 +54,9 @@ def test_one_dies_while_others_have_finished() -> None:
 def test_a_failed_script_ends_the_run_after_a_checkpoint() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.ScriptFailed(traceback="ValueError"))
-    scene.report("a", 7, holds=True)
+    scene.report("a", 7, has_result=True)
     scene.report("b", 8)
-    scene.report("c", 7, holds=True)
+    scene.report("c", 7, has_result=True)
     assert scene.last("b", m.End).save
     assert "Resume" not in scene.kinds("a")
     scene.say("c", m.ScriptFailed(traceback="ValueError"))  # others fail alike
@@ -77,11 +77,11 @@ def test_a_script_that_failed_between_two_steps_everywhere() -> None:
     for worker in ("a", "b", "c"):
         scene.report(worker, 7)
     for worker in ("a", "b"):
-        assert not scene.last(worker, m.End).between
+        assert not scene.last(worker, m.End).allow_between
         scene.say(worker, m.Saved(error="between two steps", between=True))
     scene.lose("a")
     scene.say("c", m.Saved(error="between two steps", between=True))
-    assert scene.last("b", m.End).between  # a is not asked any more
+    assert scene.last("b", m.End).allow_between  # a is not asked any more
     scene.say("b", m.Saved(path="checkpoint"))
     assert scene.fields["saved"] == {"worker": "b", "path": "checkpoint", "whole": False}
 
@@ -146,7 +146,7 @@ def test_a_crash_while_the_run_stops() -> None:
     empty = scene.last("a", m.Propose).view
     scene.switch(empty, 5, "b")
     scene.lose("c")
-    scene.report("a", 4, holds=True, view=scene.issued(1))
+    scene.report("a", 4, has_result=True, view=scene.issued(1))
     scene.report("b", 5, view=empty)
     assert scene.last("b", m.End).save  # b has ended round 4, a has not yet
     scene.say("b", m.Saved(path="checkpoint"))

@@ -22,7 +22,7 @@ def test_it_goes_and_the_others_redo_its_shards() -> None:
     scene.report("b", 7)
     scene.report("a", 7)
     assert "Goodbye" not in scene.kinds("b"), "only the answers tell who holds the state"
-    scene.report("c", 7, holds=True)
+    scene.report("c", 7, has_result=True)
     assert scene.members("a", "c") == ("a", "c")
     resume = scene.last("a", m.Resume)
     assert (resume.round, resume.commit, resume.lineage.sets[-1]) == (7, False, ("a", "c"))
@@ -37,7 +37,7 @@ def test_a_step_that_all_hold_is_committed_without_it() -> None:
     """It was on its way to the next one."""
     scene = trained("a", "b")
     scene.say("b", FULL)
-    scene.report("a", 7, holds=True)
+    scene.report("a", 7, has_result=True)
     scene.report("b", 8)
     resume = scene.last("a", m.Resume)
     assert (resume.view.members, resume.round, resume.commit) == (("a",), 7, True)
@@ -87,9 +87,9 @@ def test_where_all_say_so_the_furthest_saves() -> None:
     scene = trained("a", "b", "c")
     for worker in ("c", "a", "b"):
         scene.say(worker, FULL)
-    scene.report("a", 7, holds=True)
+    scene.report("a", 7, has_result=True)
     scene.report("b", 8)
-    scene.report("c", 7, holds=True)
+    scene.report("c", 7, has_result=True)
     assert scene.last("b", m.End).save
     assert not any("Goodbye" in scene.kinds(worker) for worker in "abc")
     scene.say("b", m.Saved(error="disk full"))
@@ -121,7 +121,7 @@ def test_a_leaving_worker_is_no_heir() -> None:
     scene.switch(view, 4, "a")
     scene.say("a", FULL)
     scene.report("a", 6, view=view)
-    scene.report("b", 3, holds=True, view=first)
+    scene.report("b", 3, has_result=True, view=first)
     assert scene.last("a", m.End).save
     assert first is not None
 
@@ -167,7 +167,7 @@ def test_who_has_not_entered_the_joiners_view_never_hands_them_the_state() -> No
     scene.ready("d")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     for worker in "ab":
-        scene.report(worker, 3, holds=True)
+        scene.report(worker, 3, has_result=True)
     view = scene.last("d", m.Propose).view
     assert (view.members, view.joining) == (("a", "d"), ("d",))
     scene.forget()
@@ -231,7 +231,7 @@ def test_where_the_run_fails_it_is_not_let_go_it_may_have_to_save() -> None:
     scene.say("b", m.ScriptFailed(traceback="ValueError"))
     scene.say("a", FULL)
     scene.report("a", 8)
-    scene.report("b", 7, holds=True)
+    scene.report("b", 7, has_result=True)
     assert scene.last("a", m.End).save
 
 

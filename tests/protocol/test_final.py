@@ -64,7 +64,7 @@ def test_unequal_states_are_not_saved() -> None:
     assert "End" not in scene.kinds("a")
     scene.say("a", m.Digests(step=9, names=("weight", "bias"), digests=(1, 2)))
     scene.say("b", m.Digests(step=9, names=("weight", "bias"), digests=(1, 3)))
-    assert scene.last("a", m.End).between, "it is called what it is"
+    assert scene.last("a", m.End).allow_between, "it is called what it is"
     scene.say("a", m.Saved(path="after"))
     assert scene.fields["over"]["code"] == 1
     assert mentions(scene.fields["over"]["reason"], "b's", "a's", "bias")

@@ -70,7 +70,7 @@ def test_a_candidate_asks_in_again() -> None:
     scene.switch(scene.last("b", m.Propose).view, 0)
     scene.forget()
     scene.ready("a")
-    assert scene.kinds("a")[:2] == ["Welcome", "Demoted"], "whatever it was told before is void"
+    assert scene.kinds("a")[:2] == ["Welcome", "ViewWithdrawn"], "whatever it was told before is void"
     assert scene.last("a", m.Propose).view.members == ("b", "c", "a")
 
 
@@ -82,7 +82,7 @@ def test_a_joiner_comes_back_while_it_connects() -> None:
     scene.report("a", 3)
     scene.report("b", 0, synced=False)
     assert scene.members("a") == ("a",)
-    assert [type(message) for message in scene.sent["b"][-2:]] == [m.Demoted, m.Propose]
+    assert [type(message) for message in scene.sent["b"][-2:]] == [m.ViewWithdrawn, m.Propose]
     assert scene.last("b", m.Propose).view.number == 4
 
 

@@ -86,7 +86,7 @@ def test_one_that_returns_after_all_counts_again() -> None:
 
 def test_the_run_begins_again_when_the_lease_of_one_that_was_put_out_is_over() -> None:
     scene = trained("a", orphan_s=ORPHAN_S)
-    scene.say("a", m.LinesHeard(beat=1))  # not a worker's message
+    scene.say("a", m.HeartbeatAnswer(beat=1))  # not a worker's message
     assert scene.closed == ["a"]
     scene.ready("b")
     scene.wait(ORPHAN_S + 1.0, "b")

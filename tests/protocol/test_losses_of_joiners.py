@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.failures import FATAL, TOGETHER_S, TRIAL
+from farandole.protocol.coordinator.failures import FATAL, JOINER_TRIAL_STEPS, TOGETHER_S
 from tests.support.deaths import APART, KILL, SEGV, beat, die, pass_by, stopped
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
@@ -21,7 +21,7 @@ def joiner_dies(scene: Scene, worker: str, at: int, after: int, reason: str = KI
     beat(scene, at + after)
     die(scene, worker, reason)
     scene.say("a", stopped(scene, at + after)) if scene.coordinator.stopping else None
-    for other in scene.coordinator.stopping.waiting.copy() if scene.coordinator.stopping else ():
+    for other in scene.coordinator.stopping.unanswered.copy() if scene.coordinator.stopping else ():
         scene.say(other, stopped(scene, at + after))
     pass_by(scene, apart)
 
@@ -31,9 +31,9 @@ def joiner_dies(scene: Scene, worker: str, at: int, after: int, reason: str = KI
     [
         ((1, 1, 1, 1), 4, "four: one more is started"),
         ((1, 1, 1, 1, 1), 5, "no more"),
-        ((0, TRIAL, 1, 3, 2), 5, "within ten steps"),
-        ((1, 1, 1, 1, TRIAL + 1), 0, "the last one had lived"),
-        ((1, 1, TRIAL + 1, 1, 1), 2, "one in between had"),
+        ((0, JOINER_TRIAL_STEPS, 1, 3, 2), 5, "within ten steps"),
+        ((1, 1, 1, 1, JOINER_TRIAL_STEPS + 1), 0, "the last one had lived"),
+        ((1, 1, JOINER_TRIAL_STEPS + 1, 1, 1), 2, "one in between had"),
     ],
 )
 def test_joiners_that_die_as_they_come(after: tuple[int, ...], joiners: int, remark: str) -> None:

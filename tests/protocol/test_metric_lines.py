@@ -62,7 +62,7 @@ def test_nobody_but_rank_0_is_heard() -> None:
         beat(scene, worker, 9, *steps(0, 1, 2))
     beat(scene, "a", 9)
     assert scene.lines == []
-    assert scene.coordinator.waiting == {}
+    assert scene.coordinator.unwritten_lines == {}
 
 
 def test_a_line_of_a_step_that_its_sender_is_not_in_is_none() -> None:
@@ -80,7 +80,7 @@ def test_a_step_far_ahead_silences_nobody(far: int) -> None:
     beat(scene, "a", 2, *steps(0, 1))
     beat(scene, "b", 2)
     assert scene.lines == [*steps(0, 1)]
-    assert scene.coordinator.waiting == {}
+    assert scene.coordinator.unwritten_lines == {}
     beat(scene, "a", far, stepped(far))
     scene.lose("a")
     for worker in ("b", "c"):
@@ -88,7 +88,7 @@ def test_a_step_far_ahead_silences_nobody(far: int) -> None:
     beat(scene, "b", 4, *steps(0, 1, 2, 3))
     beat(scene, "c", 4)
     assert scene.lines == [*steps(0, 1, 2, 3)]
-    assert scene.coordinator.waiting == {}, "nothing of who is gone"
+    assert scene.coordinator.unwritten_lines == {}, "nothing of who is gone"
 
 
 def test_a_member_that_says_it_is_far_makes_nobody_s_lines_count_but_rank_0_s() -> None:
@@ -183,7 +183,7 @@ def test_where_the_state_is_lost_steps_count_from_the_beginning() -> None:
     scene.lose("a")
     scene.lose("b")
     assert scene.coordinator.last_line == (-1, 0)
-    assert scene.coordinator.waiting == {}
+    assert scene.coordinator.unwritten_lines == {}
 
 
 def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again() -> None:
@@ -192,7 +192,7 @@ def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again()
     beat(scene, "b", 500)
     scene.lose("a")
     scene.report("b", 500, synced=False)
-    assert scene.last("b", m.Demoted)
+    assert scene.last("b", m.ViewWithdrawn)
     scene.ready("c")
     view = scene.coordinator.proposed
     assert view is not None
@@ -214,7 +214,7 @@ def test_what_waits_is_bounded_and_what_is_left_out_is_counted() -> None:
     scene = trained("a", "b")
     for start in range(0, 2 * metric_lines.WAITING, m.MAX_LINES):
         beat(scene, "a", FAR, *steps(*range(start, start + m.MAX_LINES)))
-    assert len(scene.coordinator.waiting["a"]) == metric_lines.WAITING + 1
+    assert len(scene.coordinator.unwritten_lines["a"]) == metric_lines.WAITING + 1
     beat(scene, "b", FAR)
     left_out = 2 * metric_lines.WAITING - len(scene.lines)
     [event] = lost(scene)

@@ -49,7 +49,7 @@ def says(scene: Scene, worker: str, **wrong: Any) -> None:
         **{
             "stop": scene.last(worker, m.Stop).stop,
             "step": 8,
-            "holds": False,
+            "has_result": False,
             "synced": True,
             "lineage": dealt,
             **honest,
@@ -99,12 +99,12 @@ def test_who_holds_no_state_may_be_in_a_view_that_all_others_have_left_long_sinc
         says(scene, worker)
     scene.report("c", 0, synced=False, view=old)
     assert "lost" not in scene.events
-    assert scene.last("c", m.Demoted)
+    assert scene.last("c", m.ViewWithdrawn)
 
 
 @pytest.mark.parametrize("liar", "abc")
 @pytest.mark.parametrize(
-    "wrong", [{"round": 10}, {"round": 2**53}, {"round": 6, "holds": True}, {"round": 9}, {"round": 7}], ids=str
+    "wrong", [{"round": 10}, {"round": 2**53}, {"round": 6, "has_result": True}, {"round": 9}, {"round": 7}], ids=str
 )
 def test_a_round_that_contradicts_both_others(liar: str, wrong: dict[str, Any]) -> None:
     """It took the run over: all others were behind what nobody had ended."""
@@ -162,8 +162,8 @@ def test_replicas_of_two_rounds_are_not_compared_and_who_says_so_is_proved_wrong
     scene = trained("a", "b", "c")
     scene.say("c", m.Differs(step=7, workers=("b",)))
     scene.say("b", m.ScriptFailed(traceback="ValueError"))
-    scene.report("b", 7, holds=True)
-    scene.report("c", 7, holds=True)
+    scene.report("b", 7, has_result=True)
+    scene.report("c", 7, has_result=True)
     scene.report("a", 8)
     assert not any("Compare" in scene.kinds(worker) for worker in "abc")
     assert scene.last("a", m.End).save
@@ -247,7 +247,7 @@ def test_nobody_is_behind_its_own_heartbeats() -> None:
     scene.say("b", m.Heartbeat(view=1, round=8))
     stop(scene)
     says(scene, "a", round=8)
-    says(scene, "b", round=7, holds=True)
+    says(scene, "b", round=7, has_result=True)
     says(scene, "c", round=8)
     assert scene.members("a", "c") == ("a", "c")
     assert mentions(scene.fields["lost"]["reason"], "round 8")

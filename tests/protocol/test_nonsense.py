@@ -104,7 +104,7 @@ class Play:
             case m.Stop(stop=stop):
                 lineage = view.lineage(view.members) if view else Lineage(sets=())
                 report = m.Stopped(
-                    stop=stop, view=view, round=1, step=1, holds=True, synced=view is not None, lineage=lineage
+                    stop=stop, view=view, round=1, step=1, has_result=True, synced=view is not None, lineage=lineage
                 )
                 return [report]
             case m.Resume(view=resumed):

@@ -25,7 +25,7 @@ def occupied(
     its.phase, its.view = "member", view
     for name, value in member.items():
         setattr(its, name, value)
-    driver = SimpleNamespace(member=its, exchange=SimpleNamespace(view=of), idle=idle)
+    driver = SimpleNamespace(member=its, exchange=SimpleNamespace(view=of), in_idle_round=idle)
     return class_of(cast("Driver", driver), entered=entered, waits=waits, before=before)
 
 
@@ -43,9 +43,9 @@ def occupied(
         (occupied(view=ONE, of=ONE, first=True), "exchange", "nobody has joined"),
         (occupied(idle=True), "few", "too few are there"),
         (occupied(idle=True, phase="stopped"), "pause", "a stop comes first"),
-        (occupied(entered=False, view=None, phase="waiting"), "spare", "nobody has proposed a view"),
-        (occupied(entered=False, view=None, phase="waiting", pending=TWO), "start", "one is on its way"),
-        (occupied(entered=False, view=None, phase="waiting", waits=False), "start", "it loads"),
+        (occupied(entered=False, view=None, phase="candidate"), "spare", "nobody has proposed a view"),
+        (occupied(entered=False, view=None, phase="candidate", pending=TWO), "start", "one is on its way"),
+        (occupied(entered=False, view=None, phase="candidate", waits=False), "start", "it loads"),
         (occupied(entered=False, view=TWO), "start", "it takes the state over"),
         (occupied(phase="left"), "end", "it has left"),
         (occupied(phase="out", entered=False), "end", "it was let go"),

@@ -60,7 +60,7 @@ def test_a_leaving_worker_goes_when_everyone_has_switched() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("b", m.Propose).view
-    assert view == view_of(2, "a", "c", group=1, unproven=("a", "c"))
+    assert view == view_of(2, "a", "c", group=1, unchecked=("a", "c"))
     scene.switch(view, 4, "b", "a")
     assert "Goodbye" not in scene.kinds("b")  # its last word may still be on its way to c
     scene.switch(view, 4, "c")
@@ -75,7 +75,7 @@ def test_a_join_and_a_leave_are_one_view() -> None:
     scene.ready("c")
     assert "Propose" not in scene.kinds("c")
     scene.say("b", m.LeaveRequest(reason="SIGTERM"))
-    assert scene.last("c", m.Propose).view == view_of(2, "a", "c", joining=("c",), unproven=("a", "c"))
+    assert scene.last("c", m.Propose).view == view_of(2, "a", "c", joining=("c",), unchecked=("a", "c"))
     assert scene.last("b", m.Propose).view.number == 2
 
 
@@ -200,7 +200,7 @@ def test_a_slow_worker_gets_a_smaller_share_and_a_faster_one_more() -> None:
     assert scene.kinds("a") == []
     beat(scene, {"a": 100, "b": 208}, 1)
     view = scene.last("a", m.Propose).view
-    assert view == view_of(2, "a", "b", group=1, shares=(1000, 481), unproven=("a", "b")), "and no new connections"
+    assert view == view_of(2, "a", "b", group=1, shares=(1000, 481), unchecked=("a", "b")), "and no new connections"
     assert scene.last("b", m.Propose).view == view
     assert "shares" not in scene.events
     scene.switch(view, 5)

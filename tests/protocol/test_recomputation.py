@@ -17,33 +17,33 @@ ABC = ("a", "b", "c")
 
 def found(holder: str, value: int, *shards: int) -> Computed:
     names = tuple(f"shard {shard}: {what}" for shard in shards for what in ("the micro-batch", "the loss"))
-    return Computed(holder=holder, shards=shards, names=names, digests=(5, value) * len(shards))
+    return Computed(owner=holder, shards=shards, names=names, digests=(5, value) * len(shards))
 
 
 def said(
-    held: Computed = NO_DIGESTS, checked: Computed = NO_DIGESTS, *, new: bool = False, round_: int = 7,
+    own_results: Computed = NO_DIGESTS, check_results: Computed = NO_DIGESTS, *, new: bool = False, round_: int = 7,
     view: View | None = None,
 ) -> m.Stopped:  # fmt: skip
     return m.Stopped(
-        stop=1, view=view or View(number=1, members=ABC, group=1), round=round_, step=7, holds=True, synced=True,
-        lineage=Lineage(sets=(ABC,)), held=held, checked=checked, unproven=new,
+        stop=1, view=view or View(number=1, members=ABC, group=1), round=round_, step=7, has_result=True, synced=True,
+        lineage=Lineage(sets=(ABC,)), own_results=own_results, check_results=check_results, unchecked=new,
     )  # fmt: skip
 
 
 def test_nothing_differs() -> None:
-    reports = {"a": said(found("a", 1, 0)), "b": said(checked=found("a", 1, 0)), "c": said()}
+    reports = {"a": said(found("a", 1, 0)), "b": said(check_results=found("a", 1, 0)), "c": said()}
     assert disputes.judge(reports) == disputes.Verdict()
 
 
 def test_a_round_in_which_a_joiners_replica_differed_is_done_again_also_where_it_is_gone() -> None:
     reports = {"a": said(), "b": said()}
-    assert disputes.judge(reports, {"c": 7}) == disputes.Verdict(again=())
-    assert disputes.judge({**reports, "c": said()}, {"c": 7}).again == ()
+    assert disputes.judge(reports, {"c": 7}) == disputes.Verdict(rechecks=())
+    assert disputes.judge({**reports, "c": said()}, {"c": 7}).rechecks == ()
 
 
 def test_a_third_is_asked_what_two_members_do_not_agree_on() -> None:
-    reports = {"a": said(found("a", 1, 0, 2)), "b": said(checked=found("a", 9, 0, 2)), "c": said()}
-    assert disputes.judge(reports).again == (("b", (0, 2)), ("c", (0, 2)))
+    reports = {"a": said(found("a", 1, 0, 2)), "b": said(check_results=found("a", 9, 0, 2)), "c": said()}
+    assert disputes.judge(reports).rechecks == (("b", (0, 2)), ("c", (0, 2)))
 
 
 @pytest.mark.parametrize(("values", "odd"), [((1, 9, 9), "a"), ((1, 9, 1), "b"), ((1, 1, 9), "c")])
@@ -51,17 +51,17 @@ def test_what_two_of_three_have_found_is_right(values: tuple[int, int, int], odd
     first, second, third = values
     reports = {
         "a": said(found("a", first, 3)),
-        "b": said(checked=found("a", second, 3)),
-        "c": said(checked=found("a", third, 3)),
+        "b": said(check_results=found("a", second, 3)),
+        "c": said(check_results=found("a", third, 3)),
     }
     verdict = disputes.judge(reports)
     assert list(verdict.wrong) == [odd]
     assert mentions(verdict.wrong[odd], *(worker for worker in ABC if worker != odd), "shard 3")
-    assert verdict.again == ()
+    assert verdict.rechecks == ()
 
 
 def test_of_three_that_differ_nobody_can_tell() -> None:
-    reports = {worker: said(checked=found("a", value, 3)) for worker, value in (("b", 2), ("c", 3))}
+    reports = {worker: said(check_results=found("a", value, 3)) for worker, value in (("b", 2), ("c", 3))}
     verdict = disputes.judge({"a": said(found("a", 1, 3)), **reports})
     assert list(verdict.undecided) == [ABC]
     assert mentions(verdict.undecided[ABC], "shard 3")
@@ -69,59 +69,59 @@ def test_of_three_that_differ_nobody_can_tell() -> None:
 
 
 def test_two_alone_are_both_named() -> None:
-    verdict = disputes.judge({"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3))})
+    verdict = disputes.judge({"a": said(found("a", 1, 3)), "b": said(check_results=found("a", 2, 3))})
     assert list(verdict.undecided) == [("a", "b")]
     assert mentions(verdict.undecided["a", "b"], "shard 3")
-    assert verdict.again == ()
+    assert verdict.rechecks == ()
 
 
 def test_a_joiner_goes_if_it_does_not_find_what_the_holder_has() -> None:
-    reports = {"a": said(found("a", 1, 0)), "b": said(), "c": said(checked=found("a", 2, 0), new=True)}
+    reports = {"a": said(found("a", 1, 0)), "b": said(), "c": said(check_results=found("a", 2, 0), new=True)}
     verdict = disputes.judge(reports)
     assert list(verdict.refused) == ["c"]
     assert mentions(verdict.refused["c"], "a", "shard 0")
-    assert verdict.again == ()
+    assert verdict.rechecks == ()
 
 
 def test_two_joiners_that_agree_do_not_outvote_who_was_in_the_run() -> None:
-    new = {worker: said(checked=found("a", 2, 0), new=True) for worker in "bc"}
+    new = {worker: said(check_results=found("a", 2, 0), new=True) for worker in "bc"}
     assert list(disputes.judge({"a": said(found("a", 1, 0)), **new}).refused) == ["b", "c"]
 
 
 @pytest.mark.parametrize(("values", "odd"), [((1, 9, 9), ["a"]), ((1, 9, 1), ["b"]), ((1, 2, 3), ["b", "c"])])
 def test_in_a_first_view_what_most_have_found_counts(values: tuple[int, int, int], odd: list[str]) -> None:
     first, *others = values
-    checkers = {w: said(checked=found("a", v, 0), new=True) for w, v in zip("bc", others, strict=True)}
+    checkers = {w: said(check_results=found("a", v, 0), new=True) for w, v in zip("bc", others, strict=True)}
     assert list(disputes.judge({"a": said(found("a", first, 0), new=True), **checkers}).refused) == odd
 
 
 def test_a_new_one_is_no_third() -> None:
-    reports = {"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3)), "c": said(new=True)}
+    reports = {"a": said(found("a", 1, 3)), "b": said(check_results=found("a", 2, 3)), "c": said(new=True)}
     assert disputes.judge(reports).undecided
 
 
 def test_only_the_round_in_hand_counts() -> None:
-    reports = {"a": said(found("a", 1, 3)), "b": said(checked=found("a", 2, 3)), "c": said(round_=8)}
+    reports = {"a": said(found("a", 1, 3)), "b": said(check_results=found("a", 2, 3)), "c": said(round_=8)}
     assert disputes.judge(reports) == disputes.Verdict()
 
 
 @pytest.mark.parametrize("gone", ["a", "b"], ids=["the holder", "the checker"])
 def test_a_round_is_not_committed_without_one_that_was_to_be_compared(gone: str) -> None:
-    reports = {"a": said(found("a", 1, 3)), "b": said(checked=found("a", 1, 3)), "c": said()}
+    reports = {"a": said(found("a", 1, 3)), "b": said(check_results=found("a", 1, 3)), "c": said()}
     del reports[gone]
-    assert disputes.judge(reports).again == ()
+    assert disputes.judge(reports).rechecks == ()
 
 
 def test_nor_without_one_that_was_to_prove_itself_beside_others() -> None:
-    view = View(number=1, members=ABC, joining=("b", "c"), group=1, unproven=("b", "c"))
-    reports = {"a": said(found("a", 1, 0), view=view), "b": said(checked=found("a", 1, 0), new=True, view=view)}
-    assert disputes.judge(reports).again == ()
+    view = View(number=1, members=ABC, joining=("b", "c"), group=1, unchecked=("b", "c"))
+    reports = {"a": said(found("a", 1, 0), view=view), "b": said(check_results=found("a", 1, 0), new=True, view=view)}
+    assert disputes.judge(reports).rechecks == ()
 
 
 def test_who_has_not_been_compared_is_still_to_prove_itself() -> None:
-    reports = {"a": said(found("a", 1, 0)), "b": said(checked=found("a", 1, 0), new=True), "c": said(new=True)}
-    assert disputes.unproven(reports, commit=True) == ("c",)
-    assert disputes.unproven(reports, commit=False) == ("b", "c")
+    reports = {"a": said(found("a", 1, 0)), "b": said(check_results=found("a", 1, 0), new=True), "c": said(new=True)}
+    assert disputes.unchecked(reports, commit=True) == ("c",)
+    assert disputes.unchecked(reports, commit=False) == ("b", "c")
 
 
 # --- what becomes of them ----------------------------------------------------------------------------------------
@@ -144,13 +144,15 @@ def unlike(scene: Scene) -> None:
 def test_the_third_decides_and_who_computes_wrong_leaves_and_its_host_is_not_asked_again() -> None:
     scene = trained(*ABC)
     unlike(scene)
-    stopped(scene, a=said(found("a", 1, 0)), b=said(checked=found("a", 2, 0)), c=said())
+    stopped(scene, a=said(found("a", 1, 0)), b=said(check_results=found("a", 2, 0)), c=said())
     resume = scene.last("a", m.Resume)
     assert (resume.view.members, resume.commit) == (ABC, False), "a round that all hold, and that is done again"
-    assert resume.lineage.again == (("b", (0,)), ("c", (0,)))
+    assert resume.lineage.rechecks == (("b", (0,)), ("c", (0,)))
     scene.forget()
     unlike(scene)
-    stopped(scene, a=said(found("a", 1, 0)), b=said(checked=found("a", 2, 0)), c=said(checked=found("a", 1, 0)))
+    stopped(
+        scene, a=said(found("a", 1, 0)), b=said(check_results=found("a", 2, 0)), c=said(check_results=found("a", 1, 0))
+    )
     assert scene.members("a", "c") == ("a", "c")
     assert scene.fields["computes wrong"]["worker"] == "b"
     assert scene.last("b", m.Goodbye).code == EXIT_BANNED
@@ -162,7 +164,7 @@ def test_the_third_decides_and_who_computes_wrong_leaves_and_its_host_is_not_ask
 def test_where_nobody_can_tell_the_run_does_as_it_was_told(stops: bool) -> None:
     scene = trained("a", "b", stop_undecided=stops)
     scene.say("a", m.ShardsDiffer(step=7))
-    stopped(scene, a=said(found("a", 1, 0)), b=said(checked=found("a", 2, 0)))
+    stopped(scene, a=said(found("a", 1, 0)), b=said(check_results=found("a", 2, 0)))
     assert scene.fields["undecided"]["workers"] == ["a", "b"]
     if stops:
         assert scene.coordinator.ending is not None
@@ -188,7 +190,7 @@ def test_a_joiner_that_is_refused_is_told_why() -> None:
     view = scene.last("c", m.Propose).view
     scene.switch(view, 7)
     unlike(scene)
-    stopped(scene, a=said(found("a", 1, 0)), b=said(), c=said(checked=found("a", 2, 0), new=True))
+    stopped(scene, a=said(found("a", 1, 0)), b=said(), c=said(check_results=found("a", 2, 0), new=True))
     assert scene.members("a", "b") == ("a", "b")
     assert mentions(scene.last("c", m.JoinRefused).reason, "a", "shard 0")
     assert scene.fields["refused"]["worker"] == "c"
@@ -201,11 +203,11 @@ def test_who_may_have_had_no_step_to_prove_itself_in_has_it_in_the_next_view() -
     scene.say("a", m.Prepared(view=1))
     scene.switch(scene.last("a", m.Propose).view, 0)
     scene.ready("c")
-    assert scene.last("c", m.Propose).view.unproven == ("a", "b", "c")
+    assert scene.last("c", m.Propose).view.unchecked == ("a", "b", "c")
     scene = trained("a", "b")
     scene.say("a", m.Heartbeat(view=1, step=9, round=9))
     scene.ready("c")
-    assert scene.last("c", m.Propose).view.unproven == ("c",), "a step has ended"
+    assert scene.last("c", m.Propose).view.unchecked == ("c",), "a step has ended"
 
 
 def joined(entered: int) -> Scene:
@@ -220,7 +222,7 @@ def joined(entered: int) -> Scene:
     for worker in "ab":
         scene.say(worker, m.Differs(step=600, workers=("c",)))
     for worker in "abc":
-        scene.report(worker, 600, holds=True)
+        scene.report(worker, 600, has_result=True)
     return scene
 
 
@@ -233,6 +235,6 @@ def test_a_joiner_whose_updates_differ_goes_and_what_it_computed_is_done_again()
 
 
 def test_one_that_has_been_looked_at_all_over_ends_the_run() -> None:
-    scene = joined(600 - disputes.TRIAL - 1)
+    scene = joined(600 - disputes.DIGEST_CYCLE_STEPS - 1)
     assert scene.coordinator.ending is not None
     assert scene.fields["replicas differ"]["workers"] == ["c"]

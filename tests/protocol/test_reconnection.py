@@ -99,7 +99,7 @@ def test_all_connections_close_and_all_come_back() -> None:
         scene.back(worker)
     assert {w: scene.kinds(w) for w in "abc"} == {w: ["Welcome", "Stop"] for w in "abc"}
     for worker in ("a", "b", "c"):
-        scene.report(worker, 7, holds=worker == "a")
+        scene.report(worker, 7, has_result=worker == "a")
     assert scene.members("a", "b", "c") == ("a", "b", "c")
     assert (scene.last("b", m.Resume).round, scene.last("b", m.Resume).commit) == (7, False)
     assert scene.events == ["view"]
@@ -128,7 +128,7 @@ def test_all_are_silent_beyond_their_lease() -> None:
     scene.wait(0.5)
     assert scene.events == ["out of reach", "lost", "lost", "state lost"]
     scene.ready("c", "d")
-    assert scene.last("c", m.Propose).view == view_of(2, "c", "d", joining=("d",), unproven=("c", "d"))
+    assert scene.last("c", m.Propose).view == view_of(2, "c", "d", joining=("d",), unchecked=("c", "d"))
     scene.back("a")
     assert scene.kinds("a")[-1:] == ["Goodbye"], "its state is no longer the run's; a Welcome would renew its lease"
     assert scene.last("a", m.Goodbye).code == 3

@@ -25,7 +25,7 @@ EVENED = View(number=2, members=("a", "b", "c"), group=1, shares=(1000, 1000, 25
 
 
 def at(
-    round_: int, *, view: View | None = V1, holds: bool = False, synced: bool = True, lineage: Sets = ABC,
+    round_: int, *, view: View | None = V1, has_result: bool = False, synced: bool = True, lineage: Sets = ABC,
     shares: tuple[int, ...] = (),
 ) -> Stopped:  # fmt: skip
     return Stopped(
@@ -33,7 +33,7 @@ def at(
         view=view,
         round=round_,
         step=0,
-        holds=holds,
+        has_result=has_result,
         synced=synced,
         lineage=Lineage(sets=lineage, shares=shares),
     )
@@ -65,22 +65,22 @@ CASES = (
     ),
     Case(
         remark="all hold it: c may have ended it, so it is committed",
-        reports={"a": at(5, holds=True), "b": at(5, holds=True)},
+        reports={"a": at(5, has_result=True), "b": at(5, has_result=True)},
         members="ab", round=5, commit=True, lineage=(("a", "b"),),
     ),
     Case(
         remark="one does not hold it: nobody can have ended it, so it is redone",
-        reports={"a": at(5, holds=True), "b": at(5)},
+        reports={"a": at(5, has_result=True), "b": at(5)},
         members="ab", round=5, lineage=(("a", "b", "c"), ("a", "b")),
     ),
     Case(
         remark="a has ended it, b holds it and commits it; round 6 is dealt with c's part",
-        reports={"a": at(6), "b": at(5, holds=True)},
+        reports={"a": at(6), "b": at(5, has_result=True)},
         members="ab", round=6, lineage=(("a", "b", "c"), ("a", "b")),
     ),
     Case(
         remark="a has ended it and holds the next, which b can't: nobody has ended that one",
-        reports={"a": at(6, holds=True), "b": at(5, holds=True)},
+        reports={"a": at(6, has_result=True), "b": at(5, has_result=True)},
         members="ab", round=6, lineage=(("a", "b", "c"), ("a", "b")),
     ),
     Case(
@@ -102,7 +102,7 @@ CASES = (
         remark="the round after a redone one: a begins afresh, the longer lineage of b is of the round before",
         reports={
             "a": at(6, view=AGAIN, lineage=(("a", "b"),)),
-            "b": at(5, view=AGAIN, holds=True, lineage=(("a", "b", "c"), ("a", "b"))),
+            "b": at(5, view=AGAIN, has_result=True, lineage=(("a", "b", "c"), ("a", "b"))),
         },
         members="ab", round=6, lineage=(("a", "b"), ("a", "b")),
     ),
@@ -115,7 +115,8 @@ CASES = (
     Case(
         remark="a join that a has applied: d has no state yet and waits; the view's group is the new one",
         reports={
-            "a": at(6, view=JOIN), "b": at(5, holds=True), "c": at(6, view=JOIN), "d": at(6, view=JOIN, synced=False),
+            "a": at(6, view=JOIN), "b": at(5, has_result=True), "c": at(6, view=JOIN),
+            "d": at(6, view=JOIN, synced=False),
         },
         members="abc", round=6, lineage=(("a", "b", "c"), ("a", "b", "c")), group=2, unsynced="d",
     ),
@@ -131,22 +132,26 @@ CASES = (
     ),
     Case(
         remark="a leave that a has applied: c's part is done, b commits and follows",
-        reports={"a": at(6, view=LEAVE, lineage=(("a", "b"),)), "b": at(5, holds=True), "c": at(5, holds=True)},
+        reports={
+            "a": at(6, view=LEAVE, lineage=(("a", "b"),)), "b": at(5, has_result=True), "c": at(5, has_result=True),
+        },
         members="ab", round=6, lineage=(("a", "b"), ("a", "b")), dismissed="c",
     ),
     Case(
         remark="a leave that only the leaver has applied: the others hold the round and commit it",
-        reports={"a": at(5, holds=True), "b": at(5, holds=True), "c": at(6, view=LEAVE, lineage=(("a", "b"),))},
+        reports={
+            "a": at(5, has_result=True), "b": at(5, has_result=True), "c": at(6, view=LEAVE, lineage=(("a", "b"),)),
+        },
         members="ab", round=5, commit=True, lineage=(("a", "b"),), dismissed="c",
     ),
     Case(
         remark="the same, a having ended the round: nobody has begun the next one in its view, it is dealt afresh",
-        reports={"a": at(6), "b": at(5, holds=True), "c": at(6, view=LEAVE, lineage=(("a", "b"),))},
+        reports={"a": at(6), "b": at(5, has_result=True), "c": at(6, view=LEAVE, lineage=(("a", "b"),))},
         members="ab", round=6, lineage=(("a", "b"),), dismissed="c",
     ),
     Case(
         remark="a leave that nobody has applied: the leaver goes on as a member",
-        reports={"a": at(6), "b": at(6), "c": at(5, holds=True)},
+        reports={"a": at(6), "b": at(6), "c": at(5, has_result=True)},
         members="abc", round=6, lineage=(("a", "b", "c"), ("a", "b", "c")),
     ),
     Case(
@@ -172,7 +177,7 @@ CASES = (
     Case(
         remark="other shares had been agreed on: b has begun a round by them, a has to end the one before",
         reports={
-            "a": at(5, view=UNEVEN, holds=True, shares=UNEVEN.shares),
+            "a": at(5, view=UNEVEN, has_result=True, shares=UNEVEN.shares),
             "b": at(6, view=EVENED, shares=EVENED.shares),
         },
         members="ab", round=6, lineage=(("a", "b", "c"), ("a", "b")), dealt=(1000, 1000, 250),
@@ -181,13 +186,13 @@ CASES = (
         remark="other shares had been agreed on, and nobody who lives has begun a round by them: it is dealt anew",
         reports={
             "a": at(6, view=UNEVEN, shares=UNEVEN.shares),
-            "c": at(5, view=EVENED, holds=True, shares=UNEVEN.shares),
+            "c": at(5, view=EVENED, has_result=True, shares=UNEVEN.shares),
         },
         members="ac", round=6, lineage=(("a", "c"),), dealt=(1000, 250), shares=(1000, 250),
     ),
     Case(
         remark="a round that all hold is committed: the next one is dealt by the view's shares",
-        reports={w: at(5, view=UNEVEN, holds=True, shares=UNEVEN.shares) for w in "ac"},
+        reports={w: at(5, view=UNEVEN, has_result=True, shares=UNEVEN.shares) for w in "ac"},
         members="ac", round=5, commit=True, lineage=(("a", "c"),), dealt=(1000, 250), shares=(1000, 250),
     ),
 )  # fmt: skip
@@ -210,7 +215,7 @@ def test_decide(case: Case) -> None:
 
 
 def test_the_order_of_the_reports_does_not_matter() -> None:
-    reports = {"a": at(6), "b": at(5, holds=True), "c": at(6)}
+    reports = {"a": at(6), "b": at(5, has_result=True), "c": at(6)}
     backwards = dict(reversed(reports.items()))
     assert decide(reports) == decide(backwards)
 

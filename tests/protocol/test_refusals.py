@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.failures import ANY, FATAL, LIKELY, TRIAL
+from farandole.protocol.coordinator.failures import ANY, FATAL, JOINER_TRIAL_STEPS, LIKELY
 from farandole.protocol.messages import MICRO_BATCH, UPDATES, Computed
 from tests.support.deaths import KILL, beat, die, pass_by
 from tests.support.scene import FACTS, Scene, trained
@@ -15,7 +15,7 @@ ELSEWHERE = (("torch version", "2.13"), ("intra-op threads", "2"), FACTS[-1])  #
 
 
 def computed(holder: str, value: int, what: str = "the loss") -> Computed:
-    return Computed(holder=holder, shards=(0,), names=(f"shard 0: {what}",), digests=(value,))
+    return Computed(owner=holder, shards=(0,), names=(f"shard 0: {what}",), digests=(value,))
 
 
 def answer(scene: Scene, worker: str, step: int, held: Computed, checked: Computed, *, new: bool) -> None:
@@ -24,8 +24,8 @@ def answer(scene: Scene, worker: str, step: int, held: Computed, checked: Comput
     scene.say(
         worker,
         m.Stopped(
-            stop=scene.coordinator.stops, view=view, round=step, step=step, holds=False, synced=True,
-            lineage=scene.dealt(view, step), held=held, checked=checked, unproven=new,
+            stop=scene.coordinator.stops, view=view, round=step, step=step, has_result=False, synced=True,
+            lineage=scene.dealt(view, step), own_results=held, check_results=checked, unchecked=new,
         ),
     )  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_a_worker_of_a_pool_that_stays_in_ends_the_row(pool: str, joiners: int) 
         fails_its_proof(scene, f"j{number}", 10 * number)
     scene.ready("b", pool=pool)
     scene.switch(scene.last("a", m.Propose).view, 100)
-    beat(scene, 100 + TRIAL + 1)
+    beat(scene, 100 + JOINER_TRIAL_STEPS + 1)
     asks_in_and_differs(scene, "last")
     assert scene.coordinator.crash_loop.joiners == joiners
 

@@ -144,7 +144,7 @@ def test_killed(phase: Phase) -> None:
     number = before.coordinator.number
     scene = before.restarted()
     assert scene.coordinator.stopping is not None
-    assert scene.coordinator.stopping.waiting == set(phase.asked), "nobody with a part is forgotten"
+    assert scene.coordinator.stopping.unanswered == set(phase.asked), "nobody with a part is forgotten"
     assert scene.coordinator.number == number
     assert scene.events == ["coordinator back"]
 
@@ -156,13 +156,13 @@ def test_killed(phase: Phase) -> None:
 
     match phase.then.split():
         case ["start"]:
-            assert {w: scene.kinds(w)[2:] for w in "ab"} == {w: ["Demoted", "Propose"] for w in "ab"}
+            assert {w: scene.kinds(w)[2:] for w in "ab"} == {w: ["ViewWithdrawn", "Propose"] for w in "ab"}
             assert scene.last("a", m.Propose).view.number > number
         case ["resume", members, *end]:
             assert scene.members(*members) == tuple(members)
             assert scene.last(members[0], m.Resume).view.number == number + 1
             for worker in stateless:
-                assert "Demoted" in scene.kinds(worker)
+                assert "ViewWithdrawn" in scene.kinds(worker)
             if end:
                 assert scene.last("a", m.Propose).view.members == (), "everyone leaves after the same step"
         case ["save"]:
@@ -177,7 +177,7 @@ def test_killed_before_there_is_a_view() -> None:
     scene = starting().restarted()
     assert scene.coordinator.stopping is None
     scene.ready("b", "a")
-    assert {w: scene.kinds(w) for w in "ab"} == {w: ["Welcome", "Demoted", "Propose"] for w in "ab"}
+    assert {w: scene.kinds(w) for w in "ab"} == {w: ["Welcome", "ViewWithdrawn", "Propose"] for w in "ab"}
     assert scene.last("a", m.Propose).view.number == 1
 
 
@@ -201,7 +201,7 @@ def test_the_first_view_was_in_force_and_the_coordinator_did_not_know_it() -> No
     scene.report("a", 9, view=view)
     scene.report("b", 9, view=view, synced=False)
     assert scene.members("a") == ("a",)
-    assert [type(message) for message in scene.sent["b"][-2:]] == [m.Demoted, m.Propose]
+    assert [type(message) for message in scene.sent["b"][-2:]] == [m.ViewWithdrawn, m.Propose]
 
 
 def test_a_leaving_worker_is_let_go() -> None:
@@ -211,7 +211,7 @@ def test_a_leaving_worker_is_let_go() -> None:
     scene.back("a", "b", "c")
     first = scene.issued(1)
     scene.report("a", 5, view=first)
-    scene.report("b", 4, view=first, holds=True)
+    scene.report("b", 4, view=first, has_result=True)
     scene.report("c", 5, view=view)
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).round == 5

@@ -35,8 +35,8 @@ EVERYTHING = Durable(
     expelled={"b": "why"},
     departed={"d": Departed(session="s-d", reason="why", code=3, started=True, pool="p", entered=2)},
     gone=("e",), barred=("b", "d"), wrong_hosts=("h1", "h2"),
-    ending=Ending(code=1, reason="why", failed=True, between=True, finished=True, stored=True, apart=True, odd=("b",),
-    where="at step 5", told="a"),
+    ending=Ending(code=1, reason="why", failed=True, between=True, finished=True, stored=True, replicas_differ=True,
+    differing=("b",), where="at step 5", reporter="a"),
     over=Ending(code=2, reason="why", failed=False), newest=Newest(step=5, path="p"), unrecorded=7,
 )  # fmt: skip
 

@@ -73,7 +73,7 @@ def test_the_coordinator_takes_whatever_a_worker_sends(message: m.Message) -> No
     session.on_connected(1.0)
     session.on_message(session.attempt, welcome(worker="a"), 1.0)
     assert [arrives(each) for each in session.take()] == [s for s in said if not isinstance(s, m.Heartbeat)][
-        : len(session._standing)
+        : len(session._repeated)
     ]
 
 
@@ -189,14 +189,14 @@ def test_a_report_of_many_checked_shards_fits_into_a_message(name: str) -> None:
         for shard, names, digests in found:
             checking.on_digests(shard, names, [*digests[:-1], changed])
             checking.on_check(shard + shards, names, digests)
-        return member.held
+        return member.own_results
 
     held = computed(1)
     assert len(held.shards) == shards
     assert fitting(held.names) == len(held.names) <= MAX_NAMED
     lineage = Lineage(sets=(("a", "b"),))
     arrives(
-        m.Stopped(stop=1, view=None, round=3, step=3, holds=True, synced=True, lineage=lineage, held=held,
-                  checked=member.checked)
+        m.Stopped(stop=1, view=None, round=3, step=3, has_result=True, synced=True, lineage=lineage, own_results=held,
+                  check_results=member.check_results)
     )  # fmt: skip
     assert held.number != computed(2).number, "also by a digest that has no place of its own"

@@ -17,7 +17,7 @@ from farandole.protocol.failure_detector import (
     FACTOR,
     FLOOR_S,
     HALF_LIFE_S,
-    STANDSTILL_S,
+    OWN_PAUSE_S,
     STOCK,
     FailureDetector,
     Silence,
@@ -94,7 +94,7 @@ def test_whoever_stands_still_for_less_than_the_floor_is_never_suspected(lates: 
         watched.beat(0)
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 60.0), st.floats(0.0, STANDSTILL_S)), max_size=20), st.booleans())
+@given(st.lists(st.tuples(st.floats(0.0, 60.0), st.floats(0.0, OWN_PAUSE_S)), max_size=20), st.booleans())
 def test_a_coordinator_that_stands_still_suspects_nobody(pauses: list[tuple[float, float]], read_first: bool) -> None:
     """What they sent meanwhile is read before its first tick, or soon after it. Next to nothing is learned from it."""
     watched = Watched(3)
@@ -106,18 +106,18 @@ def test_a_coordinator_that_stands_still_suspects_nobody(pauses: list[tuple[floa
         watched.now += runs
         watched.beat(0, 1, 2)
         assert not watched.tick()
-    assert watched.judge.limit_s(watched.silences[0]) <= BEAT_S + FACTOR * (2 * STANDSTILL_S - BEAT_S)
+    assert watched.judge.limit_s(watched.silences[0]) <= BEAT_S + FACTOR * (2 * OWN_PAUSE_S - BEAT_S)
 
 
 def test_a_coordinator_that_always_comes_late_goes_by_the_ceiling() -> None:
     watched = Watched(2)
     gone = 0.0
     while not (passed := watched.tick()):
-        watched.now += STANDSTILL_S + 0.3
-        gone += STANDSTILL_S
+        watched.now += OWN_PAUSE_S + 0.3
+        gone += OWN_PAUSE_S
         watched.beat(1)
     assert passed == {0: CEILING_S}
-    assert gone <= CEILING_S + 2 * STANDSTILL_S
+    assert gone <= CEILING_S + 2 * OWN_PAUSE_S
 
 
 # --- what is usual -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.plan.shards import split
-from farandole.protocol.coordinator.state import PATIENCE, WINDOW, Speeds, shares_for, stragglers
+from farandole.protocol.coordinator.state import RELEGATION_WINDOWS, WINDOW, Speeds, shares_for, stragglers
 from farandole.protocol.messages import Heartbeat
 from farandole.protocol.view import View
 
@@ -119,7 +119,7 @@ def test_a_worker_that_has_recovered_gets_its_shards_back_after_its_patience() -
     fleet = Fleet(2, 16, steady(100, 200)).run(1)
     assert fleet.counts == [11, 5]
     fleet.measure = steady(100, 100)
-    assert fleet.run(PATIENCE).counts == [11, 5]
+    assert fleet.run(RELEGATION_WINDOWS).counts == [11, 5]
     assert fleet.run(1).counts == [8, 8]
     assert len(fleet.changes) == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.failures import PATIENCE, hung_workers, stalled_s
+from farandole.protocol.coordinator.failures import BETWEEN_STEPS_FACTOR, hung_workers, stalled_s
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import stepped
 from tests.support.scene import Scene, trained
@@ -24,7 +24,7 @@ def beats(
             fields = {moving: number} if moving else {}
             beat = m.Heartbeat(
                 **{"view": view.number if view else 0, "round": step, "step": step, **fields},
-                idle=worker in waits.split(), state_complete=whole,
+                waits_for_peers=worker in waits.split(), state_complete=whole,
             )  # fmt: skip
             scene.say(worker, beat)
         scene.coordinator.tick(scene.now)
@@ -156,7 +156,7 @@ def test_long_steps_are_waited_for_longer() -> None:
 def test_between_two_steps_it_may_be_a_validation() -> None:
     scene = trained("a", "b")
     stop(scene)
-    beats(scene, PATIENCE * STOP - 1, whole=False)
+    beats(scene, BETWEEN_STEPS_FACTOR * STOP - 1, whole=False)
     assert "cut short" not in scene.events
     beats(scene, 2.0, whole=False)
     assert "cut short" in scene.events

@@ -20,7 +20,7 @@ def accuse(scene: Scene, worker: str, peer: str = "x") -> int:
     view = scene.coordinator.proposed
     assert view is not None
     scene.forget()
-    scene.say(worker, m.PeerUnproved(view=view.number, peer=peer, address=WHERE))
+    scene.say(worker, m.PeerNotAuthenticated(view=view.number, peer=peer, address=WHERE))
     for member in view.members:
         scene.report(member, 5, synced=member != "x")
     return view.number
@@ -66,7 +66,7 @@ def test_a_group_that_comes_about_ends_the_waiting() -> None:
     scene.switch(scene.last("x", m.Propose).view, 6)
     scene.ready("y")
     scene.forget()
-    scene.say("a", m.PeerUnproved(view=scene.coordinator.number, peer="y", address=WHERE))
+    scene.say("a", m.PeerNotAuthenticated(view=scene.coordinator.number, peer="y", address=WHERE))
     assert scene.fields["stranger in group"]["again_s"] == SHORTEST_S
 
 
@@ -82,7 +82,7 @@ def test_a_first_view_is_proposed_anew_too() -> None:
     scene.ready("a", "b")
     first = scene.coordinator.proposed
     assert first is not None
-    scene.say("b", m.PeerUnproved(view=first.number, peer="a", address=WHERE))
+    scene.say("b", m.PeerNotAuthenticated(view=first.number, peer="a", address=WHERE))
     for worker in "ab":
         scene.report(worker, 0, synced=False)
     scene.wait(SHORTEST_S + 0.5, "a", "b")
@@ -95,9 +95,9 @@ def test_of_what_is_not_proposed_nobody_can_speak() -> None:
     assert view is not None
     scene.hello("guest")
     scene.forget()
-    scene.say("guest", m.PeerUnproved(view=view.number, peer="x", address=WHERE))
-    scene.say("a", m.PeerUnproved(view=view.number + 1, peer="x", address=WHERE))
-    scene.say("a", m.PeerUnproved(view=view.number - 1, peer="x", address=WHERE))
+    scene.say("guest", m.PeerNotAuthenticated(view=view.number, peer="x", address=WHERE))
+    scene.say("a", m.PeerNotAuthenticated(view=view.number + 1, peer="x", address=WHERE))
+    scene.say("a", m.PeerNotAuthenticated(view=view.number - 1, peer="x", address=WHERE))
     assert scene.events == []
     assert scene.coordinator.proposed == view
 

@@ -55,8 +55,8 @@ def test_when_fewer_than_three_are_left_one_word_counts(wrong: m.Message) -> Non
     scene = trained("a", "b", "c", stop_on_nan=True)
     scene.say("b", wrong)
     scene.lose("a")
-    scene.report("b", 7, holds=True)
-    scene.report("c", 7, holds=True)
+    scene.report("b", 7, has_result=True)
+    scene.report("c", 7, has_result=True)
     assert scene.coordinator.ending is not None
 
 
@@ -65,7 +65,7 @@ def test_what_one_has_seen_to_differ_is_not_committed_before_the_others_have_loo
     scene.say("c", DIFFERS)
     scene.lose("d")
     for worker in "abc":
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
     assert not scene.last("a", m.Resume).commit
 
 
@@ -74,11 +74,11 @@ def test_where_the_run_ends_anyway_what_one_has_seen_to_differ_is_compared_first
     scene.say("c", DIFFERS)
     scene.say("a", m.ScriptFailed(traceback="ValueError"))
     for worker in "abc":
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
         assert "End" not in scene.kinds(worker)
     for worker, digest in (("a", 1), ("b", 2), ("c", 1)):
         scene.say(worker, m.Digests(step=7, names=("w",), digests=(digest,)))
-    assert scene.last("a", m.End).between
+    assert scene.last("a", m.End).allow_between
 
 
 def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
@@ -114,7 +114,7 @@ def test_who_is_beyond_a_round_that_several_could_not_end_goes() -> None:
     scene.say("a", DIFFERS)
     scene.say("c", DIFFERS)
     for worker in "acd":
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
     scene.report("b", 8)
     assert scene.last("b", m.Goodbye).code == EXIT_BANNED
     assert scene.coordinator.ending
@@ -139,7 +139,7 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
     assert scene.coordinator.stopping is None
     scene.say("c", DIFFERS)
     for worker in "abc":
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
     assert UPDATES in scene.last("b", m.JoinRefused).reason
     assert scene.members("a", "c") == ("a", "c")
 
@@ -161,7 +161,7 @@ def test_of_two_nobody_says_of_the_longest_standing_that_its_replica_is_the_odd_
     assert scene.coordinator.ending is scene.coordinator.stopping is None
     scene.say("a", m.Differs(step=7, workers=("b",)))
     assert scene.coordinator.ending
-    assert scene.coordinator.ending.odd == ("b",)
+    assert scene.coordinator.ending.differing == ("b",)
 
 
 @pytest.mark.parametrize("round_", [0, 6, 2**53])
@@ -176,7 +176,7 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
         scene.say(worker, m.Heartbeat(view=1, round=7, step=7, call=call))
     for worker in "ab":
         scene.say(worker, m.Switched(view=view.number, round=8, step=8))
-    for worker in list(scene.coordinator.stopping.waiting if scene.coordinator.stopping else ()):
+    for worker in list(scene.coordinator.stopping.unanswered if scene.coordinator.stopping else ()):
         scene.report(worker, 8)
     assert "calls differ" not in scene.events
     assert scene.last("c", m.Goodbye).code == EXIT_BANNED
@@ -193,8 +193,8 @@ def test_a_leaving_worker_is_not_let_go_while_its_answer_is_waited_for(wrong: st
         scene.say(worker, m.Switched(view=view.number, round=8, step=8))
     scene.say(wrong, m.Switched(view=view.number, round=2**40, step=0))
     assert scene.coordinator.stopping
-    assert scene.coordinator.stopping.waiting <= scene.coordinator.workers.keys()
-    for worker in list(scene.coordinator.stopping.waiting):
+    assert scene.coordinator.stopping.unanswered <= scene.coordinator.workers.keys()
+    for worker in list(scene.coordinator.stopping.unanswered):
         scene.report(worker, 8)
     assert not scene.coordinator.stopping
     assert scene.members("a", "b") == (("a", "b", "c") if wrong == "d" else ("a", "b"))

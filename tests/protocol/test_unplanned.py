@@ -13,7 +13,7 @@ def test_crash_redo() -> None:
     scene = trained("a", "b", "c")
     scene.lose("b")
     assert scene.last("a", m.Stop) == scene.last("c", m.Stop) == m.Stop(stop=1)
-    scene.report("a", 7, holds=True)
+    scene.report("a", 7, has_result=True)
     assert "Resume" not in scene.kinds("a")
     scene.report("c", 7)
     resume = scene.last("a", m.Resume)
@@ -26,8 +26,8 @@ def test_crash_redo() -> None:
 def test_crash_commit() -> None:
     scene = trained("a", "b", "c")
     scene.lose("b")
-    scene.report("a", 7, holds=True)
-    scene.report("c", 7, holds=True)
+    scene.report("a", 7, has_result=True)
+    scene.report("c", 7, has_result=True)
     assert scene.last("a", m.Resume).commit
 
 
@@ -53,7 +53,7 @@ def test_a_report_of_an_earlier_stop_does_not_count() -> None:
             view=view_of(2, "a", group=1),
             round=9,
             step=9,
-            holds=False,
+            has_result=False,
             synced=True,
             lineage=Lineage(sets=(("a",),)),
         ),
@@ -80,7 +80,7 @@ def test_a_joiner_without_state_waits_for_the_next_view() -> None:
     scene.lose("b")
     scene.report("a", 3)
     scene.report("c", 3, synced=False)
-    assert isinstance(scene.sent["c"][-2], m.Demoted)
+    assert isinstance(scene.sent["c"][-2], m.ViewWithdrawn)
     assert scene.last("c", m.Propose).view.members == ("a", "c")
 
 
@@ -91,7 +91,7 @@ def test_nobody_holds_the_state_any_more() -> None:
     scene.lose("a")
     scene.report("b", 3, synced=False)
     assert "state lost" in scene.events
-    assert scene.last("b", m.Propose).view == view_of(3, "b", unproven=("b",))
+    assert scene.last("b", m.Propose).view == view_of(3, "b", unchecked=("b",))
 
 
 def test_suspicion_with_the_accused_alive() -> None:

@@ -22,7 +22,7 @@ def compared(members: str, odd: str, **answers: m.Digests) -> Scene:
     for worker in members:
         scene.say(worker, m.Differs(step=7, workers=tuple(odd)))
     for worker in members:
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
     for worker, each in answers.items():
         scene.say(worker, each)
     return scene

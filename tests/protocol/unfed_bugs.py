@@ -10,7 +10,7 @@ from farandole.protocol.worker import session
 
 STARVES: dict[str, Any] = {"starves": True}
 RESETS: dict[str, Any] = {**STARVES, "focus": ("resets", "coordinator")}
-SAID_AGAIN = "stands = isinstance(message, STANDING)"
+SAID_AGAIN = "repeats = isinstance(message, REPEATED)"
 HEIRS = "heirs = {*views}.intersection(newest.members if newest else ()).difference(without_data, failed)"
 
 UNFED_BUGS: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (

@@ -31,7 +31,7 @@ views = members.flatmap(
     lambda found: st.builds(View, number=numbers, members=st.just(found), group=numbers, shares=some_shares(len(found)))
 )
 found = st.builds(
-    m.Computed, holder=names, shards=st.lists(numbers, max_size=2).map(tuple),
+    m.Computed, owner=names, shards=st.lists(numbers, max_size=2).map(tuple),
     names=st.lists(names, max_size=2).map(tuple),
     digests=st.lists(numbers, max_size=3).map(tuple),
 )  # fmt: skip
@@ -48,9 +48,9 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Synced, view=numbers),
     st.builds(m.Suspect, view=numbers, peer=names, reason=texts),
     st.builds(
-        m.Stopped, stop=numbers, view=st.none() | views, round=numbers, step=numbers, holds=st.booleans(),
+        m.Stopped, stop=numbers, view=st.none() | views, round=numbers, step=numbers, has_result=st.booleans(),
         synced=st.booleans(),
-        lineage=lineages, held=found, checked=found, unproven=st.booleans(),
+        lineage=lineages, own_results=found, check_results=found, unchecked=st.booleans(),
     ),
     st.builds(m.ScriptFailed, traceback=texts),
     st.builds(m.DataUnavailable, reason=texts),

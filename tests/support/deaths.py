@@ -34,6 +34,6 @@ def stopped(scene: Scene, step: int) -> m.Stopped:
     view: View | None = scene.coordinator.view
     assert view is not None
     return m.Stopped(
-        stop=scene.coordinator.stops, view=view, round=step, step=step, holds=False, synced=True,
+        stop=scene.coordinator.stops, view=view, round=step, step=step, has_result=False, synced=True,
         lineage=scene.dealt(view, step),
     )  # fmt: skip

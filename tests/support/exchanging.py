@@ -16,7 +16,7 @@ from torch import nn
 
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Layout, Partials
-from farandole.collective.exchange import Exchange, Waits
+from farandole.collective.exchange import Exchange, WaitRecord
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.plan.shards import assign
@@ -44,18 +44,18 @@ class Agreement:
         self.asked = (
             0  # how often for a word, which is the last thing that this worker does before it waits for others'
         )
-        self.words: list[CommitMessage] = []
+        self.commits: list[CommitMessage] = []
         self._changed = threading.Condition()
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         self.asked += 1
         if self.stopped or (view, round_) != (self.view.number, self.round):
             return None
         return CommitMessage(view=self.view.number, round=self.round, prepared=0, compute_us=compute_us, shards=shards)
 
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
-        self.words = list(words)
-        if self.stopped or any((w.view, w.round) != (self.view.number, self.round) for w in words):
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        self.commits = list(commits)
+        if self.stopped or any((w.view, w.round) != (self.view.number, self.round) for w in commits):
             return False
         self.round += 1
         return True
@@ -95,7 +95,7 @@ class Worker:
         parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
         self.layout = Layout(parameters, LANES)
         self.partials = Partials(self.layout, self.memory)
-        self.waits = Waits()
+        self.waits = WaitRecord()
         self.agreement: Agreement
         self.exchange: Exchange
         self.done: set[int] = set()
@@ -141,7 +141,7 @@ class Worker:
             for index in sorted(self.layout.where, reverse=True):
                 value = gradient(self.layout, step, shard, index)
                 if value is not None:
-                    self.partials.fold(index, value.to(self.device))
+                    self.partials.add_gradient(index, value.to(self.device))
             self.partials.close(lanes(step, shard))
             self.done.add(shard)
 
@@ -151,7 +151,7 @@ class Worker:
         self.partials.begin(shards)
         self.begin(step, shards, lineage)
         self.compute(step)
-        self.exchange.finish()
+        self.exchange.on_all_handed_in()
         self.agreement.until(lambda: self.exchange.ended)
         return [flat.to(HOST, copy=True) for flat in self.exchange.reduced(self.layout)]
 

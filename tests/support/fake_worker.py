@@ -116,13 +116,14 @@ class FakeWorker:
                 lineage = view.lineage(view.members) if view else Lineage(sets=())
                 await self.tell(
                     m.Stopped(
-                        stop=message.stop, view=view, round=self.round, step=self.step, holds=True, synced=self.synced,
-                        lineage=resumed.lineage if resumed and not resumed.commit else lineage, prepared=self.prepared,
+                        stop=message.stop, view=view, round=self.round, step=self.step, has_result=True,
+                        synced=self.synced, prepared=self.prepared,
+                        lineage=resumed.lineage if resumed and not resumed.commit else lineage,
                     )
                 )  # fmt: skip
             case m.Resume():
                 self.view, self.resumed, self.prepared = message.view, message, 0
-            case m.Demoted():
+            case m.ViewWithdrawn():
                 self.view, self.synced = None, False
             case m.End():
                 await self.tell(m.Saved(path="checkpoint"))

@@ -31,8 +31,8 @@ class Counting:
         self.bytes: Counter[str] = Counter()
         self.sends = 0
 
-    def keep(self, memory: object) -> None:
-        self.links.keep(memory)
+    def keep_alive(self, memory: object) -> None:
+        self.links.keep_alive(memory)
 
     def close(self) -> None:
         self.links.close()

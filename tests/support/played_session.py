@@ -7,7 +7,7 @@ from farandole.protocol.messages import RunTerms
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Activity
 from farandole.protocol.worker.member import Member
-from farandole.protocol.worker.session import Session, Waiting
+from farandole.protocol.worker.session import PeerWait, Session
 
 READY, LEAVING = m.Ready(signature=m.Signature(facts=(("torch", "2"),))), m.LeaveRequest(reason="SIGTERM")
 ORPHAN_S, TIMEOUT_S, STALL_S = 60.0, 5.0, 30.0
@@ -17,7 +17,7 @@ class Worker:
     """One side of a session, played by hand."""
 
     def __init__(self, name: str = "") -> None:
-        self.waiting: Waiting | None = None
+        self.waiting: PeerWait | None = None
         self.asked = 0
         hello = m.Hello(kind="worker", worker=name, session="s")
         self.session = Session(hello, Member(name), self._activity, lambda: self.waiting, 0.0)

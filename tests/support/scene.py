@@ -22,7 +22,7 @@ def view_of(number: int, *members: str, **fields: Any) -> View:
     """As the coordinator of a `Scene` makes it: each worker is on a host of its own."""
     made = {"number": number, "members": members, "hosts": tuple(map(host, members)), "group": number}
     new = members if number == 1 else fields.get("joining", ())
-    return View(**{**made, "unproven": new, **fields})
+    return View(**{**made, "unchecked": new, **fields})
 
 
 def host(worker: str) -> str:
@@ -116,7 +116,7 @@ class Scene:
             self.say(joiner, m.Synced(view=view.number))
 
     def report(
-        self, worker: str, round_: int, *, holds: bool = False, synced: bool = True, view: View | None = None
+        self, worker: str, round_: int, *, has_result: bool = False, synced: bool = True, view: View | None = None
     ) -> None:
         """`worker` answers the last Stop; who is synced is in the coordinator's view, if not in `view`."""
         state = self.coordinator
@@ -131,7 +131,7 @@ class Scene:
                 view=view,
                 round=round_,
                 step=round_,
-                holds=holds,
+                has_result=has_result,
                 synced=synced,
                 lineage=lineage,
                 prepared=prepared,

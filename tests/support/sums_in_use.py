@@ -55,7 +55,7 @@ def enter(worker: Worker, view: View, round_: int) -> None:
     worker.enter(view)
     worker.agreement.round = round_
     old.close()
-    old.settle()
+    old.release_peers()
 
 
 def next_view(number: int, members: tuple[str, ...] = ALL) -> View:
@@ -79,7 +79,7 @@ def slow(change: Callable[[Worker], object], *, step: int = 1, everybody: bool =
         until(lambda: gc.collect() >= 0 and all(layout() in (None, *now) for layout in known))
         taken = [take_what_is_free(worker) for worker in everyone[1:]]
         assert_same(used, before)
-        assert everyone[0].exchange.stood
+        assert everyone[0].exchange.sums_intact
         taken.clear()
         if not everybody:
             change(everyone[0])
@@ -106,7 +106,7 @@ def slow_with_other_buckets() -> None:
 
 def evaluate_in_the_next_view(worker: Worker) -> None:
     enter(worker, next_view(2), 1)
-    worker.exchange.begin(1, Partials(Layout([], 0)), 0, Lineage(sets=(ALL,)), training=False)
+    worker.exchange.begin(1, Partials(Layout([], 0)), 0, Lineage(sets=(ALL,)), is_step=False)
     worker.agreement.until(lambda: worker.exchange.ended)
 
 
@@ -159,11 +159,11 @@ def given_up() -> None:
         pair = ("w0", "w1")
         for worker in everyone[:2]:
             enter(worker, next_view(2, pair), 2)
-            assert left[2].stood, "nobody has overwritten anything yet"
+            assert left[2].sums_intact, "nobody has overwritten anything yet"
         on_all(everyone[:2], lambda w: w.step(2, 7, (pair,)))
-        assert not left[2].stood
+        assert not left[2].sums_intact
         on_all(everyone[:2], lambda w: w.step(3, 7, (pair,)))
-        assert all(worker.exchange.stood for worker in everyone[:2])
+        assert all(worker.exchange.sums_intact for worker in everyone[:2])
 
 
 def written(write: Callable[[torch.Tensor], object]) -> None:

@@ -76,7 +76,7 @@ class Trainer:
             with client.condition:
                 client.condition.wait(PACE_S)
                 save, client.instructions.save = client.instructions.save, None
-                if client.member.phase == "waiting":
+                if client.member.phase == "candidate":
                     self._enter()
                 elif client.member.phase == "member":
                     self._round()
@@ -102,7 +102,7 @@ class Trainer:
             return
         view, round_ = member.view, member.round
         self._board.begin(view.number, round_)
-        word = client.word(view=view.number, round_=round_, compute_us=0, shards=1)
+        word = client.commit_message(view=view.number, round_=round_, compute_us=0, shards=1)
         words = self._board.exchange(client.worker, word, view) if word else None
         if words is not None:
             client.end_round(words)

@@ -30,7 +30,7 @@ def worn(workers: str, **settings: object) -> Scene:
 def test_members_are_connected_anew_while_they_train() -> None:
     scene = worn("ab")
     view = scene.last("a", m.Propose).view
-    assert view == view_of(4, "a", "b", unproven=("a", "b")), "no step is known to have ended"
+    assert view == view_of(4, "a", "b", unchecked=("a", "b")), "no step is known to have ended"
     assert scene.coordinator.cause == "new connections"
     scene.switch(view, 5)
     assert scene.coordinator.view == view

@@ -39,9 +39,9 @@ def test_within_a_view_nothing_is_said_but_heartbeats_and_nothing_heard_but_that
         said = Counter(sent_then) - Counter(sent)
         heard = Counter(received_then) - Counter(received)
         assert set(said) <= {"Heartbeat"}, f"rank {rank} said {said}"
-        assert set(heard) <= {"LinesHeard"}, f"rank {rank} heard {heard}"
+        assert set(heard) <= {"HeartbeatAnswer"}, f"rank {rank} heard {heard}"
         assert said["Heartbeat"] <= (until - since) / HEARTBEAT_S + 1, "they follow the clock, not the steps"
-        assert heard["LinesHeard"] <= said["Heartbeat"] / HEARD_EVERY + 1
+        assert heard["HeartbeatAnswer"] <= said["Heartbeat"] / HEARD_EVERY + 1
         assert 2 * said["Heartbeat"] < STEPS - SETTLED, "so many steps that a message a step would show"
 
 
@@ -53,5 +53,5 @@ def test_a_change_of_view_is_announced_by_a_handful_of_messages(tmp_path: Path) 
         _, _, sent, received = json.loads((tmp_path / f"out-{rank}.json").read_text())[-1]
         assert {"Ready", "Prepared", "Switched"} <= set(sent)
         assert received["Propose"] == 1
-        assert set(received) <= {"Propose", "Published", "LinesHeard", "Saver"}
+        assert set(received) <= {"Propose", "Published", "HeartbeatAnswer", "Saver"}
         assert received.get("Saver", 0) <= 1

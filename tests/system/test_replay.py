@@ -176,7 +176,7 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
     threads = torch.get_num_threads()
     facts = (("torch version", "1.0"), ("numpy version", np.__version__), ("parameter model.weight", "[3] float32"))
     journal = Journal(tmp_path)
-    journal.keep(
+    journal.commit(
         [an(ReadyEvent)],
         Durable(wants={"": 1}, signature=Signature(facts=facts)),
     )

@@ -101,9 +101,9 @@ def test_the_side_of_most_counts_and_one_of_it_saves_what_is_no_checkpoint() -> 
     assert scene.fields["replicas differ"]["first"] == "y"
     reason = scene.fields["replicas differ"]["reason"]
     assert re.search(r"\bb\b.*\bstep 7\b.*\by\b", reason)
-    assert scene.last("a", m.End) == m.End(save=True, reason=reason, between=True)
+    assert scene.last("a", m.End) == m.End(save=True, reason=reason, allow_between=True)
     scene.say("a", m.Saved(error="disk full"))
-    assert scene.last("c", m.End).between
+    assert scene.last("c", m.End).allow_between
     assert "End" not in scene.kinds("b")
     scene.say("c", m.Saved(path="after-step"))
     assert scene.last("b", m.Goodbye) == m.Goodbye(reason=reason, code=1)
@@ -124,7 +124,7 @@ def test_who_dies_is_not_waited_for_and_an_odd_one_is_named_all_the_same() -> No
     scene.lose("b")
     assert "End" not in scene.kinds("a")
     scene.say("c", digests(*A))
-    assert scene.last("a", m.End).between
+    assert scene.last("a", m.End).allow_between
     scene.say("a", m.Saved(path="p"))
     reason = scene.last("c", m.Goodbye).reason
     assert re.match(r"b\b.*\bstep 7\b", reason)

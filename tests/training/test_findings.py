@@ -16,8 +16,8 @@ NAMES = ["net.weight", "net.bias"]
 def find(*, batch: Any = None, loss: float = 2.0, gradient: float = 1.0, buffer: float = 3.0) -> dict[str, int]:
     findings = ShardDigests(NAMES, None)
     findings.read(torch.ones(2, 3) if batch is None else batch)
-    findings.fold(1, torch.full((2,), 0.5))
-    findings.fold(0, torch.tensor([[gradient, 1.0], [2.0, 3.0]]))
+    findings.add_gradient(1, torch.full((2,), 0.5))
+    findings.add_gradient(0, torch.tensor([[gradient, 1.0], [2.0, 3.0]]))
     return dict(zip(*findings.close(torch.tensor([loss, 9.0, buffer], dtype=torch.float64), 0, 2), strict=True))
 
 
@@ -58,8 +58,8 @@ def test_its_own_shard_goes_into_the_sums_and_anothers_does_not() -> None:
     partials.open(0)
     mine = ShardDigests(["p"], partials)
     assert mine.mine
-    assert not mine.folded(0)
-    mine.fold(0, torch.tensor([1.0, 2.0, 3.0]))
-    assert mine.folded(0)
-    assert partials.folded(0)
+    assert not mine.has_gradient(0)
+    mine.add_gradient(0, torch.tensor([1.0, 2.0, 3.0]))
+    assert mine.has_gradient(0)
+    assert partials.has_gradient(0)
     assert not ShardDigests(["p"], None).mine

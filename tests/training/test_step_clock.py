@@ -52,12 +52,12 @@ def test_parts_are_told_apart_and_are_disjoint() -> None:
     hands = Hands()
     hands.steps.begin()
     hands.steps.end()
-    with hands.steps.apart("evaluation"):
+    with hands.steps.count_separately("evaluation"):
         hands.spend(1.0)
         hands.spend(4.0, "pause")
-    with hands.steps.apart("once"):
+    with hands.steps.count_separately("once"):
         hands.spend(2.0, "exchange")
-    with hands.steps.apart("evaluation"):
+    with hands.steps.count_separately("evaluation"):
         hands.spend(0.5, "data")
     hands.spend(8.0, "few")
     hands.spend(0.125)
@@ -68,7 +68,7 @@ def test_parts_are_told_apart_and_are_disjoint() -> None:
 def test_an_evaluation_that_raises_is_part_of_the_step() -> None:
     hands = Hands()
     hands.steps.begin()
-    with contextlib.suppress(ZeroDivisionError), hands.steps.apart("evaluation"):
+    with contextlib.suppress(ZeroDivisionError), hands.steps.count_separately("evaluation"):
         hands.spend(1.0)
         raise ZeroDivisionError
     assert hands.steps.end() == StepTime(seconds=1.0, evaluation_s=1.0)

@@ -70,7 +70,7 @@ def compute(it: Rounds) -> bool:
     for shard in it.todo():
         it.open(shard)
         it.close(shard)
-    return it.finish()
+    return it.wait_for_round_end()
 
 
 def test_a_joiner_waits_for_the_next_view(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_joiner_waits_for_the_next_view(monkeypatch: pytest.MonkeyPatch) -> No
     next_ = View(number=3, members=("w2",), group=3)
 
     def late(*args: Any) -> Receiver:
-        it.hear(m.Demoted())
+        it.hear(m.ViewWithdrawn())
         it.hear(m.Propose(view=next_))
         return Receiver(*args)
 

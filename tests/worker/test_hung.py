@@ -49,8 +49,8 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.remark)
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
-    participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, between=case.between)
-    participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
+    participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, allow_between=case.between)
+    participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
     participant.instructions.save = None if case.taken else wanted
     monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
     hung._take_up(participant, training, wanted)
@@ -63,9 +63,9 @@ def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
-    participant, wanted, done = FakeParticipant(), Save(save=True, between=False), threading.Event()
+    participant, wanted, done = FakeParticipant(), Save(save=True, allow_between=False), threading.Event()
     participant.member.round = participant.begun = 7
-    participant.whole, participant.instructions.save = True, wanted
+    participant.state_complete, participant.instructions.save = True, wanted
 
     class Late(Saves):
         def saved(self, between: bool) -> m.Saved:
@@ -102,8 +102,8 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     again: list[Exit] = []
     left: list[int] = []
     participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
-    participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
-    participant.proven, participant.instructions.orphaned = case.proven, case.orphaned
+    participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
+    participant.state_verified, participant.instructions.orphaned = case.proven, case.orphaned
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)
     hung._save_and_go(participant, training, exit_)

@@ -36,7 +36,7 @@ class Prepares(NoTraining):
 def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
     """In a run of one: asked in, let in, through one round, and out. `propose`: the coordinator's part, if any."""
     training = Prepares()
-    it.attend(training)
+    it.set_training(training)
     assert (it.worker, it.terms.minimum, it.instructions.exit, it.instructions.save) == (
         it.member.worker,
         1,
@@ -60,14 +60,14 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
     assert begun is not None
     for message in (*adopted, *begun):
         it.tell(message)
-    word = it.word(view=view, round_=0, compute_us=5, shards=2)
+    word = it.commit_message(view=view, round_=0, compute_us=5, shards=2)
     assert word is not None
     assert (word.view, word.round, word.compute_us, word.shards) == (view, 0, 5, 2)
     assert it.end_round([word])
     assert it.member.round == 1
-    assert it.word(view=view, round_=0, compute_us=5, shards=2) is None, "that round is over"
+    assert it.commit_message(view=view, round_=0, compute_us=5, shards=2) is None, "that round is over"
     it.add_line(stepped(0, seconds=1.0, time=time.time()))
-    it.finish("fingerprint", m.StepTime(seconds=1.5, evaluation_s=0.5))
+    it.report_script_end("fingerprint", m.StepTime(seconds=1.5, evaluation_s=0.5))
     it.close()
     return training
 
@@ -113,7 +113,7 @@ def test_fake() -> None:
     assert [line.step for line in it.lines] == [0]
     it.lapsed = True
     it.member.begin_round(1, may_switch=True)
-    assert it.word(view=1, round_=1, compute_us=0, shards=0) is None
+    assert it.commit_message(view=1, round_=1, compute_us=0, shards=0) is None
 
 
 def test_connected(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path)
             view = trainer.view
             assert view is not None
             round_ = member.round
-            assert client.word(view=view.number, round_=round_, compute_us=0, shards=1) is None
+            assert client.commit_message(view=view.number, round_=round_, compute_us=0, shards=1) is None
             word = CommitMessage(view=view.number, round=round_, prepared=0, compute_us=0, shards=1)
             assert not client.end_round([word])
             assert member.round == round_

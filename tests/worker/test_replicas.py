@@ -30,7 +30,7 @@ def test_words_that_differ_end_the_run_and_the_answers_say_where(tmp_path: Path)
         async with crew(tmp_path, minimum=2, wanted=2) as it:
             for number, name in enumerate(("w1", "w2")):
                 trainer = await it.join(name)
-                trainer.client.attend(Drifted(number))
+                trainer.client.set_training(Drifted(number))
             await it.in_view(1, "w1", "w2")
             for number, trainer in enumerate(it.trainers.values()):
                 trainer.client.member.digest = 3 + number

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.collective.exchange import Waits
+from farandole.collective.exchange import WaitRecord
 from farandole.protocol import messages as m
 from farandole.protocol.messages import MOST_TAKEN
 from farandole.protocol.values import SAID, TimeClass
@@ -81,11 +81,11 @@ def test_the_spans_are_all_of_the_time_and_do_not_overlap() -> None:
 def test_nothing_is_kept_before_nor_after() -> None:
     scene = Scene()
     scene.take(2)
-    assert scene.tracer.waits.kept is None
+    assert scene.tracer.waits.recorded is None
     scene.tracer.ask(m.Trace(number=1, steps=1))
     scene.take(4)
     assert len(scene.told) == 1
-    assert scene.tracer.waits.kept is None
+    assert scene.tracer.waits.recorded is None
     scene.take(3)
     assert len(scene.told) == 1
     scene.tracer.ask(m.Trace(number=1, steps=1))
@@ -142,12 +142,12 @@ def test_it_keeps_no_more_than_it_may() -> None:
     [told] = scene.told
     assert (len(told.spans), told.full) == (10, True)
     assert len(told.waits) <= 10
-    waits = Waits()
-    waits.most, waits.kept = 2, []
+    waits = WaitRecord()
+    waits.most, waits.recorded = 2, []
     for at in range(5):
         waits.add("peer", at * MS, at * MS + 15_000)
         waits.add("peer", at * MS, at * MS + 20_000)
-    assert len(waits.kept) == 2
+    assert len(waits.recorded) == 2
     quick = Scene()
     quick.tracer.ask(m.Trace(number=1, steps=1))
     for step in range(MOST_TAKEN + 1):

@@ -259,7 +259,7 @@ class Bench(Loop):
         return float(rounds.reduced()[0][0])
 
     def _finish(self) -> None:
-        while not self._rounds.finish():
+        while not self._rounds.wait_for_round_end():
             self._look_round()
         self._look_round()
 

@@ -99,7 +99,7 @@ class TimedGradients(Gradients):
         self._watch.landing += clock() - began
         return result
 
-    def _fold(self, index: int, gradient: torch.Tensor) -> None:
+    def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         began = clock()
-        super()._fold(index, gradient)
+        super()._add_gradient(index, gradient)
         self._watch.folding += clock() - began

@@ -55,7 +55,7 @@ def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> No
     since = max(loaded.since, shipped.time)  # the run may have been taken over since the ticket was copied
     msgspec.structs.replace(loaded, since=since).save(folder / TICKET)
     journal = Journal(folder)
-    journal.keep((), shipped.state)
+    journal.commit((), shipped.state)
     journal.close()
     os.utime(folder / METRICS, (shipped.time, shipped.time))
     if settings.job:

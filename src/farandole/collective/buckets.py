@@ -206,8 +206,8 @@ class ShardSum:
 class Partials:
     """The partial sums of this worker in one round; see the comment above.
 
-    For each shard in turn, call `open(shard)`, then `fold` for each gradient as the backward pass produces it, then
-    `close()`, which adds zeros for the parameters without a gradient. The attribute `complete` is called with the
+    For each shard in turn, call `open(shard)`, then `add_gradient` for each gradient as the backward pass produces it,
+    then `close()`, which adds zeros for the parameters without a gradient. The attribute `complete` is called with the
     bucket's number when a bucket has all of the shard's gradients.
     """
 
@@ -244,7 +244,7 @@ class Partials:
         node, others = self._climb(shard)
         self._ways = [self._way(bucket, node, others, last=last) for bucket in range(len(self.nodes))]
 
-    def fold(self, index: int, gradient: torch.Tensor) -> None:
+    def add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Adds the open shard's complete gradient of parameter `index`. This object owns the tensor from now on."""
         bucket = self.layout.where[index]
         missing = self._missing[bucket]
@@ -253,7 +253,7 @@ class Partials:
         if not missing:
             self._merge(bucket)
 
-    def folded(self, index: int) -> bool:
+    def has_gradient(self, index: int) -> bool:
         return index not in self._missing[self.layout.where[index]]
 
     def close(self, lanes: torch.Tensor | None) -> None:

@@ -8,8 +8,8 @@ wire are those of a ring all-reduce.
 
 Fault contract: a lost peer is reported through `Agreement.lost`, and then the round never ends on this worker. The
 partial sums are unchanged, and the next view's exchange uses them. The reduced buckets are garbage unless
-`Agreement.word` was called. The receive buffers are never used again (R3). `settle` lets the peers' pending receives
-complete after every worker has abandoned the view.
+`Agreement.commit_message` was called. The receive buffers are never used again (R3). `release_peers` lets the peers'
+pending receives complete after every worker has abandoned the view.
 
 A single process (`world_size=1`) runs the same acts on the training thread, without peers.
 """
@@ -30,24 +30,24 @@ import torch
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Bucket, Layout, Partials, Staging
 from farandole.collective.schedule import (
+    COMMIT,
     LANDINGS,
     OTHER,
     PARTIAL,
     REDUCED,
     TRAINING,
-    WORD,
     Act,
     Add,
     Await,
     ExchangeMessage,
     ExchangeOrder,
-    Fold,
+    HostSum,
     Levels,
+    MakeCommitMessage,
     PostReceives,
     RoundEnd,
     SendMessages,
     Take,
-    Vouch,
     of_round,
     order,
 )
@@ -55,7 +55,7 @@ from farandole.collective.shm_sums import Copied, InPlace, SingleProcessSums, Su
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
 from farandole.numerics import settings
 from farandole.plan.shards import Node, combine, root
-from farandole.protocol.view import WORD_LENGTH, CommitMessage, Lineage, View
+from farandole.protocol.view import COMMIT_FIELDS, CommitMessage, Lineage, View
 
 # --- waits ------------------------------------------------------------------------------------------------------------
 #
@@ -75,19 +75,19 @@ class Wait(NamedTuple):
     ended_ns: int
 
 
-class Waits:
+class WaitRecord:
     """The record of waits.
 
     Attributes:
-        kept: the waits since the trace began, at most `most`; None if there is no trace.
+        recorded: the waits since the trace began, at most `most`; None if there is no trace.
     """
 
     def __init__(self) -> None:
-        self.kept: list[Wait] | None = None
+        self.recorded: list[Wait] | None = None
         self.most = 0
 
     def add(self, peer: str, began_ns: int, ended_ns: int) -> None:
-        kept = self.kept
+        kept = self.recorded
         if kept is not None and ended_ns - began_ns >= SHORTEST_NS and len(kept) < self.most:
             kept.append(Wait(peer, began_ns, ended_ns))
 
@@ -98,11 +98,11 @@ class Waits:
 
 
 class Round:
-    """One round's exchange. `tag` is common to all its messages. `trains` is True for the round of a training step.
+    """One round's exchange. `tag` is common to all its messages. `is_step` is True for the round of a training step.
 
     Attributes:
         scattered: for each bucket, True if this worker's partial sums of it are sent; set by the training thread.
-        held: for each bucket, the sums that this worker has: first its own partial sums, in the memory of the training
+        sums: for each bucket, the sums that this worker has: first its own partial sums, in the memory of the training
             thread's `Partials`, then those of its host. Each sum has the bucket's element with which it begins.
         served: the number of acts of the order that are done; set by the view's thread.
         received: pending receives and their buffers, by sender and place.
@@ -110,12 +110,12 @@ class Round:
         flushes: True if the training thread, which makes this object, flushes denormal numbers to zero. It is read
             each time the thread hands in a bucket, because the script may change that mode in the loop's body.
         sent: pending sends; peers may read their tensors for as long as the round lasts.
-        words: the commit messages by worker; this worker's own after it is made.
+        commits: the commit messages by worker; this worker's own after it is made.
     """
 
-    def __init__(self, number: int, order: ExchangeOrder, partials: Partials, tag: int, *, trains: bool) -> None:
+    def __init__(self, number: int, order: ExchangeOrder, partials: Partials, tag: int, *, is_step: bool) -> None:
         self.number = number
-        self.trains = trains
+        self.is_step = is_step
         self.order = order
         self.partials = partials
         self.layout = partials.layout
@@ -123,12 +123,12 @@ class Round:
         self.begun_at = time.monotonic()
         self.flushes = settings.flushes()
         self.scattered = [False] * len(self.layout.buckets)
-        self.held: list[dict[Node, tuple[int, torch.Tensor]]] = [{} for _ in self.layout.buckets]
+        self.sums: list[dict[Node, tuple[int, torch.Tensor]]] = [{} for _ in self.layout.buckets]
         self.served = 0
         self.received: dict[tuple[str, int], tuple[Borrowing, Room]] = {}
         self.arrived: dict[tuple[str, int], torch.Tensor] = {}
         self.sent: list[Pending] = []
-        self.words: dict[str, torch.Tensor] = {}
+        self.commits: dict[str, torch.Tensor] = {}
         self.ended = False
 
     def take(self, message: ExchangeMessage) -> torch.Tensor:
@@ -139,8 +139,8 @@ class Round:
         """
         borrowing, _ = self.received[message.peer, message.place]
         self.arrived[message.peer, message.place] = tensor = borrowing.wait()
-        if message.kind == WORD:
-            self.words[message.whose] = tensor
+        if message.kind == COMMIT:
+            self.commits[message.whose] = tensor
         return tensor
 
     def landed(self, message: ExchangeMessage) -> bool:
@@ -148,9 +148,9 @@ class Round:
         key = message.peer, message.place
         return self.received[key][1].holds(self.arrived[key])
 
-    def sum_held(self, node: Node, bucket: int, start: int, stop: int) -> torch.Tensor:
+    def sum_of(self, node: Node, bucket: int, start: int, stop: int) -> torch.Tensor:
         """Returns the elements `[start, stop)` of a sum that this worker has."""
-        begins, flat = self.held[bucket][node]
+        begins, flat = self.sums[bucket][node]
         return flat[start - begins : stop - begins]
 
 
@@ -210,9 +210,9 @@ class ExchangeBuffers:
             self._memory.wake()
 
     @property
-    def stood(self) -> bool:
+    def sums_intact(self) -> bool:
         """True if no peer has overwritten the sums in use."""
-        return all(each.stood for each in self._used)
+        return all(each.sums_intact for each in self._used)
 
     def reduced(self, layout: Layout) -> list[torch.Tensor]:
         """The reduced buckets of the round that ended, each of shape (bucket.numel,)."""
@@ -229,8 +229,8 @@ class ExchangeBuffers:
 
     def room(self, layout: Layout, message: ExchangeMessage) -> Room:
         """Returns the receive buffer of a message."""
-        if message.kind == WORD:
-            return Room(WORD_LENGTH, torch.int64, lambda: torch.empty(WORD_LENGTH, dtype=torch.int64))
+        if message.kind == COMMIT:
+            return Room(COMMIT_FIELDS, torch.int64, lambda: torch.empty(COMMIT_FIELDS, dtype=torch.int64))
         dtype = layout.buckets[message.bucket].dtype
         return Room(message.stop - message.start, dtype, lambda: self.where(layout, message))
 
@@ -241,14 +241,14 @@ class ExchangeBuffers:
             return self._landing(bucket, message.landing, message.stop - message.start)
         return sum_.place(message.start, message.stop)
 
-    def sum_up(self, round_: Round, act: Fold | Add) -> None:
+    def sum_up(self, round_: Round, act: HostSum | Add) -> None:
         """Executes an act, adding in the order of the tree over shards."""
-        if isinstance(act, Fold):
-            self._fold(round_, act)
+        if isinstance(act, HostSum):
+            self._sum_on_host(round_, act)
         else:
             self._add(round_, act)
 
-    def _fold(self, round_: Round, act: Fold) -> None:
+    def _sum_on_host(self, round_: Round, act: HostSum) -> None:
         """Computes the host's sums of a part of a bucket. The round holds them instead of this worker's own sums.
 
         The first one is made where the bucket's sum will be: the owner sends that sum only after it has received this.
@@ -260,13 +260,13 @@ class ExchangeBuffers:
             target = self._more(bucket, number, act) if number else sum_.place(act.start, act.stop)
             total = _total(values, landed, round_.order.shards, node, target)
             totals[node] = act.start, target.copy_(total) if id(total) in landed else total
-        round_.held[act.bucket] = totals
+        round_.sums[act.bucket] = totals
 
     def _add(self, round_: Round, act: Add) -> None:
         """Computes the sum of a slice of a bucket."""
         sum_ = self._sums[round_.layout][act.bucket]
         if isinstance(sum_, SingleProcessSums):
-            (sum_.flat,) = (flat for _, flat in round_.held[act.bucket].values())
+            (sum_.flat,) = (flat for _, flat in round_.sums[act.bucket].values())
             return
         target = sum_.place(act.start, act.stop)
         values, landed = self._values(round_, act)
@@ -274,12 +274,12 @@ class ExchangeBuffers:
         if total.data_ptr() != target.data_ptr():
             target.copy_(total)
 
-    def _values(self, round_: Round, act: Fold | Add) -> tuple[dict[Node, torch.Tensor], set[int]]:
+    def _values(self, round_: Round, act: HostSum | Add) -> tuple[dict[Node, torch.Tensor], set[int]]:
         """Returns the addends of an act by node, in host memory, and the ids of those in this worker's receive buffers.
 
         The latter may be overwritten. Partial sums may not, because a retry needs them; nor shared memory of peers.
         """
-        values = {node: round_.sum_held(node, act.bucket, act.start, act.stop) for node in round_.held[act.bucket]}
+        values = {node: round_.sum_of(node, act.bucket, act.start, act.stop) for node in round_.sums[act.bucket]}
         taken = {message.node: round_.arrived[message.peer, message.place] for message in act.taken}
         return values | taken, {id(taken[message.node]) for message in act.taken if round_.landed(message)}
 
@@ -292,7 +292,7 @@ class ExchangeBuffers:
             return InPlace(bucket, own, self._memory, self._stamp)
         return Copied(bucket, self._stage)
 
-    def _more(self, bucket: Bucket, number: int, act: Fold) -> torch.Tensor:
+    def _more(self, bucket: Bucket, number: int, act: HostSum) -> torch.Tensor:
         """Returns memory for one more sum of the host, for as long as the round lasts."""
         key = (bucket.dtype, bucket.index, -number)
         if key not in self._landings:
@@ -334,9 +334,9 @@ def _total(
 class Agreement(Protocol):
     """The part of the member's state machine that the exchange needs."""
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None: ...
+    def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None: ...
 
-    def end_round(self, words: Sequence[CommitMessage]) -> bool: ...
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool: ...
 
     def lost(self, view: int, peer: str, reason: str) -> None: ...
 
@@ -351,13 +351,13 @@ class Exchange:
 
     def __init__(
         self, view: View, worker: str, links: Links | None, agreement: Agreement, *, stage: bool | None = None,
-        memory: Memory | None = None, waits: Waits | None = None,
+        memory: Memory | None = None, waits: WaitRecord | None = None,
     ) -> None:  # fmt: skip
         self.view = view
         self.worker = worker
         self._links = links
         self._agreement = agreement
-        self._waits = waits or Waits()
+        self._waits = waits or WaitRecord()
         self._peers = [member for member in view.members if member != worker]
         self._shared = {peer for peer in self._peers if links is not None and links.shares(peer)}
         self._buffers = ExchangeBuffers(view, worker, memory or Ordinary(), stage, lends=bool(self._shared))
@@ -367,8 +367,8 @@ class Exchange:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.waiting_for: tuple[str, float] | None = None  # peer, since (monotonic seconds)
-        self._may_word = threading.Event()
-        self._may_word.set()
+        self._may_commit = threading.Event()
+        self._may_commit.set()
 
     # --- the training thread's side ----------------------------------------------------------------------------
 
@@ -378,13 +378,13 @@ class Exchange:
         self._buffers.warm(layout, [message for message in usual.arrivals if message.peer not in self._shared])
         self._start_thread()
 
-    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
+    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, is_step: bool = True) -> None:
         """Starts a round of a training step, or of anything else: posts its receives. Call `ready` for each bucket."""
         if self._peers and self._links is None:  # its connections are closed: another view is in force meanwhile
             return
         layout = partials.layout
-        tag = of_round(self.view, number, TRAINING if training else OTHER)
-        self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag, trains=training)
+        tag = of_round(self.view, number, TRAINING if is_step else OTHER)
+        self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag, is_step=is_step)
         self._buffers.begin(layout, all_begun=round_.order.all_begun)
         try:
             self._post(round_, round_.order.begin)
@@ -412,12 +412,12 @@ class Exchange:
 
     def withhold(self) -> None:
         """Delays the commit message until `release`, because this worker does not hold the state yet."""
-        self._may_word.clear()
+        self._may_commit.clear()
 
     def release(self) -> None:
-        self._may_word.set()
+        self._may_commit.set()
 
-    def finish(self) -> None:
+    def on_all_handed_in(self) -> None:
         """Ends the handing in of buckets. A single process executes its acts now; otherwise the view's thread does."""
         if self._round:
             self._round.flushes = settings.flushes()
@@ -433,19 +433,19 @@ class Exchange:
         return self._buffers.reduced(layout)
 
     @property
-    def stood(self) -> bool:
+    def sums_intact(self) -> bool:
         """True if the reduced buckets are not overwritten. They are if this worker was evicted while it was frozen."""
-        return self._buffers.stood
+        return self._buffers.sums_intact
 
     def close(self) -> None:
         """Ends the view, after success or failure. Its thread ends, unless it waits for a peer."""
         with self._wake:
             self._abandoned = True
             self._wake.notify_all()
-        self._may_word.set()
+        self._may_commit.set()
         self._buffers.rest()
 
-    def settle(self) -> None:
+    def release_peers(self) -> None:
         """Sends what the abandoned round still owes, with any contents, so that no peer's receive hangs forever.
 
         Call it only after every survivor has abandoned the view: then no worker takes the contents for a result.
@@ -453,8 +453,8 @@ class Exchange:
         round_ = self._round
         if round_ is None or round_.ended or self._links is None:
             return
-        self._links.keep(self)
-        for message in round_.order.owed(round_.scattered, round_.served):
+        self._links.keep_alive(self)
+        for message in round_.order.unsent(round_.scattered, round_.served):
             with contextlib.suppress(PeerLost):
                 self._send(round_, self._nothing(round_, message), message)
 
@@ -496,7 +496,7 @@ class Exchange:
             case Take(messages):
                 for message in messages:
                     self._wait(round_, message)
-            case Fold() | Add():
+            case HostSum() | Add():
                 settings.flush_as(round_.flushes)
                 self._buffers.sum_up(round_, act)
             case PostReceives(messages):
@@ -504,32 +504,32 @@ class Exchange:
             case SendMessages(messages):
                 for message in messages:
                     self._send(round_, self._content(round_, message), message)
-            case Vouch():
+            case MakeCommitMessage():
                 self._buffers.complete(round_.layout)
-                return self._vouch(round_)
+                return self._make_commit_message(round_)
             case RoundEnd():
                 round_.ended = self._agreement.end_round(
                     [
-                        msgspec.convert(round_.words[whose].tolist(), CommitMessage)
+                        msgspec.convert(round_.commits[whose].tolist(), CommitMessage)
                         for whose in (self.worker, *self._peers)
                     ]
                 )
-                if round_.ended and round_.trains:
+                if round_.ended and round_.is_step:
                     self._buffers.woken()
                 return round_.ended
         return True
 
-    def _vouch(self, round_: Round) -> bool:
-        self._may_word.wait()
-        if self._abandoned:  # the last message may have come from `settle`, and is no result
+    def _make_commit_message(self, round_: Round) -> bool:
+        self._may_commit.wait()
+        if self._abandoned:  # the last message may have come from `release_peers`, and is no result
             return False
         compute_us = int((time.monotonic() - round_.begun_at) * 1e6)
-        word = self._agreement.word(
+        message = self._agreement.commit_message(
             view=self.view.number, round_=round_.number, compute_us=compute_us, shards=round_.order.mine
         )
-        if word is None or self._abandoned:
+        if message is None or self._abandoned:
             return False
-        round_.words[self.worker] = torch.tensor(msgspec.structs.astuple(word), dtype=torch.int64)
+        round_.commits[self.worker] = torch.tensor(msgspec.structs.astuple(message), dtype=torch.int64)
         return True
 
     def _scatter(self, round_: Round, bucket: int) -> None:
@@ -537,7 +537,7 @@ class Exchange:
             flat = round_.partials.nodes[bucket][node].flat
             if self._peers:
                 flat = self._buffers.staging.out(flat, round_.layout.buckets[bucket])
-            round_.held[bucket][node] = 0, flat
+            round_.sums[bucket][node] = 0, flat
         for message in round_.order.scatter[bucket]:
             self._send(round_, self._content(round_, message), message)
 
@@ -562,7 +562,7 @@ class Exchange:
 
     def _wait(self, round_: Round, message: ExchangeMessage) -> None:
         self.waiting_for = (message.peer, time.monotonic())
-        began_ns = None if self._waits.kept is None else time.monotonic_ns()
+        began_ns = None if self._waits.recorded is None else time.monotonic_ns()
         tensor = round_.take(message)
         self.waiting_for = None
         if began_ns is not None:
@@ -578,16 +578,16 @@ class Exchange:
 
     def _content(self, round_: Round, message: ExchangeMessage) -> torch.Tensor:
         """Returns the tensor to send for a message."""
-        if message.kind == WORD:
-            return round_.words[message.whose]
+        if message.kind == COMMIT:
+            return round_.commits[message.whose]
         if message.kind == PARTIAL:
-            return round_.sum_held(message.node, message.bucket, message.start, message.stop)
+            return round_.sum_of(message.node, message.bucket, message.start, message.stop)
         return self._buffers.where(round_.layout, message)
 
     def _nothing(self, round_: Round, message: ExchangeMessage) -> torch.Tensor:
         """Returns a tensor of a message's size that is not a result."""
-        if message.kind == WORD:
-            return torch.full((WORD_LENGTH,), -1, dtype=torch.int64)
+        if message.kind == COMMIT:
+            return torch.full((COMMIT_FIELDS,), -1, dtype=torch.int64)
         return self._buffers.where(round_.layout, message)
 
     def _post(self, round_: Round, messages: Sequence[ExchangeMessage]) -> None:

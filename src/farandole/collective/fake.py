@@ -119,7 +119,7 @@ class FakeLinks(Unshared):
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> _Pending:
         return self._start(_Pending(self._network, (self._group, peer, self._me, tag), tensor, sends=False))
 
-    def keep(self, memory: object) -> None:
+    def keep_alive(self, memory: object) -> None:
         """Does nothing: pending operations keep their own tensors alive."""
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 
-from farandole.collective.schedule import WORD, place
+from farandole.collective.schedule import COMMIT, place
 from farandole.collective.transport import PeerLost, Unproved, Unshared
 from farandole.platform import files
 from farandole.platform.output import warn_once
@@ -74,7 +74,7 @@ from farandole.protocol.view import View
 
 NONCE_BYTES = PROOF_BYTES = 32
 LIMIT = timedelta(seconds=60)  # as for the connections: a peer may still wait for its other connections
-_NONCES, _PROOFS = place(WORD), place(WORD, 1)  # nothing else is sent before a group's first view
+_NONCES, _PROOFS = place(COMMIT), place(COMMIT, 1)  # nothing else is sent before a group's first view
 
 
 def prove(links: GlooLinks, worker: str, key: bytes) -> None:
@@ -622,7 +622,7 @@ class GlooLinks(Unshared):
         except RuntimeError as error:
             raise PeerLost(peer, _reason(error)) from error
 
-    def keep(self, memory: object) -> None:
+    def keep_alive(self, memory: object) -> None:
         self._kept.append(memory)
 
     def close(self) -> None:

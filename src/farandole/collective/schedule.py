@@ -5,13 +5,13 @@ either: both do what is decided here. `Levels` decides which worker sums up whic
 worker's last shard has filled it:
 
 (a) scatter  each worker sends every other worker of its host its partial sums of the columns that the other serves;
-(b) fold     the worker that serves a column adds them, as far as the tree over shards goes within the host, and
+(b) host sum the worker that serves a column adds them, as far as the tree over shards goes within the host, and
 (c) across   sends the host's sums of each slice to the host leader (on another host) that owns the slice;
 (d) sum      the owner of a slice adds the sums in the tree's order, and
 (e) share    sends the result to the host leaders of the other hosts;
 (f) gather   a worker that has all slices of its columns sends those to every worker of its host.
 
-When every bucket is reduced, (g) words: the workers exchange commit messages (R1). They send them directly within a
+When every bucket is reduced, (g) commits: the workers exchange commit messages (R1). They send them directly within a
 host, and to one worker of each other host, which forwards them. Then the round ends. With one host (c) and (e) do
 nothing. A worker that is alone on its host sends in (a) what others send in (c), and (b) and (f) do nothing.
 
@@ -28,14 +28,14 @@ share nothing else, so only the order within each thread has to be decided. The 
   of the host's sums may be there: the slice's owner has received that sum when it sends the slice. The first sum of a
   bucket from other workers arrives where the bucket's sum will be, unless a sum of the host goes there. The others
   arrive in landing buffers that `LANDINGS` buckets share in turn: the receives of bucket b + LANDINGS are posted only
-  after b has been folded, or summed.
+  after b is added up within the host, or summed.
 - *A slice is sent on after it is summed*, and a commit message after every slice has arrived. The commit messages of
   the peers state the same for them (R1), so everything that this worker sent has arrived when it has all commit
   messages. So the next round may write to that memory; if peers use the memory in place, only after they have begun
   the next round (`shm_sums`). A forwarded commit message has the same content.
 - *No circular wait.* All workers execute the phases in the same order, that of `serve`: first (b) of bucket b, then (d)
   of the bucket before, then (f) of the bucket before that. So no host waits for another host's backward pass before it
-  has folded the sums that it has. In each phase a worker sends before it waits for the messages of that phase. So no
+  has added up the sums that it has. In each phase a worker sends before it waits for the messages of that phase. So no
   waiting worker waits for one that is in a later phase, and a worker in the first phase waits for a backward pass.
 
 A loss. A worker that finds a peer lost reports it. Then the round never ends on this worker, and the reduced buckets
@@ -44,11 +44,11 @@ round: every bucket is scattered again, the shards of the lost worker are redist
 the new view (R3). So messages that are still pending in the old view meet only receives of the old view.
 
 Settling. A thread of the old view may wait for a message that a survivor has not sent, and only that message ends the
-wait (see `transport`). So each survivor, as it leaves the view, sends what it still owes (`owed`), with any contents.
-It may do so only after every survivor has abandoned the view: then no worker takes the contents for a result, because
-`Agreement.word` refuses. A message that the view's thread was about to send at that moment is sent twice; the second
-one has no receiver. That thread may continue long after, when the partial sums are those of a later round. So it adds
-the tensors that were scattered, by reference, and its results are not used.
+wait (see `transport`). So each survivor, as it leaves the view, sends the messages that its peers still wait for
+(`unsent`), with any contents. It may do so only after every survivor has abandoned the view: then no worker takes the
+contents for a result, because `Agreement.commit_message` refuses. A message that the view's thread was about to send at
+that moment is sent twice; the second one has no receiver. That thread may continue long after, when the partial sums
+are those of a later round. So it adds the tensors that were scattered, by reference, and its results are not used.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Levels:
 # while it uses the other half. No view uses connections that have served all 512 numbers: `of_round` refuses.
 
 # Kinds.
-PARTIAL, REDUCED, WORD, STATE = range(4)
+PARTIAL, REDUCED, COMMIT, STATE = range(4)
 # Purposes of a round: a training step (or the wait for one), or anything else.
 TRAINING, OTHER = range(2)
 VIEWS = 512  # view numbers that the tags of one group can distinguish
@@ -252,7 +252,7 @@ class Routes:
         own: the nodes whose sums this worker has; `nodes_of_host`: the nodes whose sums its host has.
         near: the other workers of its host.
         one_host: True if all workers are on one host.
-        folds: True if this worker adds up the sums of its host, to send them to other hosts.
+        sums_for_host: True if this worker adds up the sums of its host, to send them to other hosts.
         all_begun: True if all workers are on one host and each has partial sums. Then a worker that has received
             those of all others knows that all have begun the round.
         behind: how many buckets a phase is behind the phase before it.
@@ -274,7 +274,7 @@ class Routes:
         self.own = self._nodes[worker]
         self.nodes_of_host = self._of_hosts[self._host]
         self.one_host = len(levels.hosts) == 1
-        self.folds = bool(self.near) and not self.one_host
+        self.sums_for_host = bool(self.near) and not self.one_host
         self.all_begun = self.one_host and all(self._nodes.values())
         self.behind = int(levels.columns > 1 and not self.one_host)
         columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # most that two share
@@ -386,17 +386,19 @@ class Routes:
     def own_commits(self) -> tuple[ExchangeMessage, ...]:
         """This worker's commit message: to its host, and to one worker of each other host."""
         return tuple(
-            _word(peer, self._worker) for peer in (*self.near, *self._far) if self._sends_to(self._worker, peer)
+            _commit_message(peer, self._worker)
+            for peer in (*self.near, *self._far)
+            if self._sends_to(self._worker, peer)
         )
 
     def commit_messages(self) -> tuple[ExchangeMessage, ...]:
         """The commit messages of its host, and those that it receives from other hosts on behalf of its host."""
-        return tuple(_word(peer, peer) for peer in (*self.near, *self._senders(self._worker)))
+        return tuple(_commit_message(peer, peer) for peer in (*self.near, *self._senders(self._worker)))
 
     def to_forward(self) -> tuple[ExchangeMessage, ...]:
         """The commit messages from other hosts that this worker forwards to its host."""
         return tuple(
-            _word(peer, whose, number)
+            _commit_message(peer, whose, number)
             for number, whose in enumerate(self._senders(self._worker), start=1)
             for peer in self.near
         )
@@ -404,7 +406,7 @@ class Routes:
     def forwarded(self) -> tuple[ExchangeMessage, ...]:
         """The commit messages from other hosts that the others of its host forward."""
         return tuple(
-            _word(peer, whose, number)
+            _commit_message(peer, whose, number)
             for peer in self.near
             for number, whose in enumerate(self._senders(peer), start=1)
         )
@@ -430,8 +432,8 @@ class Routes:
         return self._levels.stretch(self._buckets[bucket], peer)
 
 
-def _word(peer: str, whose: str, number: int = 0) -> ExchangeMessage:
-    return ExchangeMessage(WORD, peer, place(WORD, 0, number), whose=whose)
+def _commit_message(peer: str, whose: str, number: int = 0) -> ExchangeMessage:
+    return ExchangeMessage(COMMIT, peer, place(COMMIT, 0, number), whose=whose)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -457,7 +459,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class HostSum:
     """Compute the host's sums of the elements `[start, stop)` of `bucket`, for these `nodes`.
 
     They are made from this worker's own sums and the messages in `taken`.
@@ -498,7 +500,7 @@ class SendMessages:
 
 
 @dataclass(frozen=True, slots=True)
-class Vouch:
+class MakeCommitMessage:
     """This worker holds every reduced bucket: make its commit message, which the next act sends."""
 
 
@@ -507,7 +509,7 @@ class RoundEnd:
     """All commit messages have arrived."""
 
 
-Act = Await | Take | Fold | Add | PostReceives | SendMessages | Vouch | RoundEnd
+Act = Await | Take | HostSum | Add | PostReceives | SendMessages | MakeCommitMessage | RoundEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -539,7 +541,7 @@ class ExchangeOrder:
             if isinstance(act, PostReceives):
                 yield from act.messages
 
-    def owed(self, scattered: Sequence[bool], served: int) -> Iterable[ExchangeMessage]:
+    def unsent(self, scattered: Sequence[bool], served: int) -> Iterable[ExchangeMessage]:
         """The messages that are not sent yet, given the buckets' `scattered` flags and the number of acts `served`."""
         for bucket, messages in enumerate(self.scatter):
             if not scattered[bucket]:
@@ -567,13 +569,13 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
     across = [routes.sums_of_hosts(bucket) for bucket in numbers]
     shared = [routes.shared(bucket) for bucket in numbers]
     gathered = [routes.gathered(bucket) for bucket in numbers]
-    words, passed_on = routes.commit_messages(), routes.forwarded()
+    commits, passed_on = routes.commit_messages(), routes.forwarded()
 
-    def fold(bucket: int) -> Iterable[Act]:
+    def host_sum(bucket: int) -> Iterable[Act]:
         yield Await(bucket)
-        if routes.folds:
+        if routes.sums_for_host:
             yield Take(near[bucket])
-            yield Fold(bucket, *routes.stretch(bucket), routes.nodes_of_host, near[bucket])
+            yield HostSum(bucket, *routes.stretch(bucket), routes.nodes_of_host, near[bucket])
             yield from _next(near, bucket)
             yield SendMessages(routes.across(bucket))
 
@@ -592,12 +594,13 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
 
     serve: list[Act] = []
     for number in range(len(buckets) + 2 * routes.behind):
-        for late, phase in enumerate((fold, sum_, pass_on)):
+        for late, phase in enumerate((host_sum, sum_, pass_on)):
             if 0 <= number - late * routes.behind < len(buckets):
                 serve += phase(number - late * routes.behind)
-    serve += [*map(Take, gathered if routes.near else shared), Vouch(), SendMessages(routes.own_commits()), Take(words)]
+    serve += [*map(Take, gathered if routes.near else shared)]
+    serve += [MakeCommitMessage(), SendMessages(routes.own_commits()), Take(commits)]
     serve += [SendMessages(routes.to_forward()), Take(passed_on), RoundEnd()]
-    posted = (*near[:LANDINGS], *across[:LANDINGS], *shared, *gathered, words, passed_on)
+    posted = (*near[:LANDINGS], *across[:LANDINGS], *shared, *gathered, commits, passed_on)
     return ExchangeOrder(
         shards=shards,
         mine=len(held.get(worker, ())),

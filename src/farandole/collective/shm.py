@@ -670,10 +670,10 @@ class LinksByHost:
     def shares(self, peer: str) -> bool:
         return peer in self.pairs
 
-    def keep(self, memory: object) -> None:
+    def keep_alive(self, memory: object) -> None:
         self._kept.append(memory)
         if self._others is not None:
-            self._others.keep(memory)
+            self._others.keep_alive(memory)
 
     def close(self) -> None:
         for pair in self.pairs.values():

@@ -8,16 +8,16 @@ workers of one host exchange: each slice is used in the memory of its owner, as 
   writes (`schedule.order`). So one place is enough if each worker has partial sums and all are on one host
   (`all_begun`).
   A worker without a shard sends no partial sum, so it signals this only with its commit message. And slices from other
-  hosts are received in the place, possibly from `settle`, long before their time. Then the owner uses two places in
-  turn (`_turn`), one for each round, and may overwrite the first one when it has all commit messages of the second
+  hosts are received in the place, possibly from `release_peers`, long before their time. Then the owner uses two places
+  in turn (`_turn`), one for each round, and may overwrite the first one when it has all commit messages of the second
   round. Partial sums are received in neither of them.
 - *A view is left.* The sums in use may be of a round of the view before. Those places rest (`Arena.rest`) until this
   worker has all commit messages of a training round in a later view: all members of that view have begun that round.
 - *An evicted worker* that was frozen may resume too late: the memory that it reads may be overwritten, although it has
   all commit messages. So each place has a *stamp*, a number of its view, which is erased before the place is freed. A
   worker that does not find the stamp with a slice treats the peer as lost, and sends no commit message. A worker that
-  does not find it after its update has an invalid replica (`stood`). Small buckets are sent and not lent, so this can't
-  happen to them.
+  does not find it after its update has an invalid replica (`sums_intact`). Small buckets are sent and not lent, so this
+  can't happen to them.
 - *Loops that write.* Gradient clipping writes into `.grad`. Then the kernel copies page by page (`Row`): no other
   worker sees the change, but that is slow, and the page no longer shows its file. Before a row shows the next sums,
   this worker checks it: after the first write that it finds, it copies its sums.
@@ -251,13 +251,13 @@ class InPlace:
             self._row.tensor[start:stop].copy_(tensor)
         if theirs is not None:
             self._stamps.append(theirs[0].tensor(theirs[1] + _whole(tensor.nbytes), STAMP.itemsize, STAMP))
-        return self.stood
+        return self.sums_intact
 
     def complete(self) -> None:
         self.put(*self._own, self._places[self._turn].slice)
 
     @property
-    def stood(self) -> bool:
+    def sums_intact(self) -> bool:
         """True if no slice in use has been overwritten."""
         return all(stamp.item() == self._stamp for stamp in self._stamps)
 

@@ -306,7 +306,7 @@ def send_state(
         for pending in sent:
             pending.wait()
     except PeerLost:
-        links.keep(lending)
+        links.keep_alive(lending)
         raise
 
 

@@ -153,7 +153,7 @@ class Links(Protocol):
         """Returns True if this worker reads in place what `peer` shares with `lend`."""
         ...
 
-    def keep(self, memory: object) -> None:
+    def keep_alive(self, memory: object) -> None:
         """Keeps `memory` alive until the links are closed, because a frozen peer may still read it or write to it."""
         ...
 

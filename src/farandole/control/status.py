@@ -114,7 +114,7 @@ def describe(
     """
     view = coordinator.view
     last = steps[-1] if steps else None
-    heartbeats = [w.heartbeat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
+    heartbeats = [w.heartbeat for w in coordinator.workers.values() if coordinator.has_trained(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
     stalled_for_s = failures.stalled_s(coordinator, now)

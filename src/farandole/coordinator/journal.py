@@ -180,7 +180,9 @@ class Journal:
         starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStartedEvent)]
         del self.recent[: starts[-1] if starts else 0]
 
-    def keep(self, happened: Sequence[events.Event], state: Durable, late: Callable[[], object] | None = None) -> None:
+    def commit(
+        self, happened: Sequence[events.Event], state: Durable, late: Callable[[], object] | None = None
+    ) -> None:
         """Commit events and the state that they led to: all or nothing, before any message about them is sent.
 
         `late` is called in another thread if this has raised a TimeoutError and the commit succeeds later.

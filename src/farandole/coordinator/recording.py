@@ -57,7 +57,7 @@ class Recording:
         """Queue an event. It is journaled before the next promise, at the next update at the latest."""
         self._pending.append(_now(event))
 
-    def keep(self, coordinator: Coordinator) -> None:
+    def write_journal(self, coordinator: Coordinator) -> None:
         """Journal the queued events and the state that they led to. Call it before any promise, and at every update."""
         self._loop = asyncio.get_running_loop()
         pending, self._pending = self._pending, []
@@ -69,7 +69,7 @@ class Recording:
         if self._shipping:
             self._shipping.put(state)
         try:
-            self._journal.keep(
+            self._journal.commit(
                 pending, state, partial(self._call_in_loop, self._on_late_commit, coordinator, len(pending))
             )
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training

@@ -123,7 +123,7 @@ def close_revoked(
 # lost its power, or its network.
 
 SILENT_S = 5.0  # an agent sends a report each second
-HEARD = messages.encode(messages.LinesHeard())
+HEARD = messages.encode(messages.HeartbeatAnswer())
 
 
 class _Pool:
@@ -293,7 +293,11 @@ TICK_S = 0.1
 AGENTS_S = 15.0  # after the end of the run: time for hosts to report the ends of their workers, and to be released
 LINGER_S = 1.0  # after the end of the run: time for the last messages and lines to arrive
 REST_BYTES = 64 * 1024
-NO_PROMISE = (messages.Welcome, messages.LinesHeard, messages.Published)  # may be sent before the journal is written
+NO_PROMISE = (
+    messages.Welcome,
+    messages.HeartbeatAnswer,
+    messages.Published,
+)  # may be sent before the journal is written
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -355,7 +359,7 @@ class Server:
             self.coordinator.tick(self.now())
             self.flush()
             self._peers.count(self.now())
-            self._keep()
+            self._write_journal()
             self._send_rosters()
             self._cost.look_soon(self.now())
             await up_to(TICK_S, self._over)
@@ -376,7 +380,7 @@ class Server:
         if self._listener is not None:
             self._listener.close()
         self._peers.count(math.inf)
-        self._keep()
+        self._write_journal()
         self._recording.write_lines()
         await asyncio.to_thread(self._recording.close)
         self._cost.close()
@@ -406,7 +410,7 @@ class Server:
                 _log.info("%s: %s", events.name_of(action.event), events.fields_of(action.event))
                 self._event(action.event)
         if any(isinstance(action, Send) and not isinstance(action.message, NO_PROMISE) for action in actions):
-            self._keep()
+            self._write_journal()
         message, data = None, b""
         for action in actions:
             match action:
@@ -433,11 +437,11 @@ class Server:
         """Send changed rosters. Nearly all changes of a roster are events; the rest can wait for the next update."""
         self._pools.send_rosters()
         if self.coordinator.over:
-            self._keep()
+            self._write_journal()
             self._over.set()
 
-    def _keep(self) -> None:
-        self._recording.keep(self.coordinator)
+    def _write_journal(self) -> None:
+        self._recording.write_journal(self.coordinator)
 
     def _event(self, event: events.Event) -> None:
         self._recording.event(event)
@@ -510,7 +514,7 @@ class Server:
 
     def reread_tickets(self) -> None:
         reread(self.tickets, self._event)
-        self._keep()  # before the request is answered
+        self._write_journal()  # before the request is answered
         others = self._connections - set(self._workers.values())
         close_revoked(self.tickets, self.coordinator, self._workers, others, self.now())
         self.flush()

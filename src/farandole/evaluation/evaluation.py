@@ -40,7 +40,9 @@ from farandole.worker.rounds import Rounds, task
 
 Predict = Callable[[Any, Any], tuple[Any, ...]]
 Make = Callable[[int, torch.Tensor], int]  # fills the zeroed lanes of one micro-batch; returns its number of samples
-KEPT = 4  # datasets whose loaders are kept; a script that makes a new dataset for each evaluation does not fill memory
+KEPT_LOADERS = (
+    4  # datasets whose loaders are kept; a script that makes a new dataset for each evaluation does not fill memory
+)
 _SAMPLES, _FIRST = 0, 1  # lanes; then the metric's
 
 
@@ -120,7 +122,7 @@ class Evaluation:
             policy = GlobalBatch(max(micro, 1), micro=micro)
             loader = Loader(dataset, policy, seed=0, shuffle=False, on_deaths=self._on_deaths, **options)
         self._loaders[id(dataset)] = requested, loader
-        if len(self._loaders) > KEPT:
+        if len(self._loaders) > KEPT_LOADERS:
             self._loaders.pop(next(iter(self._loaders)))[1].close()
         return loader
 
@@ -143,7 +145,7 @@ class Evaluation:
             rounds.sync()
             todo = rounds.todo()
             if not todo:
-                if rounds.finish():
+                if rounds.wait_for_round_end():
                     sums = rounds.reduced()[0]
                     return int(sums[_SAMPLES]), sums[_FIRST:count]
                 continue

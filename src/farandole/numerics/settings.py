@@ -24,7 +24,7 @@ import torch
 from torch import backends
 
 import farandole
-from farandole import settings as surroundings
+from farandole import settings as process_settings
 from farandole.errors import NotDeterministic, UsageError
 from farandole.platform import cpu
 from farandole.protocol.numeric_facts import SETTING, THREADS
@@ -224,7 +224,7 @@ def local_device() -> torch.device:
     """Return this worker's device: the visible GPU with the number of its slot on the host, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", surroundings.slot() % torch.cuda.device_count())
+    return torch.device("cuda", process_settings.slot() % torch.cuda.device_count())
 
 
 def devices() -> int:
@@ -243,10 +243,10 @@ def begin(device: torch.device, bits: str) -> None:
     if bits == "same":
         _be_deterministic()
     torch.cuda.set_device(device)
-    if surroundings.slot() >= (devices := torch.cuda.device_count()):
+    if process_settings.slot() >= (devices := torch.cuda.device_count()):
         _log.warning(
             "workers share %s: this one has slot %d of its host (FARANDOLE_SLOT), where %d devices are visible; "
-            "results are bit-identical, but slower", device, surroundings.slot(), devices,
+            "results are bit-identical, but slower", device, process_settings.slot(), devices,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
 from farandole.pool.ssh_check import HostFacts, HostReport, problems
 from farandole.protocol import numeric_facts
-from farandole.protocol.coordinator.failures import FATAL, TRIAL
+from farandole.protocol.coordinator.failures import FATAL, JOINER_TRIAL_STEPS
 from farandole.protocol.coordinator.state import stragglers
 
 # --- table ------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def _head(status: Status) -> Table:
     if status.samples_per_s is not None:
         rows.append(("samples/s", text.rate_words(status.samples_per_s)))
     if status.joiners_lost:
-        end = f"`farandole scale`, or a joiner that stays for {TRIAL} steps, resets the count"
+        end = f"`farandole scale`, or a joiner that stays for {JOINER_TRIAL_STEPS} steps, resets the count"
         row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} no more are started; {end}"
         none = f"{status.joiners_lost} in a row were refused or died: no more are started until `farandole scale`"
         rows.append(("joiners", row if status.replaced else none))

@@ -207,48 +207,50 @@ def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T
 # a worker checks at most one other worker in a round, and all checkers of a worker check the same shards. A check that
 # does not fit these limits is dropped.
 
-Held = Mapping[str, Sequence[int]]  # the shards of the round by worker
+Assignment = Mapping[str, Sequence[int]]  # the shards of the round by worker
 Asked = Sequence[tuple[str, tuple[int, ...]]]  # workers, and the shards that each must compute in addition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: `checker` also computes `shards`, which belong to `holder`."""
+    """One check: `checker` also computes `shards`, which belong to `owner`."""
 
-    holder: str
+    owner: str
     checker: str
     shards: tuple[int, ...]
 
 
-def due(held: Held, unproven: Sequence[str], again: Asked | None, audited: Iterable[Check]) -> tuple[Check, ...]:
+def due(
+    assignment: Assignment, unchecked: Sequence[str], rechecks: Asked | None, audited: Iterable[Check]
+) -> tuple[Check, ...]:
     """Returns the checks of a round. Admission checks come first; audits are used only if no other check is due.
 
-    `unproven`: workers that have not passed the admission check. `again`: checks that the coordinator requested.
+    `unchecked`: workers that have not passed the admission check. `rechecks`: checks that the coordinator requested.
     """
-    requested = [*((worker, (0,)) for worker in unproven), *(again or ())]
+    requested = [*((worker, (0,)) for worker in unchecked), *(rechecks or ())]
     checks = list[Check]()
-    for check in _pairs(held, requested) if requested or again is not None else audited:
-        fits = of_holder(checks, check.holder) in ((), check.shards)
+    for check in _pairs(assignment, requested) if requested or rechecks is not None else audited:
+        fits = of_owner(checks, check.owner) in ((), check.shards)
         if fits and of_checker(checks, check.checker) is None:
             checks.append(check)
     return tuple(checks)
 
 
-def audit(held: Held, workers: Sequence[str], fraction: float, seed: int, step: int) -> Iterator[Check]:
+def audit(assignment: Assignment, workers: Sequence[str], fraction: float, seed: int, step: int) -> Iterator[Check]:
     """Yields audits: each shard is chosen with probability `fraction`. The pairs of workers change with each step."""
     count = len(workers)
     if not fraction or count < 2:
         return
     away = 1 + int(_draw(seed, step, -1) * (count - 1))
-    for place, holder in enumerate(workers):
-        shards = tuple(shard for shard in held.get(holder, ()) if _draw(seed, step, shard) < fraction)
+    for place, owner in enumerate(workers):
+        shards = tuple(shard for shard in assignment.get(owner, ()) if _draw(seed, step, shard) < fraction)
         if shards:
-            yield Check(holder=holder, checker=workers[(place + away) % count], shards=shards)
+            yield Check(owner=owner, checker=workers[(place + away) % count], shards=shards)
 
 
-def of_holder(checks: Iterable[Check], holder: str) -> tuple[int, ...]:
-    """Returns the shards of `holder` that another worker checks."""
-    return next((check.shards for check in checks if check.holder == holder), ())
+def of_owner(checks: Iterable[Check], owner: str) -> tuple[int, ...]:
+    """Returns the shards of `owner` that another worker checks."""
+    return next((check.shards for check in checks if check.owner == owner), ())
 
 
 def of_checker(checks: Iterable[Check], checker: str) -> Check | None:
@@ -256,14 +258,14 @@ def of_checker(checks: Iterable[Check], checker: str) -> Check | None:
     return next((check for check in checks if check.checker == checker), None)
 
 
-def _pairs(held: Held, requested: Asked) -> Iterator[Check]:
-    """Yields the requested checks with their holders; none for a checker's own shards, which no other computes."""
-    holders = {shard: worker for worker, mine in held.items() for shard in mine}
+def _pairs(assignment: Assignment, requested: Asked) -> Iterator[Check]:
+    """Yields the requested checks with their owners; none for a checker's own shards, which no other computes."""
+    owners = {shard: worker for worker, mine in assignment.items() for shard in mine}
     for checker, shards in requested:
-        for holder in dict.fromkeys(holders[shard] for shard in shards if shard in holders):
-            theirs = tuple(shard for shard in shards if holders.get(shard) == holder)
-            if holder != checker:
-                yield Check(holder=holder, checker=checker, shards=theirs)
+        for owner in dict.fromkeys(owners[shard] for shard in shards if shard in owners):
+            theirs = tuple(shard for shard in shards if owners.get(shard) == owner)
+            if owner != checker:
+                yield Check(owner=owner, checker=checker, shards=theirs)
 
 
 def _draw(seed: int, step: int, shard: int) -> float:

@@ -479,7 +479,7 @@ class PoolReconciler:
 
 WAKE_S = 1.0  # how often grace times are checked
 AGAIN_S = 0.2  # between two attempts to reach a lost coordinator
-KEPT = 1000  # messages
+KEPT_MESSAGES = 1000  # messages
 WITH_IT = "its `farandole run` was killed"
 AGAIN = (
     m.WorkerProcessExited,
@@ -541,8 +541,8 @@ class _Service:
         self.reconciler = reconciler
         self._pool = pool
         self._on_roster = on_roster
-        self._resend: deque[m.FromPool] = deque(ended, maxlen=KEPT)  # a new connection gets all of these
-        self._unsent: deque[m.FromPool] = deque(maxlen=KEPT)
+        self._resend: deque[m.FromPool] = deque(ended, maxlen=KEPT_MESSAGES)  # a new connection gets all of these
+        self._unsent: deque[m.FromPool] = deque(maxlen=KEPT_MESSAGES)
         self._events = asyncio.ensure_future(pool.events())
 
     async def follow(self, subscription: Subscription) -> None:

@@ -479,7 +479,7 @@ class StoppingEvent(Recorded, frozen=True, kw_only=True):
 
 
 class CutShortEvent(Recorded, frozen=True, kw_only=True):
-    """The requested stop does not wait for `workers` any more."""
+    """The requested end of the run does not wait for `workers` any more."""
 
     step: Step
     workers: Names

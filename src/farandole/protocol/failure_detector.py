@@ -22,7 +22,7 @@ from farandole.protocol import messages as m
 FLOOR_S = 1.0  # a heartbeat may always be this late
 FACTOR = 3.0  # how much later than usual it may be, as a multiple
 HALF_LIFE_S = 120.0  # of the usual lateness
-STANDSTILL_S = 0.5  # between two inputs: more than this was a standstill of the coordinator itself
+OWN_PAUSE_S = 0.5  # between two inputs: more than this was a standstill of the coordinator itself
 STOCK, DAY_S = 3, 86400.0
 
 
@@ -62,8 +62,8 @@ class FailureDetector:
         """Advance the clock to `now`; called at every input."""
         elapsed = max(0.0, now - self._now) if self._now is not None else 0.0
         self._now = now
-        self.time += min(elapsed, STANDSTILL_S)
-        self._stood |= elapsed > STANDSTILL_S
+        self.time += min(elapsed, OWN_PAUSE_S)
+        self._stood |= elapsed > OWN_PAUSE_S
 
     def tick(self, now: float, connected: Iterable[Silence]) -> None:
         """Prepare for judging the `connected` workers; called before any of them is judged."""
@@ -136,7 +136,7 @@ class FailureDetector:
 # When the training last made progress, by what heartbeats report. `protocol/coordinator/failures.py` draws the
 # conclusions.
 
-SLOW, SHORT = 10, 3  # limits in median steps
+STALL_STEPS, STOP_STEPS = 10, 3  # limits in median steps
 STEPS = 50  # of which the median is taken
 LONGEST_STEP_S = 86400.0  # reports of a longer step are ignored
 
@@ -175,7 +175,7 @@ class LastProgress:
         """Record progress at `now`; None: there is no view."""
         self.since, self._said = now, 0.0
 
-    def stands(self, now: float) -> float:
+    def unchanged_s(self, now: float) -> float:
         """Return the time without progress in seconds, 0 without a view."""
         return now - self.since if self.since is not None else 0.0
 
@@ -185,8 +185,8 @@ class LastProgress:
 
     def due(self, now: float, seconds: float) -> bool:
         """Return True if a stall must be reported now. Reports again each time that its length has doubled."""
-        stands = self.stands(now)
-        if stands <= max(seconds, 2 * self._said) or stands <= self.limit(seconds, SLOW):
+        stands = self.unchanged_s(now)
+        if stands <= max(seconds, 2 * self._said) or stands <= self.limit(seconds, STALL_STEPS):
             return False
         self._said = stands
         return True

@@ -15,7 +15,7 @@ from statistics import median
 from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol.values import MAX_LINES, Line, Metrics
 
-KEPT = 100_000
+KEPT_LINES = 100_000
 RECENT_STEPS = 50  # steps of which the median is taken
 
 
@@ -31,7 +31,7 @@ class KeptLines:
     def add(self, line: Line) -> None:
         if isinstance(line.fields, Metrics):
             self._steps_s.append(line.fields.training_s)
-        append(self._unsent, line, KEPT - len(self._sent))
+        append(self._unsent, line, KEPT_LINES - len(self._sent))
 
     def send_after(self, newest: tuple[int, int]) -> None:
         """Restart on a new connection: the coordinator has all lines up to `newest`, (step, index)."""

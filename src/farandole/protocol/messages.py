@@ -108,12 +108,12 @@ class Restored(Message):
 class End(Message):
     """The run ends: save the state of the last complete step if `save`, answer `Saved`, wait for `Goodbye`.
 
-    `between`: no worker has that state; save the state that the script left between two steps.
+    `allow_between`: no worker has that state; save the state that the script left between two steps.
     """
 
     save: bool
     reason: str
-    between: bool = False
+    allow_between: bool = False
 
 
 class Saver(Message):
@@ -155,13 +155,13 @@ class ShardsDiffer(Message):
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a worker for some shards of a round: as their `holder`, or as the worker that checks them.
+    """The results of a worker for some shards of a round: as their `owner`, or as the worker that checks them.
 
     `digests`: one for each of `names`, over what the shards read, computed and left behind, in order. If there are too
     many for a message, the last one covers all the rest.
     """
 
-    holder: Name = ""
+    owner: Name = ""
     shards: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
     names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
@@ -171,7 +171,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
         """The digest of all of it for the commit message: 63 bits, 0 if there are no shards."""
         if not self.shards:
             return 0
-        digest = hashlib.sha256(repr((self.holder, self.shards, self.digests)).encode()).digest()
+        digest = hashlib.sha256(repr((self.owner, self.shards, self.digests)).encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1 or 1
 
 
@@ -235,29 +235,29 @@ class Stopped(Message):
 
     Attributes:
         round: the round that it is in, or begins next.
-        holds: it holds every reduced bucket of `round`.
+        has_result: it holds every reduced bucket of `round`.
         view: the view of that round, complete: the coordinator may be another process than the one that proposed it.
         lineage: how the round's shards were assigned.
         synced: it holds the run's state.
         step: the training step, for the record only.
         call: the script's call in the round, if that has begun.
         prepared: the newest view that it is ready to switch to, as in its commit message.
-        held, checked: its results for its own checked shards, and for those that it checks.
-        unproven: it has not passed its admission check yet.
+        own_results, check_results: its results for its own checked shards, and for those that it checks.
+        unchecked: it has not passed its admission check yet.
     """
 
     stop: Count
     view: View | None
     round: Count
     step: Count
-    holds: bool
+    has_result: bool
     synced: bool
     lineage: Lineage
     call: Call = Call()
     prepared: Count = 0
-    held: Computed = NO_DIGESTS
-    checked: Computed = NO_DIGESTS
-    unproven: bool = False
+    own_results: Computed = NO_DIGESTS
+    check_results: Computed = NO_DIGESTS
+    unchecked: bool = False
 
 
 class Resume(Message):
@@ -273,7 +273,7 @@ class Resume(Message):
     lineage: Lineage
 
 
-class Demoted(Message):
+class ViewWithdrawn(Message):
     """Answer to Stopped for a joiner without state: its view is withdrawn, and it stays a candidate."""
 
 
@@ -305,7 +305,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
         stall_s: how long a worker waits for a peer before it reports it as stalled.
         orphan_s: how long a worker continues without a coordinator.
         standstill_s: how long the training may make no progress before an event reports it.
-        stop_s: how long a requested stop waits for its step.
+        stop_s: how long a requested end of the run waits for its step.
 
     Raises:
         UsageError: a value is beyond its limit, or contradicts another; names both and the remedy.
@@ -330,7 +330,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     orphan_s: float = default("orphan_s")
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
-    end_s: float = 10.0  # how long a stop waits for workers whose script has not ended while others' have
+    end_s: float = 10.0  # how long the end of the run waits for workers whose script has not ended while others' have
     standstill_s: float = default("standstill_s")
     stop_s: float = default("stop_s")
     views_per_group: int = 256  # messages of views 512 apart could not be distinguished in one group
@@ -720,7 +720,7 @@ class Prepared(Message):
     view: Count
 
 
-class PeerUnproved(Message):
+class PeerNotAuthenticated(Message):
     """In the proposed view, the connection to `peer` leads to an unauthenticated party at `address`, not to `peer`.
 
     `peer` is the worker itself if unauthenticated connections keep it from listening at `address`.
@@ -778,13 +778,13 @@ class Heartbeat(Message):
     """Sent every heartbeat interval, by a thread of its own.
 
     Attributes:
-        number: counts the heartbeats of a connection; 0 needs no answer (`LinesHeard`).
+        number: counts the heartbeats of a connection; 0 needs no answer (`HeartbeatAnswer`).
         view, round, step, epoch: where the worker is.
         shard_us: mean time in microseconds of the shards computed since the last heartbeat, 0 if there were none.
         shards, shards_total: this worker's shards of its newest training step, and the step's.
         call: the script's call in `round`, once the round has begun here.
         shards_computed: how many shards the worker has computed in all.
-        idle: it has nothing to compute and waits for others.
+        waits_for_peers: it has nothing to compute and waits for others.
         state_complete: it holds the state of a complete step.
         blocked_on: the peer that it has waited for beyond the soft limit, "" for none.
         time_us: microseconds in each time class (`SAID` in `values.py`).
@@ -801,7 +801,7 @@ class Heartbeat(Message):
     shards_total: Count = 0
     call: Call = Call()
     shards_computed: Count = 0
-    idle: bool = False
+    waits_for_peers: bool = False
     state_complete: bool = False
     blocked_on: Name = ""
     time_us: Said = ()
@@ -838,7 +838,7 @@ class ScriptFailed(Message):
 
 
 class DataUnavailable(Message):
-    """The data is unavailable on this worker's host: a full disk, an unreachable store, a damaged shard."""
+    """The data is unavailable on this worker's host: a full disk, an unreachable store, a damaged data file."""
 
     reason: Text
 
@@ -907,7 +907,7 @@ class Welcome(Message):
     lines: tuple[int, int]
 
 
-class LinesHeard(Message):
+class HeartbeatAnswer(Message):
     """Answer to every `HEARD_EVERY`th heartbeat, whose number is `beat`; also the answer to an agent's report.
 
     `lines` is the newest line of metrics that the coordinator has, as (step, index): workers drop it and older ones.
@@ -960,13 +960,13 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello | Ready | Heartbeat | LeaveRequest | Lapsed | Publish | Prepared | PeerUnproved | Switched | Synced
+    Hello | Ready | Heartbeat | LeaveRequest | Lapsed | Publish | Prepared | PeerNotAuthenticated | Switched | Synced
     | Suspect | Stopped | ScriptFailed | DataUnavailable | Saved | Differs | Drifts | ShardsDiffer | Digests
     | Checkpointed | CannotStart | Restored | Unrecorded | LoaderEnded | Finished | NotFinite | SettingChanged
     | UnknownOperator | Spans | FromPool | ToHost | Report | Output
 )  # fmt: skip
 FromCoordinator = (
-    Welcome | LinesHeard | JoinRefused | Propose | Published | Stop | Resume | Demoted | Goodbye
+    Welcome | HeartbeatAnswer | JoinRefused | Propose | Published | Stop | Resume | ViewWithdrawn | Goodbye
     | PreemptionDeadline | End | Compare | Stacks | Trace | Saver | Roster | Note | AgentOrder | FromHost
 )  # fmt: skip
 encode = msgspec.msgpack.Encoder().encode

@@ -21,8 +21,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The shard assignment history of a round.
 
     The first of `sets` received all shards, by `shares` (empty: equally). Each later set is a subset of the one before,
-    and received the shards of the members that are missing in it. `again`: if the round is repeated, the shards that
-    each worker computes as checks (see `plan/shards.py`); None if no worker was assigned any.
+    and received the shards of the members that are missing in it. `rechecks` ("again" in journals): if the round is
+    repeated, the shards that each worker computes as checks (see `plan/shards.py`); None if no worker was assigned any.
 
     Raises:
         ValueError: the number of shares is not that of the workers of the first set.
@@ -30,7 +30,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
 
     sets: tuple[tuple[Name, ...], ...]
     shares: tuple[Share, ...] = ()
-    again: tuple[tuple[Name, tuple[Count, ...]], ...] | None = None
+    rechecks: tuple[tuple[Name, tuple[Count, ...]], ...] | None = msgspec.field(default=None, name="again")
 
     def __post_init__(self) -> None:
         _check(self.shares, self.sets[0] if self.sets else ())
@@ -52,7 +52,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             names the group of an earlier one.
         shares: the members' parts of a step's shards, empty if they are equal.
         hosts: where the members run, empty if all run on one host.
-        unproven: members that pass their admission check in the first step that is trained in this view.
+        unchecked: members that pass their admission check in the first step that is trained in this view.
         undecided: the members compute different results, no third worker can decide who is right, and they check each
             other no more.
 
@@ -66,7 +66,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     shares: tuple[Share, ...] = ()
     hosts: tuple[Name, ...] = ()
-    unproven: tuple[Name, ...] = ()
+    unchecked: tuple[Name, ...] = msgspec.field(default=(), name="unproven")  # its name in journals
     undecided: bool = False
 
     def __post_init__(self) -> None:
@@ -126,8 +126,8 @@ class CommitMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         compute_us: microseconds that its `shards` shards took.
         call: the number of the script's call.
         digest: of the sender's replica when the round's step began, 0 for none.
-        held: a digest of its results for its own shards that others check, 0 for none.
-        checked: a digest of its results for the shards of another worker that it checks, 0 for none.
+        own_results: a digest of its results for its own shards that others check, 0 for none.
+        check_results: a digest of its results for the shards of another worker that it checks, 0 for none.
     """
 
     view: int
@@ -137,35 +137,35 @@ class CommitMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shards: int
     call: int = 0
     digest: int = 0
-    held: int = 0
-    checked: int = 0
+    own_results: int = 0
+    check_results: int = 0
 
 
-WORD_LENGTH = 9  # fields of a commit message, an int64 each
+COMMIT_FIELDS = 9  # fields of a commit message, an int64 each
 
 
-def agreed_switch(words: Iterable[CommitMessage]) -> int:
+def agreed_switch(commits: Iterable[CommitMessage]) -> int:
     """Return the number of the view that is agreed at the end of this round, 0 for none (R2).
 
     All members hold the same messages (R1), so all decide the same, at the same round, without any other message.
     """
-    prepared = {word.prepared for word in words}
+    prepared = {commit.prepared for commit in commits}
     return prepared.pop() if len(prepared) == 1 else 0
 
 
-def by_worker(view: View, worker: str, words: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
-    """Return the commit messages by worker, in rank order. `words`: that of `worker`, then those of its peers."""
-    messages = dict(zip((worker, *(member for member in view.members if member != worker)), words, strict=False))
+def by_worker(view: View, worker: str, commits: Sequence[CommitMessage]) -> dict[str, CommitMessage]:
+    """Return the commit messages by worker, in rank order. `commits`: that of `worker`, then those of its peers."""
+    messages = dict(zip((worker, *(member for member in view.members if member != worker)), commits, strict=False))
     return {member: messages[member] for member in view.members if member in messages}
 
 
-def unlike(checks: Iterable[Check], words: Mapping[str, CommitMessage]) -> tuple[Check, ...]:
+def unlike(checks: Iterable[Check], commits: Mapping[str, CommitMessage]) -> tuple[Check, ...]:
     """Return the checks whose two workers computed different results. All members return the same (R1)."""
-    return tuple(check for check in checks if _differ(words.get(check.holder), words.get(check.checker)))
+    return tuple(check for check in checks if _differ(commits.get(check.owner), commits.get(check.checker)))
 
 
-def _differ(holder: CommitMessage | None, checker: CommitMessage | None) -> bool:
-    return holder is not None and checker is not None and 0 < holder.held != checker.checked > 0
+def _differ(owner: CommitMessage | None, checker: CommitMessage | None) -> bool:
+    return owner is not None and checker is not None and 0 < owner.own_results != checker.check_results > 0
 
 
 def _check(shares: tuple[int, ...], workers: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, ExchangeMessage, Fold, Levels
+from farandole.collective.schedule import COMMIT, LANDINGS, PARTIAL, REDUCED, Add, ExchangeMessage, HostSum, Levels
 from farandole.plan.shards import Node, combine, root
 from farandole.protocol.view import View
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel
@@ -47,7 +47,7 @@ class SimulatedBuffers:
 
     def where(self, message: ExchangeMessage) -> Any:
         """Returns the key of the memory of a message that is received or forwarded."""
-        if message.kind == WORD:
+        if message.kind == COMMIT:
             return message.whose
         if message.kind == PARTIAL and (message.landing or message.peer in self._levels.near(self._worker)):
             return ("landing", message.bucket % LANDINGS, message.landing)
@@ -56,10 +56,10 @@ class SimulatedBuffers:
             return self._of_host[cut][message.node]
         return (*cut, self._place)
 
-    def fold(self, act: Fold) -> None:
+    def sum_on_host(self, act: HostSum) -> None:
         """Makes the host's sums; the first one that needs an addition goes to the place of the slices.
 
-        If data of `settle` has arrived there, this worker was evicted: the result is garbage.
+        If data of `release_peers` has arrived there, this worker was evicted: the result is garbage.
         """
         pieces = self._pieces(act)
         for number, node in enumerate(act.nodes):
@@ -118,7 +118,7 @@ class SimulatedBuffers:
         columns, hosts = self._levels.served(self._worker), range(len(self._levels.hosts))
         return [self._levels.slice(self._buckets[bucket], column, host) for column in columns for host in hosts]
 
-    def _pieces(self, act: Fold | Add) -> dict[Node, Any]:
+    def _pieces(self, act: HostSum | Add) -> dict[Node, Any]:
         cut = (act.bucket, act.start, act.stop)
         pieces: dict[Node, Any] = {node: SimulatedPiece(*cut, *sum_) for node, sum_ in self._own[act.bucket].items()}
         if cut in self._of_host:

@@ -136,7 +136,7 @@ class SimulatedClient:
         self._speak()
         if fresh and isinstance(message, m.Resume):
             self.resumed(message)
-        if not isinstance(message, m.LinesHeard | m.Saver):
+        if not isinstance(message, m.HeartbeatAnswer | m.Saver):
             self.changed()
 
     def orphaned(self) -> bool:

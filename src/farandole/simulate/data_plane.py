@@ -1,6 +1,6 @@
 """The data plane of a simulated worker: its links, and the operations of the exchanges of its views.
 
-The methods that mutants replace are `may_word` and `say_word`.
+The methods that mutants replace are `may_commit` and `make_commit_message`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DataPlane(SimulatedClient):
     def _joining(self) -> View | None:
         """Returns the view in which a thread waits for the state from the others; None if there is none."""
         member = self.member
-        if member.phase == "waiting":
+        if member.phase == "candidate":
             return member.pending
         return member.view if member.phase == "member" and not member.synced else None
 
@@ -125,7 +125,7 @@ class DataPlane(SimulatedClient):
         for exchange in resting:
             exchange.give_back()
 
-    def stood(self, exchange: SimulatedExchange) -> bool:
+    def sums_intact(self, exchange: SimulatedExchange) -> bool:
         """Returns True if the sums that the last update used are not overwritten."""
         for peer, parcel in exchange.in_use:
             if parcel.given_back or parcel.read() == GARBAGE:
@@ -160,16 +160,16 @@ class DataPlane(SimulatedClient):
         if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be split
             raise Violation(f"{self.name} has computed shards {sorted(not_mine)} of another worker")
 
-    def say_word(self, exchange: SimulatedExchange) -> CommitMessage | None:
+    def make_commit_message(self, exchange: SimulatedExchange) -> CommitMessage | None:
         view, now = exchange.view.number, self.world.now
         return self.session.commit_message(now, view=view, round_=exchange.round, compute_us=0, shards=0)
 
-    def may_word(self, exchange: SimulatedExchange) -> bool:
+    def may_commit(self, exchange: SimulatedExchange) -> bool:
         """Returns False while a joiner's thread waits for the state; abandoning the view wakes it."""
-        return exchange.may_word or exchange.abandoned
+        return exchange.may_commit or exchange.abandoned
 
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
-        ended = self.session.end_round(self.world.now, words)
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        ended = self.session.end_round(self.world.now, commits)
         self._report()
         return ended
 

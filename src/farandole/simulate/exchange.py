@@ -11,29 +11,29 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from farandole.collective.schedule import (
+    COMMIT,
     OTHER,
     PARTIAL,
     REDUCED,
     TRAINING,
-    WORD,
     Act,
     Add,
     Await,
     ExchangeMessage,
     ExchangeOrder,
-    Fold,
+    HostSum,
+    MakeCommitMessage,
     PostReceives,
     RoundEnd,
     SendMessages,
     Take,
-    Vouch,
     of_round,
     order,
 )
 from farandole.plan.shards import Node
 from farandole.protocol.view import CommitMessage, Lineage, View
 from farandole.simulate.buffers import SimulatedBuffers
-from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
+from farandole.simulate.links import NO_COMMIT, Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import SimulatedBucket, SimulatedPiece, Sum, covered
 from farandole.simulate.replica import GARBAGE, SHARDS
 
@@ -48,7 +48,7 @@ class SimulatedExchange:
         self.view = view
         self.lineage = Lineage(sets=())
         self.abandoned = False
-        self.may_word = True
+        self.may_commit = True
         self.round, self.kind = -1, "idle"
         self.result: Any = None  # of the round, set when every slice has arrived
         self.ended = False
@@ -56,7 +56,7 @@ class SimulatedExchange:
         self._worker = worker
         self._peers = [peer for peer in view.members if peer != worker.name]
         self._buffers = SimulatedBuffers(worker.name, view)
-        self._words: Memory = {}
+        self._commits: Memory = {}
         self._orders: dict[tuple[str, Lineage], ExchangeOrder] = {}
         self._order = self._ordered()
         self._tag = 0
@@ -75,21 +75,21 @@ class SimulatedExchange:
         return self._worker.world.buckets[self.kind]
 
     @property
-    def words(self) -> list[CommitMessage]:
+    def commits(self) -> list[CommitMessage]:
         """The commit messages of the round that has ended."""
-        return [self._words[member] for member in (self._worker.name, *self._peers)]
+        return [self._commits[member] for member in (self._worker.name, *self._peers)]
 
     # --- the training thread's side ----------------------------------------------------------------------------
 
-    def begin(self, number: int, kind: str, lineage: Lineage, *, training: bool) -> None:
+    def begin(self, number: int, kind: str, lineage: Lineage, *, is_step: bool) -> None:
         self._over = self._over and self.round >= 0 and not self.ended
         self.round, self.kind, self.lineage = number, kind, lineage
         self.result, self.ended = None, False
         self._order = self._ordered()
-        self._tag = of_round(self.view, number, TRAINING if training else OTHER)
+        self._tag = of_round(self.view, number, TRAINING if is_step else OTHER)
         self._buffers.begin(kind, self._buckets, self.shards, all_begun=self._order.all_begun)
         self._scattered = [False] * len(self._buckets)
-        self._words, self._served, self._posted, self._asked = {}, 0, {}, False
+        self._commits, self._served, self._posted, self._asked = {}, 0, {}, False
         try:
             self._post(self._order.begin)
         except LostError as lost:
@@ -113,16 +113,16 @@ class SimulatedExchange:
         self._scattered[bucket] = True
         self.go_on()
 
-    def finish(self) -> None: ...
+    def on_all_handed_in(self) -> None: ...
 
     def withhold(self) -> None:
-        self.may_word = False
+        self.may_commit = False
 
     def release(self) -> None:
         """Allows the commit message, because this worker holds the state."""
-        self.may_word = True
+        self.may_commit = True
         if self._asked:
-            self._vouch(self.round)
+            self._make_commit_message(self.round)
 
     def use(self) -> None:
         """Begins the update, with the sums that it holds."""
@@ -141,18 +141,18 @@ class SimulatedExchange:
         """Frees its memory, which is then used for other data."""
         self._buffers.give_back()
 
-    def settle(self) -> None:
+    def release_peers(self) -> None:
         if self.ended or self.round < 0:
             return
-        for message in self._order.owed(self._scattered, self._served):
-            nothing = NO_WORD if message.kind == WORD else GARBAGE
+        for message in self._order.unsent(self._scattered, self._served):
+            nothing = NO_COMMIT if message.kind == COMMIT else GARBAGE
             with suppress(LostError):
                 self._send(message, {"": nothing}, "")
 
     def _abandon(self) -> None:
         self.abandoned = True
         if self._asked and not self._over:
-            self._worker.after(0.0, self._vouch, self.round)  # its thread was waiting for the state
+            self._worker.after(0.0, self._make_commit_message, self.round)  # its thread was waiting for the state
         self.go_on()
 
     # --- the view's thread -------------------------------------------------------------------------------------
@@ -180,20 +180,20 @@ class SimulatedExchange:
                 for message in messages:
                     if not self._posted[message.peer, message.place].use(later=message.kind == REDUCED):
                         raise LostError(message.peer)
-            case Fold():
-                self._buffers.fold(act)
+            case HostSum():
+                self._buffers.sum_on_host(act)
             case Add():
                 self._buffers.add(act)
             case PostReceives(messages):
                 self._post(messages)
             case SendMessages(messages):
                 for message in messages:
-                    memory = self._words if message.kind == WORD else self._buffers.memory
+                    memory = self._commits if message.kind == COMMIT else self._buffers.memory
                     self._send(message, memory, self._buffers.to_send(message))
-            case Vouch() | RoundEnd():
+            case MakeCommitMessage() | RoundEnd():
                 if not self._asked:
                     self._asked = True
-                    then = self._vouch if isinstance(act, Vouch) else self._end
+                    then = self._make_commit_message if isinstance(act, MakeCommitMessage) else self._end
                     self._worker.after(self._worker.world.delay(0.002), then, self.round)
                 return False
         return True
@@ -209,17 +209,17 @@ class SimulatedExchange:
         """Returns the first peer whose message is missing, in the order of the waits; it may be lost."""
         return next((each.peer for each in messages if not self._posted[each.peer, each.place].done), "")
 
-    def _vouch(self, round_: int) -> None:
-        if self._is_past(round_, Vouch) or not self._worker.may_word(self):
+    def _make_commit_message(self, round_: int) -> None:
+        if self._is_past(round_, MakeCommitMessage) or not self._worker.may_commit(self):
             return
-        word = self._worker.say_word(self)
-        if word is not None:  # otherwise the view was left, and messages may be from `settle`
+        message = self._worker.make_commit_message(self)
+        if message is not None:  # otherwise the view was left, and messages may be from `release_peers`
             self.result = self._buffers.result(self.round)
-        if word is None or self.abandoned:
+        if message is None or self.abandoned:
             self._over = True
             return
-        self._words[self._worker.name] = word
-        self._worker.world.maybe_inject_fault("word", self._worker)
+        self._commits[self._worker.name] = message
+        self._worker.world.maybe_inject_fault("commit", self._worker)
         self._asked, self._served = False, self._served + 1
         self.go_on()
 
@@ -227,7 +227,7 @@ class SimulatedExchange:
         if self._is_past(round_, RoundEnd):
             return
         self._over = True
-        if self._worker.end_round(self.words):
+        if self._worker.end_round(self.commits):
             self.ended = True
             self._worker.wake(self.kind)
             self._worker.world.witness.ended(self._worker, self)
@@ -249,7 +249,7 @@ class SimulatedExchange:
 
     def _post(self, messages: Iterable[ExchangeMessage]) -> None:
         for message in messages:
-            memory = self._words if message.kind == WORD else self._buffers.memory
+            memory = self._commits if message.kind == COMMIT else self._buffers.memory
             lends = message.kind == PARTIAL or (message.kind == REDUCED and self.kind == "train")
             lent = lends and self._worker.world.on_one_host(self._worker.name, message.peer)
             landing = Landing(memory, self._buffers.where(message), size(message), lent)

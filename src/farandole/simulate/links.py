@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from farandole.collective.schedule import WORD, ExchangeMessage
+from farandole.collective.schedule import COMMIT, ExchangeMessage
 from farandole.protocol.view import CommitMessage
 from farandole.simulate.replica import GARBAGE
 
-NO_WORD = CommitMessage(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
+NO_COMMIT = CommitMessage(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
 Memory = dict[Any, Any]
 GIVEN_BACK = "given back"
 Way = tuple[int, str, int]  # group, peer, tag
@@ -68,4 +68,4 @@ class LostError(Exception):
 
 def size(message: ExchangeMessage) -> int:
     """Returns the size in elements; that of a commit message differs from all others."""
-    return -1 if message.kind == WORD else message.stop - message.start
+    return -1 if message.kind == COMMIT else message.stop - message.start

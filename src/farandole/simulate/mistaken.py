@@ -18,8 +18,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
 from farandole.simulate.process import Process
 
-WRONG = "a wrong word"
-IN_A_REPORT = ("round", "round", "holds", "view", "view", "lineage", "proposed", "beat")
+WRONG = "a wrong value"
+IN_A_REPORT = ("round", "round", "has_result", "view", "view", "lineage", "proposed", "beat")
 AT_ONCE = ("accuse", "accuse", "storm", "waits", "switched", "differs", "not finite")
 
 
@@ -54,15 +54,15 @@ class Mistaken:
 
     def _round(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         away = rng.choice((-2, -1, 1, 1, 2, 3, 1000, 2**50))
-        return {"round": max(0, report.round + away), "holds": rng.random() < 0.5}
+        return {"round": max(0, report.round + away), "has_result": rng.random() < 0.5}
 
     def _beat(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         del rng, report
-        return {"round": max(0, self.worker.member.round - 1), "holds": True}
+        return {"round": max(0, self.worker.member.round - 1), "has_result": True}
 
-    def _holds(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+    def _has_result(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         del rng
-        return {"holds": not report.holds}
+        return {"has_result": not report.has_result}
 
     def _view(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         view = report.view
@@ -87,7 +87,7 @@ class Mistaken:
             "view": pending,
             "round": report.round + away,
             "lineage": pending.lineage(pending.synced),
-            "holds": False,
+            "has_result": False,
         }
 
 

@@ -213,7 +213,7 @@ class Network(Mistakes, Shortages):
                 if isinstance(message, m.Goodbye) and message.code in OUT:
                     worker.evicted = True
                 if link is not None:
-                    if not isinstance(message, m.Welcome | m.LinesHeard):
+                    if not isinstance(message, m.Welcome | m.HeartbeatAnswer):
                         self.say("coordinator", f"-> {name}: {message}")
                     if not link.dumb_down:
                         self._down(worker, link, worker.hear, link.attempt, message)

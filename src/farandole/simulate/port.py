@@ -50,7 +50,7 @@ class SimulatedPort:
     def answer(self, save: Save) -> None:
         worker, world = self._worker, self._world
         world.witness.asked_to_save(worker, save)
-        between = not worker.whole and not save.between
+        between = not worker.whole and not save.allow_between
         error = "between two steps" if between else "disk full" if world.rng.random() < 0.1 else ""
         saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
         worker.after(world.delay(0.1), worker.tell, saved)
@@ -97,7 +97,7 @@ class SimulatedPort:
         worker = self._worker
         del shards
         assert worker.exchange is not None
-        worker.exchange.begin(round_, worker.kind, lineage, training=task.trains)
+        worker.exchange.begin(round_, worker.kind, lineage, is_step=task.is_step)
         self._world.maybe_inject_fault("begin", worker)
 
     def hand_in(self) -> None:

@@ -16,7 +16,7 @@ from farandole.simulate.witness import Violation
 if TYPE_CHECKING:
     from farandole.simulate.world import World
 
-Script = Generator["Change | Callable[[], Any] | float", Any, None]
+Routine = Generator["Change | Callable[[], Any] | float", Any, None]
 GRACE_S = 5.0
 LATE = 0.15  # probability that the training thread does the driver's work with a delay
 
@@ -96,7 +96,7 @@ class Process(DataPlane):
                 if peer is not None and peer is not self:
                     peer.after(self.world.delay(0.05), peer.pair_broken, group, self.name)
 
-    def script(self) -> Script:
+    def script(self) -> Routine:
         """Returns the script of its training thread."""
         raise NotImplementedError
 
@@ -207,7 +207,7 @@ class Process(DataPlane):
                 peer = self.world.workers[name]
                 if self.world.finds_a_stranger():
                     other = next(member for member in view.members if member != name)
-                    accusation = m.PeerUnproved(view=view.number, peer=other, address="127.0.0.1 1")
+                    accusation = m.PeerNotAuthenticated(view=view.number, peer=other, address="127.0.0.1 1")
                     peer.after(self.world.delay(0.05), peer.tell, accusation)
                 else:
                     peer.after(self.world.delay(0.05), peer._connections_stand, view)

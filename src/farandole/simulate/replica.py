@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-GARBAGE = "garbage"  # what `settle` sends
+GARBAGE = "garbage"  # what `release_peers` sends
 SHARDS = {"train": 5, "evaluate": 3, "idle": 0, "call": 0, "other": 2}
 ROOT_STATE = 1
 

@@ -14,7 +14,7 @@ from farandole.protocol import messages as m
 from farandole.protocol.worker.driver import Change, Driver, Task, join_view
 from farandole.protocol.worker.member import Member
 from farandole.simulate.port import SimulatedPort
-from farandole.simulate.process import Process, Script
+from farandole.simulate.process import Process, Routine
 from farandole.simulate.replica import SHARDS, next_state, shard_value
 from farandole.simulate.witness import Violation
 
@@ -40,7 +40,7 @@ class SimulatedWorker(Process):
         self._port = SimulatedPort(self)
         self.driver = Driver(member, self.instructions, self._port, world.settings)
 
-    def script(self) -> Script:
+    def script(self) -> Routine:
         try:
             yield from self._training()
             if self.world.rng.random() < 0.2:
@@ -55,7 +55,7 @@ class SimulatedWorker(Process):
             self.tell_unfed()
         yield from self.driver.serve_until_dismissed()
 
-    def _training(self) -> Script:
+    def _training(self) -> Routine:
         yield from join_view(self.driver, self._port)
         while True:
             result = yield from self._round()
@@ -67,7 +67,7 @@ class SimulatedWorker(Process):
             exchange.use()
             if self.world.updates_last:
                 yield self.world.delay()
-            if not self.stood(exchange):
+            if not self.sums_intact(exchange):
                 self.die("the others continued without it", 3)
                 yield Change()
             self.state = next_state(self.state, self.step, result)
@@ -94,7 +94,7 @@ class SimulatedWorker(Process):
         """Returns the task of the current step."""
         sizes = f"those of steps like {self.step // FROZEN_STEPS}"
         position = Position(step=self.step)
-        return Task(position=position, shards=lambda _: SHARDS["train"], sizes=sizes, trains=True, content="train")
+        return Task(position=position, shards=lambda _: SHARDS["train"], sizes=sizes, is_step=True, content="train")
 
     def _task(self, kind: str) -> Task:
         doing = f"{kind} after step {self.step}"
@@ -105,16 +105,16 @@ class SimulatedWorker(Process):
         driver = self.driver
         while True:
             yield from driver.sync()
-            todo, owed = driver.todo(), driver.checking.owed() if self.member.synced else ()
+            todo, owed = driver.todo(), driver.checking.checks_left() if self.member.synced else ()
             if self.hungry and (todo or owed):
                 raise UnfedError
             if not todo and owed:
                 yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
-                if owed[0] in driver.checking.owed():
+                if owed[0] in driver.checking.checks_left():
                     driver.checked(owed[0], *self._finding(self._finds(owed[0])))
                 continue
             if not todo:
-                if (yield from driver.finish()):
+                if (yield from driver.wait_for_round_end()):
                     assert self.exchange is not None
                     self.world.witness.committed(self, self.exchange)
                     return self.exchange.result

@@ -10,7 +10,7 @@ The model contains the conditions that the state machines meet in real processes
     training side   a script that calls the shipped `Driver`; a thread that reacts late to an event is an event like any
                     other
     exchange        the shipped order, executed by threads that continue after the training side has left their view,
-                    and that receive garbage from `settle`
+                    and that receive garbage from `release_peers`
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ NAME = 200  # most characters of a name; the wire allows more
 class ShardDigests:
     """The digests of the open shard. `partials` take its gradients; None for the shard of another worker.
 
-    It replaces `Partials` for this shard: `fold`, `folded`, `close`.
+    It replaces `Partials` for this shard: `add_gradient`, `has_gradient`, `close`.
     """
 
     def __init__(self, names: Sequence[str], partials: Partials | None) -> None:
@@ -58,14 +58,14 @@ class ShardDigests:
             return
         self._read.append((MICRO_BATCH, _digest(skeleton, *map(_bytes, tensors))))
 
-    def fold(self, index: int, gradient: torch.Tensor) -> None:
+    def add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Take the digest of the gradient of parameter `index`, and pass the gradient on to the partial sums."""
         self._gradients[index] = _digest(_bytes(gradient))
         if self._partials is not None:
-            self._partials.fold(index, gradient)
+            self._partials.add_gradient(index, gradient)
 
-    def folded(self, index: int) -> bool:
-        """Return True if `fold` has received the gradient of parameter `index`."""
+    def has_gradient(self, index: int) -> bool:
+        """Return True if `add_gradient` has received the gradient of parameter `index`."""
         return index in self._gradients
 
     def close(self, lanes: torch.Tensor, loss: int, buffers: int) -> tuple[list[str], list[int]]:
@@ -122,7 +122,7 @@ class Gradients:
         self._hooks: list[Any] = []
         self.layout: Layout
         self.partials: Partials
-        self._folding = False
+        self._adding = False
         self._findings: ShardDigests | None = None  # set while the open shard is one that two workers compute
         self._views: dict[int, list[tuple[torch.Tensor, dict[int, torch.Tensor]]]] = {}  # by bucket, the last two
         self.refresh()
@@ -180,11 +180,11 @@ class Gradients:
 
     def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
         """Run one backward pass of the open shard, with gradients scaled by `weight`. `last`: no other pass follows."""
-        self._folding = last
+        self._adding = last
         try:
             loss.backward(torch.full_like(loss, weight))
         finally:
-            self._folding = False
+            self._adding = False
 
     def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
         """Finish the open shard after its backward passes. `loss`: the sum over its samples, one float64.
@@ -199,10 +199,10 @@ class Gradients:
                     f"requires_grad=False; change requires_grad only between two steps"
                 )
         row[_FIRST:] = self._flags_as_lanes
-        for index in [index for index in self.layout.where if not sink.folded(index)]:
+        for index in [index for index in self.layout.where if not sink.has_gradient(index)]:
             gradient = self.parameters[index].grad
             if gradient is not None:  # from a pass before the last one
-                self._fold(index, gradient)
+                self._add_gradient(index, gradient)
             else:
                 row[_FIRST + index] = 0.0
         squares, self._squares = self._squares * samples / weight**2, 0.0
@@ -261,18 +261,18 @@ class Gradients:
         return views
 
     def _hook(self, index: int) -> Any:
-        def fold(parameter: torch.Tensor) -> None:
-            if self._folding and parameter.grad is not None:
-                if (self._findings or self.partials).folded(index):
+        def add_gradient(parameter: torch.Tensor) -> None:
+            if self._adding and parameter.grad is not None:
+                if (self._findings or self.partials).has_gradient(index):
                     raise UsageError(
                         f"parameter {list(self.replica.parameters)[index]} got its gradient in two parts of one "
                         f"backward pass, as with reentrant checkpointing; checkpoint with use_reentrant=False"
                     )
-                self._fold(index, parameter.grad)
+                self._add_gradient(index, parameter.grad)
 
-        return fold
+        return add_gradient
 
-    def _fold(self, index: int, gradient: torch.Tensor) -> None:
+    def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided:
             raise UsageError(
                 f"parameter {list(self.replica.parameters)[index]} got a gradient of layout {gradient.layout}, which "
@@ -280,7 +280,7 @@ class Gradients:
             )
         if self._measures_noise:
             self._squares += _square(gradient)
-        (self._findings or self.partials).fold(index, gradient)
+        (self._findings or self.partials).add_gradient(index, gradient)
         self.parameters[index].grad = None
 
 

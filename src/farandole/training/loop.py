@@ -172,7 +172,7 @@ class Loop:
                     f"iterate over all of the step's micro-batches"
                 )
             if self.progress.following is None:
-                self._look()
+                self._find_replaced_tensors()
                 self.replica.check_forms()
                 self.phase = "over"
                 return
@@ -206,7 +206,7 @@ class Loop:
     def _task(self, position: Position) -> Task:
         """Prepare the step at `position`, which begins next, and return its task."""
         self._rounds.check_sums()
-        self._look()
+        self._find_replaced_tensors()
         if self.gradients.refresh():
             self._rounds.layout = self.gradients.layout
         self.gradients.clear()
@@ -214,7 +214,7 @@ class Loop:
         self._participant.epoch = position.epoch
         return step_task(self.gradients.partials, lambda workers: self.progress.enter(position, workers), position)
 
-    def _look(self, *, whole: bool = True) -> None:
+    def _find_replaced_tensors(self, *, whole: bool = True) -> None:
         """Find and adopt tensors that the script has replaced since the last check. See `Replica.look`."""
         if self.replica.look(whole=whole):
             self.gradients.follow()
@@ -232,7 +232,7 @@ class Loop:
 
     def _inner_loop_begins(self) -> None:
         self.state.attributes.shards_begin()
-        self._look(whole=False)
+        self._find_replaced_tensors(whole=False)
         for name, before, now in self.state.settings.look():
             self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
@@ -270,7 +270,7 @@ class Loop:
         Returns its fingerprint, and the time since that step.
         """
         after = self.clock.end()
-        self._look()
+        self._find_replaced_tensors()
         self.replica.check_forms()
         self._rounds.end()
         self._rounds.check_sums()

@@ -38,7 +38,7 @@ from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.errors import CheckpointsGone, FarandoleError, WorkerSuperseded
 from farandole.numerics import modes
-from farandole.numerics import settings as cuda
+from farandole.numerics import settings as numeric_settings
 from farandole.numerics.fingerprint import fingerprint
 from farandole.numerics.settings import Alterations
 from farandole.plan.shards import Position
@@ -159,11 +159,11 @@ class RunState:
 
     @property
     def whole(self) -> bool:
-        return self._participant.whole
+        return self._participant.state_complete
 
     @whole.setter
     def whole(self, whole: bool) -> None:
-        self._participant.whole = whole  # heartbeats report it
+        self._participant.state_complete = whole  # heartbeats report it
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class RunState:
         """Return the digests of all parts of the replica: between two steps, or at the current step's beginning."""
         try:
             if not self.whole:
-                self._keep()
+                self._copy_values()
             names, digests = digest.each(self._replica, self._compared)
             parts, rest = self.parts.at(self.position.step, self._compared)
         except (RuntimeError, FarandoleError) as error:  # the others must not wait for the digests
@@ -195,10 +195,10 @@ class RunState:
         Raises:
             UnknownState: the state has a value that can't be sent or saved.
         """
-        self._keep()
+        self._copy_values()
         self.position, self.whole = position, True
 
-    def _keep(self) -> None:
+    def _copy_values(self) -> None:
         """Copy the values that may change before the step's update. See `Replica.keep_buffers`."""
         self._replica.keep_buffers()
         self.attributes.keep()
@@ -327,7 +327,7 @@ class RunState:
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
         self.settings.take(state.get("settings", {}))
-        self._keep()
+        self._copy_values()
         return unlike
 
     def begin_run(self, position: Position) -> None:
@@ -376,7 +376,7 @@ class RunState:
         if not begins and not between:
             return Saved(error="the state is one between two steps", between=True)
         if not begins:
-            self._keep()
+            self._copy_values()
         whole = begins and not between
         began = time.monotonic()
         path, finite = self._saver.save(self.position, self.snapshot(own=True), whole=whole)
@@ -430,7 +430,7 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     yield numeric_facts.TORCH, str(torch.__version__)
     yield numeric_facts.NUMPY, np.__version__
     yield numeric_facts.DEVICE, _name(device)
-    yield from cuda.setting_facts()
+    yield from numeric_settings.setting_facts()
     yield from fingerprint(device)
 
 
@@ -439,9 +439,9 @@ def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})
 
     It applies the script's settings `like`, by name of the fact, to this process.
     """
-    device = cuda.local_device()
+    device = numeric_settings.local_device()
     for name, value in like.items():
-        cuda.put(name, value)
+        numeric_settings.put(name, value)
     torch.set_num_threads(threads)
     modes.begin(bits, threads, device)
     return machine(device)

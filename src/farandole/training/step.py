@@ -148,9 +148,9 @@ class Step:
         self._gradients.replica.begin_shards()
         while True:
             rounds.sync()
-            todo, owed = rounds.todo(), rounds.owed()
+            todo, owed = rounds.todo(), rounds.checks_left()
             if not todo and not owed:
-                if rounds.finish():
+                if rounds.wait_for_round_end():
                     break
                 continue
             shard, mine = (todo[0], True) if todo else (owed[0], False)
@@ -269,7 +269,7 @@ class StepClock:
             self._began, self._paused = self._clock(), self._meter.paused()
 
     @contextmanager
-    def apart(self, part: Literal["evaluation", "once"]) -> Generator[None]:
+    def count_separately(self, part: Literal["evaluation", "once"]) -> Generator[None]:
         """Count the time within the context as `part` of the current interval, without the pauses in it."""
         began, paused = self._clock(), self._meter.paused()
         try:
@@ -335,7 +335,7 @@ class Once:
     @contextmanager
     def work(self, replica: Replica, attributes: ModuleAttributes, step: int, clock: StepClock) -> Generator[bool]:
         """See `Run.once`. An exception in the block is a failure of the script, which ends the run and this round."""
-        with clock.apart("once"):
+        with clock.count_separately("once"):
             yield from self._work(replica, attributes, step)
 
     def _work(self, replica: Replica, attributes: ModuleAttributes, step: int) -> Generator[bool]:
@@ -363,7 +363,7 @@ class Once:
                 return True
             for shard in todo:
                 self._close(shard)
-            if rounds.finish():
+            if rounds.wait_for_round_end():
                 return False
 
     def _close(self, shard: int) -> None:

@@ -88,7 +88,7 @@ class Connected(Participant):
     def terms(self) -> m.RunTerms:
         return self.welcome.terms
 
-    def attend(self, training: Training) -> None:
+    def set_training(self, training: Training) -> None:
         self._training = training
 
     def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
@@ -105,9 +105,9 @@ class Connected(Participant):
         with self.condition:
             self._session.add_line(line)
 
-    def finish(self, fingerprint: str, after: m.StepTime) -> None:
+    def report_script_end(self, fingerprint: str, after: m.StepTime) -> None:
         with self.condition:
-            self.tell(self.member.finished(fingerprint, after))
+            self.tell(self.member.script_end_report(fingerprint, after))
 
     def close(self) -> None:
         """Closes the connection after it has sent the queued messages, for at most `CLOSE_S` seconds."""
@@ -115,13 +115,13 @@ class Connected(Participant):
             self._loop.call_soon_threadsafe(self._close)
         self._thread.join(CLOSE_S)
 
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         return self._session.commit_message(
             time.monotonic(), view=view, round_=round_, compute_us=compute_us, shards=shards
         )
 
-    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
-        return self._session.end_round(time.monotonic(), words)
+    def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        return self._session.end_round(time.monotonic(), commits)
 
     # --- the connection's thread -----------------------------------------------------------------------------
 

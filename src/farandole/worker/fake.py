@@ -45,7 +45,7 @@ class FakeParticipant(Participant):
     def terms(self) -> m.RunTerms:
         return self._terms
 
-    def attend(self, training: Training) -> None:
+    def set_training(self, training: Training) -> None:
         self._training = training
 
     def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
@@ -60,21 +60,21 @@ class FakeParticipant(Participant):
     def add_line(self, line: m.Line) -> None:
         self.lines.append(line)
 
-    def finish(self, fingerprint: str, after: m.StepTime) -> None:
-        self.tell(self.member.finished(fingerprint, after))
+    def report_script_end(self, fingerprint: str, after: m.StepTime) -> None:
+        self.tell(self.member.script_end_report(fingerprint, after))
 
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         return (
             None
             if self.lapsed
             else self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
         )
 
-    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
-        return not self.lapsed and self.member.end_round(words)
+    def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        return not self.lapsed and self.member.end_round(commits)
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -91,7 +91,7 @@ class Groups:
 
     def _give_up(self, view: View, why: str, peer: str, address: str) -> None:
         _log.warning("giving up view %d: %s", view.number, why)
-        self._tell(m.PeerUnproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
+        self._tell(m.PeerNotAuthenticated(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
 
     def meet(self, view: View, worker: str, key: bytes) -> Links | None:
         """Connects the view's group; None if there is nothing to connect. Raises the errors of `Transport.connect`."""

@@ -40,12 +40,12 @@ def _take_up(participant: Participant, training: Training, wanted: Save) -> None
     with participant.condition:
         if participant.instructions.save is not wanted:
             return  # the training thread handles it
-        if participant.whole and participant.begun != participant.member.round:
+        if participant.state_complete and participant.begun != participant.member.round:
             save_aside(participant, training, wanted)
             return
         participant.instructions.save = None
     if wanted.save:
-        participant.tell(training.saved(wanted.between))
+        participant.tell(training.saved(wanted.allow_between))
 
 
 def leave_aside(participant: Participant, training: Training, exit_: Exit) -> None:
@@ -61,9 +61,9 @@ def leave_aside(participant: Participant, training: Training, exit_: Exit) -> No
 
 def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
     with participant.condition:
-        if participant.proven and not participant.instructions.orphaned:
+        if participant.state_verified and not participant.instructions.orphaned:
             return  # the training thread handles it
-        holds = participant.proven and participant.whole
+        holds = participant.state_verified and participant.state_complete
         if holds and participant.begun != participant.member.round:
             leave_aside(participant, training, exit_)
             return

@@ -63,7 +63,7 @@ from farandole.protocol.metrics import as_written, metrics_line
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Activity, Instructions
 from farandole.protocol.worker.member import Action, Exit, Member
-from farandole.protocol.worker.session import Waiting
+from farandole.protocol.worker.session import PeerWait
 from farandole.worker.timing import Meter, ShardTimer, Tracer
 
 # --- participant ------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Training(Protocol):
         """Allocates the buffers of a proposed view, before this worker reports that it is ready for the view."""
         ...
 
-    def waiting_for(self) -> Waiting | None:
+    def waiting_for(self) -> PeerWait | None:
         """Returns the current wait for a peer; None if it waits for none."""
         ...
 
@@ -90,12 +90,12 @@ class Training(Protocol):
 
 
 class NoTraining:
-    """The `Training` of a participant before `attend`."""
+    """The `Training` of a participant before `set_training`."""
 
     def prepare(self, view: View) -> None:
         del view
 
-    def waiting_for(self) -> Waiting | None:
+    def waiting_for(self) -> PeerWait | None:
         return None
 
     def saved(self, between: bool) -> m.Saved:
@@ -114,9 +114,9 @@ class Participant(ABC):
         epoch, done (number of shards), shard_timer, meter: the data of heartbeats.
         tracer: records the next steps for a trace.
         begun: the round that the training thread has begun last.
-        waits: True if it has nothing to compute and waits for peers.
-        whole: True if the replicated state is that of a complete step; see `hung.py`.
-        proven: True if the replicated state is verified; see `Driver`.
+        waits_for_peers: True if it has nothing to compute and waits for peers.
+        state_complete: True if the replicated state is that of a complete step; see `hung.py`.
+        state_verified: True if the replicated state is known to be complete; see `Driver`.
         joins: True if other workers were training when this one was admitted.
         memory: the allocator of tensors that are exchanged.
         room: memory that is allocated ahead for the state from other workers; the receiver takes it.
@@ -133,9 +133,9 @@ class Participant(ABC):
         self.memory: Memory = Ordinary()
         self.room: torch.Tensor | None = None
         self.epoch = 0
-        self.whole = self.proven = self.joins = False
+        self.state_complete = self.state_verified = self.joins = False
         self.begun = -1
-        self.waits = True
+        self.waits_for_peers = True
         self.done = 0
         self.shard_timer = ShardTimer()
         self.meter = Meter(already_s)
@@ -163,7 +163,7 @@ class Participant(ABC):
         """The terms that the run was started with."""
 
     @abstractmethod
-    def attend(self, training: Training) -> None:
+    def set_training(self, training: Training) -> None:
         """Sets the training side that handles the coordinator's requests from now on."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Participant(ABC):
         """Records a line of metrics."""
 
     @abstractmethod
-    def finish(self, fingerprint: str, after: m.StepTime) -> None:
+    def report_script_end(self, fingerprint: str, after: m.StepTime) -> None:
         """Reports that the script has ended, with the time of its last step."""
 
     @abstractmethod
@@ -198,11 +198,11 @@ class Participant(ABC):
         """Closes the connection."""
 
     @abstractmethod
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         """`Member.commit_message`, as long as this worker may send one; otherwise None."""
 
     @abstractmethod
-    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
+    def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
         """`Member.end_round`, as long as this worker may end a round; otherwise False."""
 
     @abstractmethod
@@ -211,13 +211,13 @@ class Participant(ABC):
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
-    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         with self.condition:
-            return self._word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+            return self._commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
         with self.condition:
-            ended = self._end_round(words)
+            ended = self._end_round(commits)
             self._perform(self.member.report())
             return ended
 
@@ -235,8 +235,8 @@ class Participant(ABC):
         return Activity(
             epoch=self.epoch,
             shards_computed=self.done,
-            idle=self.waits,
-            state_complete=self.whole,
+            waits_for_peers=self.waits_for_peers,
+            state_complete=self.state_complete,
             shard_us=shard_us,
             shards=shards,
             shards_total=of,
@@ -296,7 +296,7 @@ class SingleProcess(Participant):
     def terms(self) -> RunTerms:
         return RunTerms()
 
-    def attend(self, training: Training) -> None:
+    def set_training(self, training: Training) -> None:
         """Does nothing: there is no coordinator that could send requests."""
         del training
 
@@ -345,7 +345,7 @@ class SingleProcess(Participant):
             case _:
                 pass
 
-    def finish(self, fingerprint: str, after: StepTime) -> None:
+    def report_script_end(self, fingerprint: str, after: StepTime) -> None:
         self._finished = True
         self._record(events.FinishedEvent(fingerprint=fingerprint, equal=True, **after.written()))
 
@@ -358,11 +358,11 @@ class SingleProcess(Participant):
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
-    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
+    def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
         return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def _end_round(self, words: Sequence[CommitMessage]) -> bool:
-        return self.member.end_round(words)
+    def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
+        return self.member.end_round(commits)
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -26,9 +26,9 @@ from farandole.platform.output import say
 from farandole.protocol.messages import Digests, Message, Saved
 from farandole.protocol.values import TimeClass
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, join_view
+from farandole.protocol.worker.driver import Change, Driver, Routine, Task, class_of, join_view
 from farandole.protocol.worker.member import Exit, Save
-from farandole.protocol.worker.session import Waiting
+from farandole.protocol.worker.session import PeerWait
 from farandole.worker.departure import lower_priority
 from farandole.worker.participant import Participant
 
@@ -154,7 +154,7 @@ class RoundsPort:
         participant = self._participant
 
         def save_and_report() -> None:
-            participant.tell(self.saved(save.between))
+            participant.tell(self.saved(save.allow_between))
 
         try:
             threading.Thread(target=save_and_report, daemon=True).start()
@@ -212,10 +212,10 @@ class RoundsPort:
 
     def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:
         assert self.exchange is not None
-        if task.trains and shards and lineage != self._planned:
+        if task.is_step and shards and lineage != self._planned:
             self._planned = lineage
             self._replan()
-        self.exchange.begin(round_, self._partials, shards, lineage, training=task.trains)
+        self.exchange.begin(round_, self._partials, shards, lineage, is_step=task.is_step)
 
     def hand_in(self) -> None:
         assert self.exchange is not None
@@ -265,7 +265,7 @@ T = TypeVar("T")
 
 def step_task(partials: Partials, shards: Callable[[int], int], position: Position) -> Task:
     """Returns the task of a training step over `partials`, of `shards(workers)` shards if `workers` begin it."""
-    return Task(position=position, shards=shards, sizes=partials.layout.sizes, trains=True, content=partials)
+    return Task(position=position, shards=shards, sizes=partials.layout.sizes, is_step=True, content=partials)
 
 
 def task(partials: Partials, shards: Callable[[int], int], step: int, doing: str) -> Task:
@@ -287,7 +287,7 @@ class Rounds:
         self._entered = False
         self._patient = False
         self._updating: Exchange | None = None  # the exchange whose sums the update uses
-        participant.attend(self)
+        participant.set_training(self)
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Rounds:
         shard `WORK` is never reported as stalled.
         """
         self._patient = False
-        if task.trains:
+        if task.is_step:
             self._participant.tracer.begins(task.position.step)
         self._drive(self._driver.begin(task))
         self._patient = patient
@@ -329,16 +329,16 @@ class Rounds:
     def close(self, shard: int) -> None:
         self._driver.computed_shards.add(shard)
         self._participant.done += 1
-        if self._driver.trains:  # evaluations compute before they open a shard
+        if self._driver.computes_step:  # evaluations compute before they open a shard
             self._participant.shard_timer.close()
 
     def computes(self, shard: int, *, mine: bool = True) -> None:
         """Records that the micro-batch of `shard` is loaded. `mine` is False if it is computed to check a peer."""
         self.meter.enter("compute" if mine and not self._driver.inherited(shard) else "again")
 
-    def owed(self) -> tuple[int, ...]:
+    def checks_left(self) -> tuple[int, ...]:
         """Returns the shards of another worker that this one has yet to compute, to check it. Call it after `todo`."""
-        return self._driver.checking.owed() if self._participant.member.synced else ()
+        return self._driver.checking.checks_left() if self._participant.member.synced else ()
 
     def examined(self, shard: int) -> bool:
         """Returns True if another worker checks this worker's `shard`: then call `found` with its digests."""
@@ -361,19 +361,19 @@ class Rounds:
         self._driver.computed_shards.update(self.todo())
         self._port.hand_in()
 
-    def finish(self) -> bool:
+    def wait_for_round_end(self) -> bool:
         """Waits for the round's end. Returns True if it has ended, and False if the view changed: call `todo` again."""
         self.meter.enter("exchange")
-        ended = self._drive(self._driver.finish())
+        ended = self._drive(self._driver.wait_for_round_end())
         self.meter.enter("compute")
-        if ended and self._driver.trains:
+        if ended and self._driver.computes_step:
             self._participant.shard_timer.step_ended(len(self._driver.computed_shards), self._driver.shards)
             self._participant.tracer.ended()
         return ended
 
     def reduced(self) -> list[Any]:
         """Returns the reduced buckets of the round that has ended."""
-        if self._driver.trains:
+        if self._driver.computes_step:
             self._updating = self._port.exchange
         return self._port.reduced()
 
@@ -383,7 +383,7 @@ class Rounds:
         Raises:
             WorkerSuperseded: others have gone on without this worker, and have used the memory of the sums again.
         """
-        if self._updating is not None and not self._updating.stood:
+        if self._updating is not None and not self._updating.sums_intact:
             raise WorkerSuperseded("this worker stood still for so long that the others have gone on without it")
 
     def enter(
@@ -416,7 +416,7 @@ class Rounds:
         self._drive(self._driver.serve_until_dismissed())
         raise AssertionError("a worker leaves by an exception")
 
-    def _drive(self, script: Script[T]) -> T:
+    def _drive(self, script: Routine[T]) -> T:
         participant, condition = self._participant, self._participant.condition
         resume, before = partial(next, script), self.meter.current
         with condition:
@@ -427,8 +427,11 @@ class Rounds:
                     self.meter.enter(before)
                     return end.value
                 finally:
-                    participant.begun, participant.waits = self._driver.begun_round, self._driver.waits
-                    participant.proven = self._driver.proven
+                    participant.begun, participant.waits_for_peers = (
+                        self._driver.begun_round,
+                        self._driver.waits_for_peers,
+                    )
+                    participant.state_verified = self._driver.state_verified
                 self.meter.enter(self._class(isinstance(wanted, Change), before))
                 if isinstance(wanted, Change):
                     condition.wait(wanted.at_most_s)
@@ -450,7 +453,7 @@ class Rounds:
     def prepare(self, view: View) -> None:
         self._port.prepare(view, self.layout)
 
-    def waiting_for(self) -> Waiting | None:
+    def waiting_for(self) -> PeerWait | None:
         exchange = self._port.exchange
         waiting = exchange.waiting_for if exchange else None
         if waiting and self._patient and WORK in self.lineage.assign(self._driver.shards).get(waiting[0], ()):

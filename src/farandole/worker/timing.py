@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farandole.collective.exchange import Wait, Waits
+from farandole.collective.exchange import Wait, WaitRecord
 from farandole.protocol.messages import MOST_PEERS, MOST_TAKEN, Spans, Trace
 from farandole.protocol.values import SAID, TimeClass
-from farandole.protocol.worker.session import Waiting
+from farandole.protocol.worker.session import PeerWait
 
 # --- meter ------------------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Tracer:
     """
 
     def __init__(self, meter: Meter, tell: Callable[[Spans], None], wall_ns: Callable[[], int] = time.time_ns) -> None:
-        self.waits = Waits()
+        self.waits = WaitRecord()
         self._meter = meter
         self._tell = tell
         self._wall_ns = wall_ns
@@ -190,7 +190,7 @@ class Tracer:
         self._answer: Spans | None = None  # the newest
         self._closed = False
 
-    def ask(self, request: Trace, waiting: Waiting | None = None) -> None:
+    def ask(self, request: Trace, waiting: PeerWait | None = None) -> None:
         """Handles a request, on the connection's thread. `waiting`: the current wait of this worker for a peer."""
         with self._lock:
             if self._answer is not None and self._answer.number == request.number:
@@ -232,13 +232,13 @@ class Tracer:
         self._request = None
         self._recording = recording = _Recording(request, self._wall_ns() - self._meter.now())
         self.waits.most = request.most
-        self.waits.kept = []
+        self.waits.recorded = []
         return recording
 
-    def _take(self, request: Trace, waiting: Waiting | None = None) -> None:
+    def _take(self, request: Trace, waiting: PeerWait | None = None) -> None:
         """Ends the recording and sends it; sends an empty answer if it has not begun."""
-        recording, waits = self._recording, self.waits.kept or []
-        self._request = self._recording = self.waits.kept = None
+        recording, waits = self._recording, self.waits.recorded or []
+        self._request = self._recording = self.waits.recorded = None
         now = self._meter.cut(None)
         self._answer = Spans(number=request.number)
         if recording is not None and recording.request.number == request.number:

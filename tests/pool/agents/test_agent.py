@@ -34,7 +34,7 @@ def test_each_report_is_answered(tmp_path: Path) -> None:
         async with subscribe(scene.ticket, hello) as subscription:
             for _ in range(2):
                 await subscription.send(messages.Report(instance="a", state="ready"))
-                assert await subscription.receive() == messages.LinesHeard()
+                assert await subscription.receive() == messages.HeartbeatAnswer()
 
     play(tmp_path, scenario)
 

@@ -65,7 +65,11 @@ def on_setting_changed(state: CoordinatorState, worker: Worker, message: m.Setti
     All workers report it. A worker whose script alone does so is found by the digest of the step.
     """
     change = (message.step, message.now)
-    if not state.has_part(worker.id) or state.altered.get(message.setting) == change or state.alterations >= MOST_TOLD:
+    if (
+        not state.is_waited_for(worker.id)
+        or state.altered.get(message.setting) == change
+        or state.alterations >= MOST_TOLD
+    ):
         return
     state.altered[message.setting] = change
     state.alterations += 1
@@ -88,7 +92,7 @@ def _refuse(state: CoordinatorState, worker: Worker, difference: str, *, of_its_
     del state.workers[worker.id]
     state.record(events.RefusedEvent(worker=worker.id, host=worker.host, reason=difference))
     state.send(worker.id, m.JoinRefused(reason=difference))
-    state.record_departure(worker, difference, 1, started=False, refused=not of_its_host)
+    state.dismiss(worker, difference, 1, started=False, refused=not of_its_host)
     if not of_its_host:
         failures.on_refused(state, worker, difference)
 

@@ -22,13 +22,13 @@ from farandole.protocol.coordinator import (
     admission,
     disputes,
     failures,
+    metric_lines,
     reconnection,
     recovery,
     scaling,
     shutdown,
     view_changes,
 )
-from farandole.protocol.coordinator import metric_lines as last_resort
 from farandole.protocol.coordinator.state import (
     EXIT_DATA_UNAVAILABLE,
     EXIT_EVICTED,
@@ -94,7 +94,7 @@ def on_process_exit(state: CoordinatorState, worker: str, pool: str, host: str, 
         return
     state.mark_dead(worker, reason)
     record, departed = state.workers.get(worker), state.departed.get(worker)
-    if record is not None and state.let_in(worker):
+    if record is not None and state.has_trained(worker):
         if not record.connected:
             view_changes.remove(state, worker, Removal.DIED, reason)
     else:
@@ -104,7 +104,7 @@ def on_process_exit(state: CoordinatorState, worker: str, pool: str, host: str, 
         if pool and not expected and not (record and record.leaving) and worker not in state.preempted:
             failures.on_startup_failure(state, worker, pool)
         if departed and departed.started and departed.code == EXIT_EVICTED:  # its peers had noticed its death first
-            failures.on_wrong_worker(state, worker, reason, entered=departed.entered)
+            failures.count_late_known_death(state, worker, reason, entered=departed.entered)
         if record is not None and not record.connected:
             view_changes.remove(state, worker, Removal.DIED, reason)
     recovery.recover_if_ready(state)
@@ -150,7 +150,7 @@ class Coordinator(CoordinatorState):
 
     def _settle(self, now: float) -> None:
         """End the run, stop the view or plan the next one if that is due. Called after every input."""
-        last_resort.release_lines(self)
+        metric_lines.release_lines(self)
         if not self.over:
             for workers, message in disputes.confirmed(self):
                 recovery.on_shared_report(self, workers, message)
@@ -180,7 +180,7 @@ class Coordinator(CoordinatorState):
             if hello.attempt <= record.attempt:
                 raise ProtocolError(f"this Hello of {hello.worker} is a repetition, or older than its newest one")
             record.attempt, record.pid = hello.attempt, hello.pid
-            if not self.over and self.has_part(record.id):
+            if not self.over and self.is_waited_for(record.id):
                 if self.stopping and record.id in self.stopping.expelled:
                     reason = f"evicted: {self.stopping.expelled[record.id]}"
                     self.send(record.id, m.Goodbye(reason=reason, code=self.eviction_code(record.id)))
@@ -207,7 +207,7 @@ class Coordinator(CoordinatorState):
         if self.over:
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
         elif hello.attempt > 1:
-            self.send(worker, m.Demoted())
+            self.send(worker, m.ViewWithdrawn())
         if not same:  # the event goes to the journal, so that the next coordinator notices workers that do not return
             self.record(events.StartingEvent(worker=worker, host=hello.host, pid=hello.pid))
         self.failure_detector.begin(silence := Silence(), now)
@@ -243,7 +243,7 @@ class Coordinator(CoordinatorState):
         if self.over:
             return
         if isinstance(message, m.Switched | m.Stopped | m.Finished):
-            last_resort.note_step(self, record, message.step)
+            metric_lines.note_step(self, record, message.step)
         try:
             self._dispatch(record, message)
         except ProtocolError as error:  # it contradicts the state: the worker cannot stay in the run
@@ -268,8 +268,8 @@ class Coordinator(CoordinatorState):
                 view_changes.on_publish(self, worker, message)
             case m.Switched():
                 view_changes.on_switched(self, record, message)
-            case m.PeerUnproved():
-                view_changes.on_unproved_peer(self, worker, message)
+            case m.PeerNotAuthenticated():
+                view_changes.on_peer_not_authenticated(self, worker, message)
             case m.Synced():
                 view_changes.on_synced(self, worker, message)
             case m.Suspect():
@@ -299,9 +299,9 @@ class Coordinator(CoordinatorState):
             case m.Drifts():
                 disputes.on_drifts(self, message)
             case m.NotFinite() | m.Differs() | m.ShardsDiffer():
-                if self.has_part(worker):
+                if self.is_waited_for(worker):
                     disputes.corroborate(self, worker, message)
-            case m.Finished() if self.stands_alone(record):
+            case m.Finished() if self.affects_only_itself(record):
                 view_changes.remove(self, worker, Removal.LEFT, "its script ended before it became a member")
             case m.Finished():
                 view_changes.on_finished(self, record, message)
@@ -334,7 +334,7 @@ class Coordinator(CoordinatorState):
         if slept or self.over:
             return
         accounting.tick(self, now)
-        for worker, reason in reconnection.silent_workers(self, now):
+        for worker, reason in reconnection.on_silence(self, now):
             view_changes.remove(self, worker, Removal.EVICTED, reason)
         for worker in view_changes.late_members(self, now):
             recovery.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
@@ -391,8 +391,8 @@ class Coordinator(CoordinatorState):
             self.progress.on_heartbeat(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         view_changes.on_round_begun(self, worker.id, beat)
-        recovery.on_held_up(self, worker.id, beat)
-        last_resort.on_heartbeat(self, worker, beat)
+        recovery.on_blocked(self, worker.id, beat)
+        metric_lines.on_heartbeat(self, worker, beat)
         accounting.on_heartbeat(self, worker, beat, now)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
-            self.send(worker.id, m.LinesHeard(beat=beat.number, lines=self.last_line))
+            self.send(worker.id, m.HeartbeatAnswer(beat=beat.number, lines=self.last_line))

@@ -98,8 +98,8 @@ def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collec
         cause = waited_for(state, beat.blocked_on, beat.view)
         if cause in beats and may_accuse(state, worker, beat.view, cause):
             confirmed_by[cause].add(worker)
-    for worker in [worker for worker in stalls if worker in beats and not beats[worker].idle]:
-        if all(beat.idle for other, beat in beats.items() if other != worker):
+    for worker in [worker for worker in stalls if worker in beats and not beats[worker].waits_for_peers]:
+        if all(beat.waits_for_peers for other, beat in beats.items() if other != worker):
             confirmed_by[worker].add(worker)
     return confirmed_by
 
@@ -151,7 +151,7 @@ def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: b
 # the same step; until then nothing is stopped for it.
 # Argument: docs/protocol.md, Corroboration 1-6.
 
-KEPT = 100  # facts whose reports are remembered
+KEPT_FACTS = 100  # facts whose reports are remembered
 MANY = 3  # holders of the state, among which one may be outvoted
 
 
@@ -165,7 +165,7 @@ def corroborate(state: CoordinatorState, worker: str, message: Shared) -> None:
     claim = state.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
     claim.message = message
     claim.workers.add(worker)
-    for oldest in list(state.corroborations)[:-KEPT]:
+    for oldest in list(state.corroborations)[:-KEPT_FACTS]:
         del state.corroborations[oldest]
 
 
@@ -299,8 +299,8 @@ def contradiction(
             before = f"{one} in the view before it in round {ones.round}"
             return f"{other} is in view {newer.number} in round {others.round}, {before}"
     (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
-    if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds)):
-        state = "" if slow.holds else ", which it does not hold"
+    if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.has_result)):
+        state = "" if slow.has_result else ", which it does not hold"
         return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{state}"
     if behind in apart and fast.round > slow.round:
         return f"{ahead} is in round {fast.round}, but {behind} has seen that round {slow.round} cannot end"
@@ -325,7 +325,9 @@ T = TypeVar("T")
 def on_replicas_differ(state: CoordinatorState, odd: tuple[str, ...], where: str, told: str = "") -> None:
     """Fail the run because the replicas of `odd` differ from the others'. `told` is the only worker that reports it."""
     reason = f"{_replicas_differ(odd)} from the others' {where}"
-    state.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
+    state.ending = Ending(
+        code=1, reason=reason, failed=True, replicas_differ=True, differing=odd, where=where, reporter=told
+    )
     state.record(events.ReplicasDifferEvent(workers=odd, first="", reason=reason))
 
 
@@ -373,12 +375,12 @@ def _compare(state: CoordinatorState, ending: Ending) -> None:
     first = first_unequal(values[equal_workers[0]], values[odd[0]]) if odd else ""
     if odd:
         others = f"{equal_workers[0]}'s" if len(equal_workers) == 1 else "the others'"
-        ending.odd, ending.reason = odd, f"{_replicas_differ(odd)} from {others} {ending.where}, first in {first}"
+        ending.differing, ending.reason = odd, f"{_replicas_differ(odd)} from {others} {ending.where}, first in {first}"
         ending.reason += _blame(odd, suspects) if len(answers) >= MANY else ""
         state.record(events.ReplicasDifferEvent(workers=odd, first=first, reason=ending.reason, suspects=suspects))
     else:
-        equal = bool(ending.told) and set(ending.odd) <= set(answers)
-        ending.reason = f"{ending.told} reported that {ending.reason}" if ending.told else ending.reason
+        equal = bool(ending.reporter) and set(ending.differing) <= set(answers)
+        ending.reason = f"{ending.reporter} reported that {ending.reason}" if ending.reporter else ending.reason
         ending.reason += (
             ", but all replicas are equal" if equal else ", and it was lost before the replicas were compared"
         )
@@ -445,11 +447,11 @@ def _replicas_differ(odd: tuple[str, ...]) -> str:
 # Argument: docs/protocol.md, Recomputation 1-8.
 #
 #     judge            what the answers to a stop show; `recovery.py` removes the workers that are wrong
-#     unproven         which workers have an open admission check in the view that follows
+#     unchecked         which workers have an open admission check in the view that follows
 #     carried          ... in one that is planned
 #     note_proof       a step has ended in this view: the admission checks of this view are done
 
-TRIAL = 512  # steps within which the step digests cover all elements
+DIGEST_CYCLE_STEPS = 512  # steps within which the step digests cover all elements
 Again = tuple[tuple[str, tuple[int, ...]], ...]  # workers, with the shards that each also computes
 
 
@@ -461,13 +463,13 @@ class Verdict:
         refused: joiners that are removed, and why.
         wrong: members that are removed, and why.
         undecided: workers that differ without a majority, and the name of the first difference.
-        again: which worker also computes which shards in the redone round; None if the round is not redone.
+        rechecks: which worker also computes which shards in the redone round; None if the round is not redone.
     """
 
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     wrong: Mapping[str, str] = field(default_factory=dict[str, str])
     undecided: Mapping[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])
-    again: Again | None = None
+    rechecks: Again | None = None
 
 
 def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyType({})) -> Verdict:
@@ -485,7 +487,7 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
         refused[worker] = f"{difference}: {UPDATES}, or {others} sends it wrong sums"
     reports = {worker: report for worker, report in reports.items() if worker not in refused}
     again = list[tuple[str, tuple[int, ...]]]()
-    compares = any(report.held.shards or report.checked.shards for report in at_last.values())
+    compares = any(report.own_results.shards or report.check_results.shards for report in at_last.values())
     differ = compares and any(_uncompared(at_last, worker) for worker in at_last)
     for holder, report in at_last.items():
         results = _digests_by_holder(at_last, holder, report)
@@ -508,11 +510,11 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
                 wrong[worker] = f"its results differ from those of {others}, first in {first}"
         elif len(results) == 2 and (third := _third(at_last, results)):
             checkers = [worker for worker in results if worker != holder]
-            again += [(worker, report.held.shards) for worker in (*checkers, third)]
+            again += [(worker, report.own_results.shards) for worker in (*checkers, third)]
         else:
             undecided[tuple(results)] = _first(results[right], results[odd[0]])
     redone = tuple(again) if differ or refused or failed else None
-    return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=redone)
+    return Verdict(refused=refused, wrong=wrong, undecided=undecided, rechecks=redone)
 
 
 def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
@@ -522,13 +524,15 @@ def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
     """
     entered = [state.workers[worker].entered if worker in state.workers else -1 for worker in message.workers]
     others = any(worker not in message.workers for worker in state.members())
-    return others and bool(entered) and all(0 <= step <= message.step <= step + TRIAL for step in entered)
+    return others and bool(entered) and all(0 <= step <= message.step <= step + DIGEST_CYCLE_STEPS for step in entered)
 
 
-def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
+def unchecked(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
     """Return the workers that need an admission check in the next view. `commit` means that the round has ended."""
-    compared = {w for w, report in reports.items() if commit and (report.held.shards or report.checked.shards)}
-    return tuple(w for w, report in reports.items() if report.unproven and w not in compared)
+    compared = {
+        w for w, report in reports.items() if commit and (report.own_results.shards or report.check_results.shards)
+    }
+    return tuple(w for w, report in reports.items() if report.unchecked and w not in compared)
 
 
 def carried(state: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
@@ -536,24 +540,25 @@ def carried(state: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
 
     See docs/protocol.md, Recomputation 8.
     """
-    pending = state.view.unproven if state.view and state.proven_view != state.view.number else ()
+    pending = state.view.unchecked if state.view and state.view_with_step != state.view.number else ()
     return tuple(worker for worker in stay if worker in pending)
 
 
 def note_proof(state: CoordinatorState, beat: m.Heartbeat) -> None:
     """Record from a heartbeat that a step has ended in the view in force."""
     if state.view and beat.view == state.view.number and beat.step > state.view_began:
-        state.proven_view = beat.view
+        state.view_with_step = beat.view
 
 
 def _digests_by_holder(at_last: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:
     """Return the results of the holder and its checkers for the same shards, the longest-standing worker first."""
-    if not report.held.shards:
+    if not report.own_results.shards:
         return {}
     return {
-        worker: other.checked if worker != holder else report.held
+        worker: other.check_results if worker != holder else report.own_results
         for worker, other in at_last.items()
-        if worker == holder or (other.checked.holder, other.checked.shards) == (holder, report.held.shards)
+        if worker == holder
+        or (other.check_results.owner, other.check_results.shards) == (holder, report.own_results.shards)
     }
 
 
@@ -563,14 +568,14 @@ def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
     See docs/protocol.md, Recomputation 7.
     """
     report = at_last[worker]
-    proving = report.view.unproven if report.view and report.unproven else ()
-    alone = report.held.shards and not any(other.checked.holder == worker for other in at_last.values())
-    return bool(alone) or report.checked.holder not in ("", *at_last) or not set(proving) <= set(at_last)
+    proving = report.view.unchecked if report.view and report.unchecked else ()
+    alone = report.own_results.shards and not any(other.check_results.owner == worker for other in at_last.values())
+    return bool(alone) or report.check_results.owner not in ("", *at_last) or not set(proving) <= set(at_last)
 
 
 def _new(at_last: Mapping[str, Stopped], holder: str, results: Mapping[str, Computed]) -> list[str]:
-    """Return the unproven workers that fail their admission check. See docs/protocol.md, Recomputation 3."""
-    new = [worker for worker in results if at_last[worker].unproven]
+    """Return the unchecked workers that fail their admission check. See docs/protocol.md, Recomputation 3."""
+    new = [worker for worker in results if at_last[worker].unchecked]
     if holder in new:
         odd = outliers({worker: results[worker].number for worker in new})
         return [worker for worker in new if worker in odd]
@@ -579,7 +584,7 @@ def _new(at_last: Mapping[str, Stopped], holder: str, results: Mapping[str, Comp
 
 def _third(at_last: Mapping[str, Stopped], results: Mapping[str, Computed]) -> str:
     """Return a member that has not computed these shards, "" if there is none."""
-    return next((worker for worker, report in at_last.items() if worker not in results and not report.unproven), "")
+    return next((worker for worker, report in at_last.items() if worker not in results and not report.unchecked), "")
 
 
 def _first(expected: Computed, got: Computed) -> str:

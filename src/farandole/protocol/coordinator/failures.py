@@ -4,6 +4,9 @@ A crash loop is a run that always dies at the same place, or joiners that die as
 if nobody has got beyond the step of the last counted one; `FATAL` in a row end the run, or the start of replacements.
 All counts are in the journal, except when the last counted loss was and who was there.
 Argument: docs/protocol.md, Crash loops 1-8.
+
+This module counts deaths and ends the run for them. What the view does without a dead worker is decided in
+`view_changes.remove` and `recovery.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ from farandole.protocol.coordinator.state import (
     Strike,
     Worker,
 )
-from farandole.protocol.failure_detector import SHORT, SLOW
+from farandole.protocol.failure_detector import STALL_STEPS, STOP_STEPS
 from farandole.protocol.messages import MICRO_BATCH, UPDATES, Stopped
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 FATAL = 5  # losses without progress in a row, or joiners lost in a row
 TOGETHER_S = 2.0  # losses within this time may have one cause
-TRIAL = 10  # steps after its entry in which the death of a joiner counts in the row of joiners
+JOINER_TRIAL_STEPS = 10  # steps after its entry in which the death of a joiner counts in the row of joiners
 # the likely causes in a script, by what differs
 LIKELY = {
     MICRO_BATCH: "a generator of the data set's own, or data that was drawn before farandole.join()",
@@ -61,7 +64,7 @@ def note_progress(state: CoordinatorState, worker: str, step: int) -> None:
         state.crash_loop = msgspec.structs.replace(state.crash_loop, count=0)
 
 
-def on_worker_death(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
+def count_death(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """Count the death of `worker`, which was a member and was not asked to leave.
 
     `entered` is the step in which it entered as a joiner of a pool; -1 for founders and external workers.
@@ -75,11 +78,11 @@ def on_worker_death(state: CoordinatorState, worker: str, reason: str, *, entere
         _joiner_ended(state, worker, reason, entered)
 
 
-def on_wrong_worker(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
+def count_late_known_death(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """Count the death of `worker` when its cause becomes known after the others have gone on without it."""
     if reason not in NOT_ITS_OWN:
         state.record(events.DiedEvent(worker=worker, reason=reason))
-    on_worker_death(state, worker, reason, entered=entered)
+    count_death(state, worker, reason, entered=entered)
 
 
 def on_all_lost(state: CoordinatorState, cause: str) -> None:
@@ -162,7 +165,7 @@ def _count(state: CoordinatorState, workers: Collection[str], reason: str) -> No
 
 def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: int) -> None:
     """Count the death of a joiner if it happens within `TRIAL` steps of its entry."""
-    if state.reached - entered > TRIAL:
+    if state.reached - entered > JOINER_TRIAL_STEPS:
         state.crash_loop = msgspec.structs.replace(state.crash_loop, joiners=0)
         return
     together = _together(state, state.joiner_strike, [worker])
@@ -176,7 +179,7 @@ def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: in
 
 def _row(losses: CrashLoop) -> str:
     """Return a description of the joiners in a row."""
-    died = f"died within {TRIAL} steps of entering"
+    died = f"died within {JOINER_TRIAL_STEPS} steps of entering"
     if not losses.refusals:
         return f"{losses.joiners} joiners in a row {died}"
     if losses.refusals == losses.joiners:
@@ -188,7 +191,7 @@ def _in_a_row(state: CoordinatorState, entered: int, more: int, *, refused: int 
     """Add `more` joiners to the row. The row restarts if a pool's worker has survived since it began."""
     losses = state.crash_loop
     joined = [state.workers[w].entered for w in state.participants() if state.workers[w].pool]
-    survived = any(losses.since <= step < state.reached - TRIAL for step in joined if step >= 0)
+    survived = any(losses.since <= step < state.reached - JOINER_TRIAL_STEPS for step in joined if step >= 0)
     joiners = 1 if survived or not losses.joiners else losses.joiners + more
     anew = survived or not losses.joiners
     state.crash_loop = msgspec.structs.replace(
@@ -207,7 +210,7 @@ def _no_more_of(state: CoordinatorState, worker: str, pool: str, reason: str) ->
     target = min(present, wanted)
     scaling.fix_target(state, mark, target, target)  # the other pools get the rest of the shared target
     reason = f"{reason}; pool {pool} starts no more workers"
-    begun = any(map(state.let_in, state.workers))
+    begun = any(map(state.has_trained, state.workers))
     if before >= state.settings.minimum > state.wanted and not begun:
         shortage = f"only {state.wanted} of at least {state.settings.minimum} workers can start"
         state.ending = Ending(code=1, reason=f"{reason}, and {shortage}", failed=True)
@@ -287,7 +290,7 @@ def leavers_for_data(state: CoordinatorState, reports: Mapping[str, Stopped], fa
 
 
 def _end(state: CoordinatorState, without_data: list[str]) -> None:
-    """Fail the run because no worker can get the data. A requested stop keeps its exit code."""
+    """Fail the run because no worker can get the data. A requested end of the run keeps its exit code."""
     reason = f"no worker remains that can get the run's data: {_reasons(state, without_data)}"
     if state.ending is None:
         state.ending = Ending(code=1, reason=reason, failed=True)
@@ -297,12 +300,12 @@ def _end(state: CoordinatorState, without_data: list[str]) -> None:
 
 def release_without_data(state: CoordinatorState, worker: str) -> None:
     """Take out a worker that cannot get the data. It exits with its own code."""
-    started = state.let_in(worker)
+    started = state.has_trained(worker)
     removed = state.workers.pop(worker)
     state.unsynced.discard(worker)
     event = events.LostEvent if started else events.LeftEvent
     state.record(event(worker=worker, host=removed.host, reason=LOST))
-    state.record_departure(removed, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
+    state.dismiss(removed, REMEDY, EXIT_DATA_UNAVAILABLE, started=started)
 
 
 def no_data_anywhere(state: CoordinatorState, newest: str) -> str:
@@ -323,15 +326,15 @@ def _reasons(state: CoordinatorState, workers: list[str]) -> str:
 # --- stalls -----------------------------------------------------------------------------------------------------------
 #
 # Heartbeats come, and the training does not move. An event names the members that do not wait for others, and asks them
-# for the stacks of their threads. Nobody is evicted for it. A requested stop whose step does not end becomes a
-# recovery.
+# for the stacks of their threads. Nobody is evicted for it. A requested end of the run becomes a recovery if
+# the current step does not end.
 # Argument: docs/protocol.md, Stalls 1-6.
 
-PATIENCE = 10  # times as long before a stop between two steps is cut short
+BETWEEN_STEPS_FACTOR = 10  # times as long before the requested end of a run between two steps is cut short
 
 
 def watch_for_stalls(state: CoordinatorState, now: float) -> None:
-    """Check whether the training, a stop or the last checkpoint stands still. Called at every tick."""
+    """Check whether the training, the end of the run or the last checkpoint makes no progress. Called at every tick."""
     progress, settings = state.progress, state.settings
     busy = state.stopping or state.savers or state.over
     if state.ending and not state.ending.failed and not busy and (state.view or state.proposed):
@@ -346,7 +349,7 @@ def watch_for_stalls(state: CoordinatorState, now: float) -> None:
         progress.moved(now)
         progress.forget(state.view.members)
     if progress.due(now, settings.standstill_s):
-        reason = f"step {state.reached} has made no progress for {progress.stands(now):.0f} s"
+        reason = f"step {state.reached} has made no progress for {progress.unchanged_s(now):.0f} s"
         _stalled(state, hung_workers(state), reason, now)
         ask_for_stacks(state, reason)
 
@@ -358,28 +361,28 @@ def _watch_saver(state: CoordinatorState, saver: str, now: float) -> None:
         progress.saver = saver
         progress.moved(now)
     if progress.due(now, state.settings.standstill_s):
-        reason = f"{saver} has been writing the last checkpoint for {progress.stands(now):.0f} s"
+        reason = f"{saver} has been writing the last checkpoint for {progress.unchanged_s(now):.0f} s"
         _stalled(state, (saver,), reason, now)
         state.send(saver, m.Stacks(reason=reason))
 
 
 def _stalled(state: CoordinatorState, workers: tuple[str, ...], reason: str, now: float) -> None:
     """Record that `workers` make no progress."""
-    seconds = round(state.progress.stands(now), 1)
+    seconds = round(state.progress.unchanged_s(now), 1)
     state.record(events.StalledEvent(step=state.reached, seconds=seconds, workers=workers, reason=reason))
 
 
 def hung_workers(state: CoordinatorState) -> tuple[str, ...]:
     """Return the members that do not report that they wait for others."""
     members = [state.workers[w] for w in (state.view.members if state.view else ()) if w in state.workers]
-    return tuple(w.id for w in members if not w.heartbeat.idle and w.state != "finished")
+    return tuple(w.id for w in members if not w.heartbeat.waits_for_peers and w.state != "finished")
 
 
 def stalled_s(state: CoordinatorState, now: float) -> float | None:
     """Return for how many seconds the training has made no progress; None if that is within the limit."""
     progress = state.progress
-    stalled = progress.stands(now)
-    return stalled if stalled > progress.limit(state.settings.standstill_s, SLOW) else None
+    stalled = progress.unchanged_s(now)
+    return stalled if stalled > progress.limit(state.settings.standstill_s, STALL_STEPS) else None
 
 
 def ask_for_stacks(state: CoordinatorState, reason: str) -> None:
@@ -389,14 +392,14 @@ def ask_for_stacks(state: CoordinatorState, reason: str) -> None:
 
 
 def _cut_short(state: CoordinatorState, ending: Ending, now: float) -> None:
-    """Turn a planned stop into a failure if the current step does not end within the limit."""
+    """Turn a planned end of the run into a failure if the current step does not end within the limit."""
     progress = state.progress
     stands = now - state.ending_at
-    limit = progress.limit(state.settings.stop_s, SHORT)
+    limit = progress.limit(state.settings.stop_s, STOP_STEPS)
     if state.view is not None:
-        stands = min(stands, progress.stands(now))
+        stands = min(stands, progress.unchanged_s(now))
         whole = any(state.workers[w].heartbeat.state_complete for w in state.view.members if w in state.workers)
-        limit *= 1 if whole else PATIENCE
+        limit *= 1 if whole else BETWEEN_STEPS_FACTOR
     if stands <= limit:
         return
     names = hung_workers(state)

@@ -29,7 +29,7 @@ def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> 
     saves = state.ending is not None and state.ending.saver == worker.id
     if not saves and not any(view.members[:1] == (worker.id,) for view in state.views()):
         return
-    waiting = state.waiting.setdefault(worker.id, deque())
+    waiting = state.unwritten_lines.setdefault(worker.id, deque())
     _drop_after(waiting, beat.step)
     for line in beat.lines:
         newest = (waiting[-1].step, waiting[-1].index) if waiting else state.last_line
@@ -49,7 +49,7 @@ def note_step(state: CoordinatorState, worker: Worker, step: int) -> None:
     worker.step = step
     if not _counts(state, worker):
         return
-    for sender in [sender for sender in state.waiting if sender != worker.id]:
+    for sender in [sender for sender in state.unwritten_lines if sender != worker.id]:
         _release(state, sender, step)
         if sender not in state.workers:
             _give_up(state, sender, "are of steps that no other worker had reached when it was lost")
@@ -57,19 +57,19 @@ def note_step(state: CoordinatorState, worker: Worker, step: int) -> None:
 
 def release_lines(state: CoordinatorState) -> None:
     """Write the lines that are confirmed now that a worker may be gone."""
-    for sender in [sender for sender in state.waiting if sender in state.workers]:
+    for sender in [sender for sender in state.unwritten_lines if sender in state.workers]:
         _release(state, sender, _reach(state, sender))
 
 
 def close(state: CoordinatorState) -> None:
     """Record all pending lines as lost at the end of the run."""
-    for sender in [*state.waiting]:
+    for sender in [*state.unwritten_lines]:
         _give_up(state, sender, "are of steps that no other worker had reached when the run ended")
 
 
 def _give_up(state: CoordinatorState, sender: str, reason: str) -> None:
     """Record the pending lines of `sender` as lost."""
-    if waiting := state.waiting.pop(sender, None):
+    if waiting := state.unwritten_lines.pop(sender, None):
         state.record(
             events.LinesLostEvent(
                 worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason
@@ -96,12 +96,12 @@ def _reach(state: CoordinatorState, sender: str) -> int:
 
 def _counts(state: CoordinatorState, worker: Worker) -> bool:
     """Return True if the worker is or was in a view with others."""
-    return (state.view is not None and worker.id in state.view.members) or state.let_in(worker.id)
+    return (state.view is not None and worker.id in state.view.members) or state.has_trained(worker.id)
 
 
 def _release(state: CoordinatorState, sender: str, step: int) -> None:
     """Write the pending lines of `sender` up to `step`."""
-    waiting = state.waiting[sender]
+    waiting = state.unwritten_lines[sender]
     while waiting and waiting[0].step <= step:
         line = waiting.popleft()
         before, state.last_line = state.last_line, (line.step, line.index)
@@ -121,7 +121,7 @@ def _release(state: CoordinatorState, sender: str, step: int) -> None:
             state.last_step_line = line.step
             state.progress.step_took(line.fields.training_s)
     if not waiting:
-        del state.waiting[sender]
+        del state.unwritten_lines[sender]
 
 
 def _between(one: tuple[int, int], other: tuple[int, int]) -> int:

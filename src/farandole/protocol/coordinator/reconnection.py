@@ -8,7 +8,7 @@ Argument: docs/protocol.md, Reconnection and the lease 1-8.
 
     on_absence       the connection of a worker that has a part has closed
     on_return        it is back
-    silent_workers   the clock's part: silences that last too long, and ends of leases: decides stops and stops views
+    on_silence       the clock's part: silences that last too long, and ends of leases: decides stops and stops views
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def on_return(state: CoordinatorState, worker: Worker, now: float) -> None:
     else:
         _be_patient(state, stopping, now)
         stopping.overdue.pop(worker.id, None)
-        if worker.id in stopping.waiting:
+        if worker.id in stopping.unanswered:
             state.send(worker.id, m.Stop(stop=stopping.number))
 
 
@@ -76,11 +76,12 @@ def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
         recovery.expel_if_overdue(state, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
 
 
-def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
-    """Stop the view for silent workers, and return those that must be evicted, and why. Call it at every tick.
+def on_silence(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
+    """Act on silences that are too long, at every tick. Returns the workers that the caller must evict, and why.
 
-    Evicted are workers without a part in a view, and all workers while the last checkpoint is saved. The other silent
-    workers become overdue: the view is stopped, and goes on without them if that is safe.
+    These are the workers that nobody waits for, and all workers while the last checkpoint is saved. The other silent
+    workers become overdue: this stops the view, which goes on without them if that is safe. A worker whose lease is
+    over counts as dead from then on.
     """
     evicted = list[tuple[str, str]]()
     for worker in list(state.workers.values()):
@@ -96,7 +97,7 @@ def silent_workers(state: CoordinatorState, now: float) -> list[tuple[str, str]]
         gap = (
             f"no heartbeat for {limit_s:.3g} s" if worker.connected else f"its connection closed {silence_s:.0f} s ago"
         )
-        if state.savers or not state.has_part(worker.id):
+        if state.savers or not state.is_waited_for(worker.id):
             evicted.append((worker.id, gap))
         else:
             recovery.expel_if_overdue(state, worker.id, gap)
@@ -113,9 +114,9 @@ def _is_steady(state: CoordinatorState, worker: Worker, now: float) -> bool:
     if not worker.computed or worker.state != "member" or state.savers:
         return False
     if state.stopping is not None:
-        return worker.id in state.stopping.waiting
+        return worker.id in state.stopping.unanswered
     progress = state.progress
-    return view_changes.in_a_step(state) and progress.stands(now) > progress.limit(
+    return view_changes.in_a_step(state) and progress.unchanged_s(now) > progress.limit(
         NEWS * state.settings.heartbeat_s, STEPS
     )
 
@@ -191,7 +192,7 @@ def to_durable(state: CoordinatorState) -> Durable:
         view=state.view,
         proposed=state.proposed,
         issued=tuple(state.issued),
-        parts=tuple(worker for worker in state.workers if state.has_part(worker)),
+        parts=tuple(worker for worker in state.workers if state.is_waited_for(worker)),
         workers=tuple(
             KnownWorker(
                 id=w.id,
@@ -248,6 +249,6 @@ def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
         state.stops += 1
         waiting = set(durable.parts).intersection(state.workers)
         state.stopping = Stopping(
-            number=state.stops, waiting=waiting, expelled=dict(durable.expelled), cause="the coordinator is back"
+            number=state.stops, unanswered=waiting, expelled=dict(durable.expelled), cause="the coordinator is back"
         )
         recovery.recover_if_ready(state)

@@ -3,7 +3,7 @@
     stop_view          -> Stop to every participant: from their answers on, nothing moves
     stop_for_failure   the view is stopped for good: the script failed, or a loss is not finite and the run ends for it
     on_suspect         a peer's accusation stops the view too; both sides of a broken pair may well be alive
-    on_held_up         two that have waited too long for each other are a broken pair that no connection has reported
+    on_blocked         two that have waited too long for each other are a broken pair that no connection has reported
     on_stopped         -> the answers, until every participant has answered or is lost; then follows the decision
 
 A loss meanwhile removes the lost worker from the stop in progress; it starts no second one. In the first step that a
@@ -30,8 +30,8 @@ from farandole.protocol.coordinator.state import (
     Removal,
     Shared,
     Stopping,
+    drop_other_views,
     issued_denial,
-    keep_issued,
 )
 from farandole.protocol.difference import differing
 from farandole.protocol.messages import Stopped
@@ -64,12 +64,12 @@ class Outcome:
     unsynced: tuple[str, ...]
 
 
-def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
+def decide(reports: Mapping[str, Stopped], *, must_redo: bool = False) -> Outcome:
     """Return how the survivors go on, if at least one of them holds the state.
 
     `reports` are their answers. They name issued views only, and no two contradict each other (see
-    `state.issued_denial` and `disputes.outvoted`). With `again` the round is not committed even if all hold it, since a
-    worker has seen that the replicas differ in it.
+    `state.issued_denial` and `disputes.outvoted`). With `must_redo` the round is not committed even if all hold it,
+    since a worker has seen that the replicas differ in it.
     """
     synced = {worker: report for worker, report in reports.items() if report.synced}
     newest = max((report.view for report in synced.values() if report.view), key=lambda view: view.number)
@@ -80,7 +80,7 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
         survivors, dismissed = dismissed[:1], dismissed[1:]
     last = max(synced[w].round for w in survivors)
     at_last = [synced[w] for w in survivors if synced[w].round == last]
-    commit = not again and len(at_last) == len(survivors) and all(report.holds for report in at_last)
+    commit = not must_redo and len(at_last) == len(survivors) and all(report.has_result for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
     lineage = newest.lineage(survivors)  # of the round after a commit, or if only a leaving worker has applied `newest`
@@ -105,7 +105,7 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
 #
 #     recover_if_ready   removes workers whose report can't be true and workers that can't share a view
 #                        (docs/protocol.md, Disputes); then `decide`
-#     _resume            -> Resume, or Demoted for a worker that had no state yet, or Goodbye for one that had left
+#     _resume            -> Resume, or ViewWithdrawn for a worker without the state, or Goodbye for one that had left
 #     ask_to_save        ... where the run is ending: a worker that is furthest has the state of a whole step
 #     _start_over        ... where no holder of the state is left
 
@@ -113,19 +113,22 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
 def recover_if_ready(state: CoordinatorState) -> None:
     """Decide the stop once all reachable workers have answered, if it is safe to go on without the others."""
     stop = state.stopping
-    if stop is None or any(worker not in stop.overdue for worker in stop.waiting):
+    if stop is None or any(worker not in stop.overdue for worker in stop.unanswered):
         return
     reports = _in_order(state, stop)
     believed = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
     outvoted = disputes.outvoted(
-        believed, state.proposed, disputes.benefits_used_up(state, believed), stop.apart if len(stop.apart) > 1 else ()
+        believed,
+        state.proposed,
+        disputes.benefits_used_up(state, believed),
+        stop.difference_reporters if len(stop.difference_reporters) > 1 else (),
     )
     for each in outvoted:
         del reports[each.worker]
     if not _fenced(state, stop, reports):
         if not stop.blocked_reported:
             stop.blocked_reported = True
-            missing = sorted(stop.waiting)
+            missing = sorted(stop.unanswered)
             state.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may still train: waiting"))
         return
     for worker, why in {**stop.overdue, **stop.expelled}.items():
@@ -181,7 +184,7 @@ def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
 def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Remove who must go, then resume, save the last checkpoint or start over."""
     synced = {worker for worker, report in reports.items() if report.synced}
-    unconfirmed = bool(stop.failed) and len(stop.apart) < disputes.majority(len(synced))
+    unconfirmed = bool(stop.failed) and len(stop.difference_reporters) < disputes.majority(len(synced))
     if unconfirmed:  # more workers hold the state than was known: they see it again in the redone round, and report it
         stop.failed.clear()
     difference = differing(reports)
@@ -195,7 +198,7 @@ def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
         synced.discard(worker)
     verdict = _judge(state, stop, reports, synced)
     state.stopping = state.proposed = state.previous = None
-    keep_issued(state, [report.view for report in reports.values()])
+    drop_other_views(state, [report.view for report in reports.values()])
     state.unsynced, state.unswitched, state.first_calls = set(), set(), {}
     for worker in synced:
         if state.workers[worker].state != "finished":
@@ -203,7 +206,7 @@ def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in synced))
     holders = {worker: reports[worker] for worker in reports if worker in synced}
     if state.ending and (state.ending.failed or emptied):  # the furthest worker has the state of a whole step
-        if not state.ending.apart and (dispute := disputes.disputed(state, holders)):
+        if not state.ending.replicas_differ and (dispute := disputes.disputed(state, holders)):
             reporters, message = dispute
             disputes.on_replicas_differ(
                 state, message.workers, f"at step {message.step}", reporters[0] if len(reporters) == 1 else ""
@@ -212,8 +215,8 @@ def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
         state.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         shutdown.ask_to_save(state)
     elif synced:
-        disputed = unconfirmed or verdict.again is not None or disputes.disputed(state, holders) is not None
-        _resume(state, stop, reports, decide(reports, again=disputed), verdict)
+        disputed = unconfirmed or verdict.rechecks is not None or disputes.disputed(state, holders) is not None
+        _resume(state, stop, reports, decide(reports, must_redo=disputed), verdict)
     else:
         _start_over(state, stop, reports)
 
@@ -249,7 +252,7 @@ def _carry_out(state: CoordinatorState, verdict: Verdict) -> None:
         removed = state.workers.pop(worker)
         state.record(events.RefusedEvent(worker=worker, host=removed.host, reason=why))
         state.send(worker, m.JoinRefused(reason=why))
-        state.record_departure(removed, why, 1, started=False, refused=True)
+        state.dismiss(removed, why, 1, started=False, refused=True)
         failures.on_refused(state, removed, why)
     for worker, why in verdict.wrong.items():
         host = state.workers[worker].host
@@ -271,14 +274,14 @@ def _resume(
     view = state.view = View(
         number=state.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=state.hosts_of(outcome.members),
-        unproven=disputes.unproven({w: reports[w] for w in outcome.members}, commit=outcome.commit),
+        unchecked=disputes.unchecked({w: reports[w] for w in outcome.members}, commit=outcome.commit),
         undecided=any(set(outcome.members) <= set(pair) for pair in verdict.undecided),
     )  # fmt: skip
-    lineage = msgspec.structs.replace(outcome.lineage, again=None if outcome.commit else verdict.again)
+    lineage = msgspec.structs.replace(outcome.lineage, rechecks=None if outcome.commit else verdict.rechecks)
     for worker in outcome.dismissed:
         state.remove(worker, Removal.LEFT, "left gracefully")
     for worker in outcome.unsynced:
-        _demote(state, worker)
+        _withdraw_view(state, worker)
     entered = outcome.round + 1 if outcome.commit else outcome.round
     state.issued.append(IssuedView(view=view, round=entered, lineage=None if outcome.commit else lineage))
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=lineage)
@@ -296,20 +299,20 @@ def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.St
     if state.view is not None and state.view.members:  # the workers of the empty view have done their part
         state.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
         state.last_line, state.not_finite, state.corroborations = (-1, 0), -1, {}
-        state.waiting.clear()
+        state.unwritten_lines.clear()
         failures.on_all_lost(state, stop.cause)
     state.view, state.saver = None, ""
     for worker in reports:
-        _demote(state, worker)
+        _withdraw_view(state, worker)
     if state.ending:
         shutdown.ask_to_save(state)
 
 
-def _demote(state: CoordinatorState, worker: str) -> None:
+def _withdraw_view(state: CoordinatorState, worker: str) -> None:
     """Make a participant a candidate again."""
     demoted = state.workers[worker]
     demoted.state, demoted.saves, demoted.step = "ready", False, -1
-    state.send(worker, m.Demoted())
+    state.send(worker, m.ViewWithdrawn())
 
 
 # --- stop -------------------------------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ def continue_without(state: CoordinatorState, worker: str, cause: str, *, partic
             state.savers.remove(worker)
             shutdown.ask_to_save(state)
     elif state.stopping:
-        state.stopping.waiting.discard(worker)
+        state.stopping.unanswered.discard(worker)
         state.stopping.reports.pop(worker, None)
         recover_if_ready(state)
     elif participant and not state.everyone_finished():
@@ -335,7 +338,7 @@ def stop_view(state: CoordinatorState, cause: str) -> None:
     """Ask all participants to stop and to report where they are."""
     state.stops += 1
     participants = state.participants()
-    state.stopping = Stopping(number=state.stops, waiting=set(participants), cause=cause)
+    state.stopping = Stopping(number=state.stops, unanswered=set(participants), cause=cause)
     message = m.Stop(stop=state.stops)
     for worker in participants:
         state.send(worker, message)
@@ -366,7 +369,7 @@ def on_not_finite(state: CoordinatorState, worker: str, message: m.NotFinite) ->
 
     With `stop_on_nan` the run ends. No worker goes on: each holds the state of the beginning of that step, and waits.
     """
-    if not state.has_part(worker):
+    if not state.is_waited_for(worker):
         return
     if message.step > state.not_finite:
         state.not_finite = message.step
@@ -397,7 +400,7 @@ def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None
         state.stopping.accusations[(worker, message.peer)] = reason
         if message.waited_s:
             state.stopping.stalls.add(message.peer)
-        if message.peer in state.stopping.waiting and not state.workers[message.peer].connected:
+        if message.peer in state.stopping.unanswered and not state.workers[message.peer].connected:
             expel_if_overdue(state, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
 
 
@@ -410,7 +413,7 @@ def _is_warming_up(state: CoordinatorState, message: m.Suspect) -> bool:
     return 0 < message.waited_s <= limit and not state.workers[message.peer].computed
 
 
-def on_held_up(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
+def on_blocked(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
     """Accuse both if `worker` and a peer have waited too long for each other: they cannot reach each other.
 
     If only one of them waits, a third worker or its own work may be the cause: the stall limit handles that.
@@ -451,10 +454,10 @@ def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) 
 
     A joiner on trial is removed. Otherwise the run ends; this also applies to a run that is ending for another reason.
     """
-    handled = state.ending is not None and state.ending.apart
+    handled = state.ending is not None and state.ending.replicas_differ
     if state.settings.bits == "any":
         return  # replicas may differ: only a faulty worker reports it
-    if state.savers or handled or not any(state.has_part(worker) for worker in workers):
+    if state.savers or handled or not any(state.is_waited_for(worker) for worker in workers):
         return
     if disputes.on_trial(state, message):
         if state.stopping is None:
@@ -468,12 +471,12 @@ def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) 
         if state.stopping is None:
             stop_view(state, "the replicas differ")
     if state.stopping is not None:
-        state.stopping.apart |= set(workers)
+        state.stopping.difference_reporters |= set(workers)
 
 
 def on_shards_differ(state: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:
     """Stop the view because two workers have different results of one shard, and no worker can end that round."""
-    if state.stopping is None and not state.savers and any(state.has_part(worker) for worker in workers):
+    if state.stopping is None and not state.savers and any(state.is_waited_for(worker) for worker in workers):
         stop_view(state, f"two workers have different results of one shard in step {message.step}")
 
 
@@ -484,10 +487,10 @@ def on_stopped(state: CoordinatorState, worker: str, report: m.Stopped) -> None:
         ProtocolError: no honest worker can have sent it (see `state.issued_denial`).
     """
     stop = state.stopping
-    if stop and report.stop == stop.number and worker in stop.waiting:
+    if stop and report.stop == stop.number and worker in stop.unanswered:
         if why := issued_denial(state, worker, report):
             raise ProtocolError(why)
-        stop.waiting.discard(worker)
+        stop.unanswered.discard(worker)
         stop.overdue.pop(worker, None)
         stop.reports[worker] = report
         if report.synced:

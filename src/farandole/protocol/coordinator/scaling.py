@@ -69,7 +69,7 @@ def offered_id(state: CoordinatorState, hello: Hello) -> str:
 def new_id(state: CoordinatorState, hello: Hello) -> str:
     """Return an ID that no worker has or has had."""
     given = worker = offered_id(state, hello)
-    used = not worker or (hello.attempt <= 1 and state.has_part(worker))  # the views still contain that name
+    used = not worker or (hello.attempt <= 1 and state.is_waited_for(worker))  # the views still contain that name
     while used or worker in state.workers or worker in state.departed:
         state.external_workers, used = state.external_workers + 1, False
         worker = f"{given or 'guest'}-{state.external_workers}"
@@ -211,7 +211,7 @@ def _drain(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None
 
 
 def request_leave(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """Record that the worker is to leave. `view_changes.next_view` leaves it out of the next view.
+    """Record that the worker is to leave in order. `view_changes.next_view` leaves it out of the next view.
 
     It gets `Goodbye` when all its members have switched to that view.
     """

@@ -4,10 +4,10 @@ After any of these nobody trains, and the best placed worker writes the last che
 one does. Replicas that differ are compared first. A run that was to be saved and was not does not exit with 0.
 Argument: docs/protocol.md, Saving and shutdown.
 
-    finish         all live members have finished and hold the same: the first of them saves, then the run is over
-    set_deadline   a stop is requested, and some have finished: no view can be agreed on any more. One of those saves at
-                   once; the others get `end_s` to end as well
-    expire         they have not: they are named, and not waited for
+    on_all_scripts_ended   all live members have finished and hold the same: the first saves, then the run is over
+    set_deadline           the user ends the run, and some have finished: no view can be agreed on any more. One of
+                           those saves at once; the others get `end_s` to end as well
+    expire                 they have not: they are named, and not waited for
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from farandole.errors import ProtocolError
 from farandole.protocol import events, reported_events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import accounting, disputes, metric_lines
-from farandole.protocol.coordinator import metric_lines as last_resort
 from farandole.protocol.coordinator.state import CoordinatorState, Ending, Worker
 from farandole.protocol.difference import outliers
 
@@ -32,7 +31,7 @@ from farandole.protocol.difference import outliers
 #     appoint_saver     the view has changed: which member writes from now on
 #     on_checkpoint     a checkpoint was written, or failed, or was resumed from
 #     best_saver        which worker is to write the last one
-#     helper            which candidate has to join before the run stops, so that somebody can write
+#     helper            which candidate has to join before the run ends, so that somebody can write
 #     founders          the members of a first view
 #     no_way_to_save    why there can't be any
 #     on_cannot_start   a worker that was to begin it finds too little
@@ -56,13 +55,13 @@ def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpoint
     """
     for event in reported_events.events_of(worker.id, message):
         state.record(event)
-    if not state.let_in(worker.id):
+    if not state.has_trained(worker.id):
         return  # its reports do not count yet
     if isinstance(message, m.Restored):
         if worker.id != state.founder:
             return
         state.newest = m.Newest(step=message.step, path=message.path)
-        last_resort.on_restored(state, message.step)
+        metric_lines.on_restored(state, message.step)
     elif not message.late:
         state.tries += 1
         if message.error:
@@ -200,17 +199,17 @@ def _once(state: CoordinatorState, event: events.Event) -> None:
 
 def advance(state: CoordinatorState, now: float) -> bool:
     """Take the next step towards the end of the run if one is due. Returns False if none is."""
-    stops = state.ending is not None and not state.stopping
+    may_end = state.ending is not None and not state.stopping
     if state.ending is not None:
         accounting.end_trace(state)
     if state.everyone_finished() and not (state.savers and state.deadline is None):
-        finish(state)
+        on_all_scripts_ended(state)
     elif state.deadline is not None:
         if now >= state.deadline:
             expire(state)
-    elif stops and not state.view and not state.proposed:
+    elif may_end and not state.view and not state.proposed:
         end(state)  # no worker holds a state
-    elif stops and not state.savers and not state.proposed and _some_finished(state):
+    elif may_end and not state.savers and not state.proposed and _some_finished(state):
         set_deadline(state, now)
     else:
         return False
@@ -220,7 +219,8 @@ def advance(state: CoordinatorState, now: float) -> bool:
 def is_between_steps(state: CoordinatorState) -> bool:
     """Return True if the run must end without waiting for the current step.
 
-    That is so after a failure, and in a stop if some members have finished: they do not switch to the empty view.
+    That is so after a failure, and after a requested end of the run if some members have finished: they do
+    not switch to the empty view.
     """
     if state.ending is None or state.stopping or state.savers or state.deadline is not None:
         return False
@@ -235,7 +235,7 @@ def _some_finished(state: CoordinatorState) -> bool:
 def ask_to_save(state: CoordinatorState) -> None:
     """Ask the best of `savers` to save, unless one is already asked. Without any saver, the run is over."""
     assert state.ending is not None
-    if state.ending.apart and not disputes.compare_when_complete(state):
+    if state.ending.replicas_differ and not disputes.compare_when_complete(state):
         return
     if not state.savers and state.between:
         state.savers = [worker for worker in state.between if worker in state.workers]
@@ -252,7 +252,7 @@ def ask_to_save(state: CoordinatorState) -> None:
 def on_return(state: CoordinatorState, worker: str) -> None:
     """Repeat the request to a saver that has reconnected: it may not have received it."""
     assert state.ending is not None
-    if state.ending.apart and not state.ending.compared:
+    if state.ending.replicas_differ and not state.ending.compared:
         disputes.ask_for_digests(state, worker)
     elif state.ending.saver == worker:
         ask_next_saver(state)
@@ -262,7 +262,7 @@ def ask_next_saver(state: CoordinatorState) -> None:
     """Ask the chosen saver to save, unless the state is already saved."""
     assert state.ending is not None
     if not state.ending.stored:
-        state.send(state.ending.saver, m.End(save=True, reason=state.ending.reason, between=state.ending.between))
+        state.send(state.ending.saver, m.End(save=True, reason=state.ending.reason, allow_between=state.ending.between))
 
 
 def on_answer(state: CoordinatorState, worker: str, message: m.Saved | m.Digests) -> None:
@@ -303,7 +303,7 @@ def on_saved(state: CoordinatorState, worker: str, message: m.Saved) -> None:
             end(state)
 
 
-def finish(state: CoordinatorState) -> None:
+def on_all_scripts_ended(state: CoordinatorState) -> None:
     """Compare the final states and ask for the last checkpoint: the scripts of all members have ended."""
     prints = {w.id: w.fingerprint for w in state.workers.values() if w.state == "finished"}
     after = state.workers[next(iter(state.members()))].after.written()
@@ -323,7 +323,7 @@ def finish(state: CoordinatorState) -> None:
 
 
 def set_deadline(state: CoordinatorState, now: float) -> None:
-    """Start the time limit for members that have not finished: the run is to stop, and others have finished."""
+    """Start the time limit for members that have not finished: the user ends the run, and others have finished."""
     assert state.ending is not None
     state.deadline = now + state.settings.end_s
     state.proposed = state.previous = None

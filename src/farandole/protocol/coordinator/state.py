@@ -14,7 +14,7 @@ import msgspec
 
 from farandole.protocol import events
 from farandole.protocol import messages as m
-from farandole.protocol import settings as preference
+from farandole.protocol import settings as protocol_settings
 from farandole.protocol.cost import Prices
 from farandole.protocol.difference import Difference, Finish
 from farandole.protocol.events import Event
@@ -199,25 +199,25 @@ class ReportedTime:
 
 @dataclass(kw_only=True)
 class Stopping:
-    """A stop in progress: the workers that still owe an answer, and the reports of the others.
+    """A stop of the view in progress: the workers that still owe an answer, and the reports of the others.
 
     Attributes:
         overdue: unreachable workers and why; the decision does not wait for them if it is safe to go on without them.
         expelled: workers that are removed in any case, and why.
         failed: joiners whose replica differs from the others', with the step in which it was seen.
-        apart: workers that report that the commit messages of the round differ.
+        difference_reporters: workers that report that the commit messages of the round differ.
         stalls: accused workers that were waited for although their connections were open.
     """
 
     number: int
-    waiting: set[str]
+    unanswered: set[str]
     reports: dict[str, m.Stopped] = field(default_factory=dict)
     accusations: dict[tuple[str, str], str] = field(default_factory=dict)
     stalls: set[str] = field(default_factory=set[str])
     overdue: dict[str, str] = field(default_factory=dict)
     expelled: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
-    apart: set[str] = field(default_factory=set[str])
+    difference_reporters: set[str] = field(default_factory=set[str])
     cause: str
     blocked_reported: bool = False  # an event says that the stop cannot be decided yet
     patient: bool = False  # the overdue workers have been given one more timeout
@@ -283,7 +283,7 @@ class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
 class Ending(msgspec.Struct, kw_only=True):
     """The end of the run, from the decision to end until the process exits.
 
-    `failed` means that the run ends in the middle of a step. Otherwise it ends by a planned stop (an empty view), or as
+    `failed` means that the run ends in the middle of a step. Otherwise it ends as planned, by an empty view, or as
     `finished`: the script of every member has run to its end. `stored` means that the last state is saved.
     """
 
@@ -294,10 +294,12 @@ class Ending(msgspec.Struct, kw_only=True):
     between: bool = False  # no worker has the state of a whole step
     finished: bool = False
     stored: bool = False
-    apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `disputes.py`
-    odd: tuple[str, ...] = ()
+    # The replicas differ: those of `differing` from the others', as far as is known; see `disputes.py`. The names in
+    # quotes are those in journals.
+    replicas_differ: bool = msgspec.field(default=False, name="apart")
+    differing: tuple[str, ...] = msgspec.field(default=(), name="odd")
     where: str = ""  # where the difference was seen: "at step 5"
-    told: str = ""  # the worker that reported it, if it was only one
+    reporter: str = msgspec.field(default="", name="told")  # the worker that reported it, if it was only one
     compared: bool = False  # the replicas have been compared
 
 
@@ -311,9 +313,9 @@ class Ending(msgspec.Struct, kw_only=True):
 WINDOW = 16  # figures: 8 s of ordinary heartbeats, more if a shard takes longer than a heartbeat interval
 KEPT_FIGURES = 4 * WINDOW
 WORTH = 0.9
-PATIENCE, LONGEST = 8, 512  # windows that a relegation counts: one minute at first, one hour at most
+RELEGATION_WINDOWS, LONGEST = 8, 512  # windows that a relegation counts: one minute at first, one hour at most
 WHOLE = 1000  # the share of the fastest worker
-SLOW = 0.8  # a worker below this part of the fastest speed is a straggler
+STRAGGLER_SPEED = 0.8  # a worker below this part of the fastest speed is a straggler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,9 +428,11 @@ class Speeds:
     def _settled(self, view: View) -> bool:
         """Return True if every member has the figures of another window, or is known to have no shards to measure."""
         wanted = (self._judged + 1) * self._window
-        return bool(self._fresh) and all(self._fresh.get(w, 0) >= wanted or self._is_idle(w) for w in view.members)
+        return bool(self._fresh) and all(
+            self._fresh.get(w, 0) >= wanted or self._has_no_shards(w) for w in view.members
+        )
 
-    def _is_idle(self, worker: str) -> bool:
+    def _has_no_shards(self, worker: str) -> bool:
         """Return True if the worker is known to have no shards in this view."""
         beat = self.newest(worker)
         return beat.shards_total > 0 and beat.shards == 0 and worker not in self._fresh
@@ -446,7 +450,7 @@ class Speeds:
     def _relegate(self, worker: str, times: Times) -> None:
         """Record that the worker gets fewer shards. Its patience doubles each time, up to `LONGEST`."""
         before = self._relegations.get(worker)
-        patience = min(2 * before.patience, LONGEST) if before else PATIENCE
+        patience = min(2 * before.patience, LONGEST) if before else RELEGATION_WINDOWS
         self._relegations[worker] = Relegation(times, patience, self._windows + patience)
 
 
@@ -464,7 +468,7 @@ def step_us(counts: Sequence[int], shard_us: Sequence[float]) -> float:
 
 def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
     """Return the slow workers of `Speeds.relative` with their speeds, the slowest first."""
-    return dict(sorted((item for item in speeds.items() if item[1] < SLOW), key=lambda item: item[1]))
+    return dict(sorted((item for item in speeds.items() if item[1] < STRAGGLER_SPEED), key=lambda item: item[1]))
 
 
 # --- issued views -----------------------------------------------------------------------------------------------------
@@ -495,7 +499,7 @@ class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.view.lineage(workers) for workers in (self.view.members, self.view.synced))
 
 
-def keep_issued(state: CoordinatorState, named: Iterable[View | None]) -> None:
+def drop_other_views(state: CoordinatorState, named: Iterable[View | None]) -> None:
     """Drop the issued views that are not in `named`: no worker can be in them any more."""
     views = list(named)
     state.issued = [issued for issued in state.issued if issued.view in views]
@@ -618,7 +622,7 @@ class CoordinatorState:
         # The step with which `view` began.
         self.view_began = 0
         # The number of the newest view in which a step is known to have ended.
-        self.proven_view = 0
+        self.view_with_step = 0
         # The first round of `view`, in which its members apply it; -1 until enough workers report the same one.
         self.applied_round = -1
         # The round that each worker reports for `applied_round`.
@@ -639,7 +643,7 @@ class CoordinatorState:
         self.speeds = Speeds()
 
         # --- stops ---
-        # The stop in progress.
+        # The stop of the view in progress. `ending` is the end of the run.
         self.stopping: Stopping | None = None
         # The number of the newest stop. Only grows.
         self.stops = 0
@@ -684,7 +688,7 @@ class CoordinatorState:
         # --- the end of the run ---
         # Set once the run is to end.
         self.ending: Ending | None = None
-        # When the stop of the run was requested.
+        # When the end of the run was requested.
         self.ending_at = 0.0
         # The workers that may write the last checkpoint, the best first. If not empty, no worker trains any more.
         self.savers: list[str] = []
@@ -704,7 +708,7 @@ class CoordinatorState:
         # The newest step whose line was written, -1 for none.
         self.last_step_line = -1
         # The lines that are not written yet, by sender. See `metric_lines.py`.
-        self.waiting: dict[str, deque[m.Line]] = {}
+        self.unwritten_lines: dict[str, deque[m.Line]] = {}
         # `clock`: when the coordinator last ticked. `times_due`: when the reported times are next written.
         self.clock = self.times_due = 0.0
         # The times that workers have reported, by ID. See `accounting.py`.
@@ -727,7 +731,7 @@ class CoordinatorState:
         """The target number of workers of all pools together."""
         if not self.settings.pools:
             return sum(self.fixed_targets.values())
-        return preference.wanted(self.shared_target, self.targets, self.fixed_targets)
+        return protocol_settings.wanted(self.shared_target, self.targets, self.fixed_targets)
 
     def views(self) -> list[View]:
         """Return the views that workers may be in, the oldest first."""
@@ -737,23 +741,23 @@ class CoordinatorState:
         """Return the live workers in the view in force, the proposed view or the previous view."""
         return [w for w in dict.fromkeys(w for view in self.views() for w in view.members) if w in self.workers]
 
-    def has_part(self, worker: str) -> bool:
+    def is_waited_for(self, worker: str) -> bool:
         """Return True if others may have to wait for the worker: it is in a view, must answer a stop, or must save."""
         stopping = self.stopping
-        in_stop = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
+        in_stop = stopping is not None and (worker in stopping.unanswered or worker in stopping.reports)
         return in_stop or worker in self.savers or any(worker in view.members for view in self.views())
 
     def has_met(self, worker: str) -> bool:
         """Return True if a worker of that ID is known now, or was before."""
         return worker in self.workers or worker in self.departed
 
-    def let_in(self, worker: str) -> bool:
-        """Return True if the worker trains, or has trained."""
+    def has_trained(self, worker: str) -> bool:
+        """Return True if the worker trains, or has trained: it is a member with the state, or has finished."""
         return self.workers[worker].state in ("member", "finished") and worker not in self.unsynced
 
-    def stands_alone(self, worker: Worker) -> bool:
+    def affects_only_itself(self, worker: Worker) -> bool:
         """Return True if its script's end affects only itself: it is no member, and the run does not wait for it."""
-        return not self.let_in(worker.id) and (self.view is not None or not worker.pool)
+        return not self.has_trained(worker.id) and (self.view is not None or not worker.pool)
 
     def everyone_finished(self) -> bool:
         """Return True if the scripts of all members have ended, and there is at least one member."""
@@ -789,15 +793,15 @@ class CoordinatorState:
         A worker that left gets `Goodbye` and exits with `code`. An evicted worker gets `Goodbye` with its eviction
         code, and its connection is closed. A dead worker gets no message. The caller handles what follows for the view.
         """
-        started = self.let_in(worker)
+        started = self.has_trained(worker)
         removed = self.workers.pop(worker)
         if cause is Removal.LEFT:
             self.record(events.LeftEvent(worker=worker, host=removed.host, reason=reason))
-            self.record_departure(removed, reason, code, started=started)
+            self.dismiss(removed, reason, code, started=started)
             return
         self.record(events.LostEvent(worker=worker, host=removed.host, reason=reason))
         if cause is Removal.EVICTED:
-            self.record_departure(removed, f"evicted: {reason}", self.eviction_code(worker), started=started)
+            self.dismiss(removed, f"evicted: {reason}", self.eviction_code(worker), started=started)
             self.actions.append(Close(worker))
 
     def close_evicted(self, worker: str, reason: str) -> None:
@@ -812,10 +816,8 @@ class CoordinatorState:
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 
-    def record_departure(
-        self, removed: Worker, reason: str, code: int, *, started: bool, refused: bool = False
-    ) -> None:
-        """Tell a removed worker to exit with `code`, and remember it: if it returns, the Goodbye is sent again."""
+    def dismiss(self, removed: Worker, reason: str, code: int, *, started: bool, refused: bool = False) -> None:
+        """Send a removed worker its Goodbye with `code`, and remember it: if it returns, the Goodbye is sent again."""
         pushed_out = removed.connected or (self.stopping is not None and removed.id in self.stopping.expelled)
         for rate_limit in (self.benefits, self.returns):
             rate_limit.forget(removed.id)

@@ -26,7 +26,7 @@ from farandole.protocol.coordinator.state import (
     IssuedView,
     Removal,
     Worker,
-    keep_issued,
+    drop_other_views,
     stragglers,
 )
 from farandole.protocol.difference import Difference, Finish, calls_differ, ended_early
@@ -44,7 +44,7 @@ from farandole.protocol.view import View
 #     call_switched    a worker goes on with a step in another view
 #     on_finished      a worker's script has ended
 
-KEPT = 4  # rounds whose first calls are remembered; members are at most one round apart
+KEPT_ROUNDS = 4  # rounds whose first calls are remembered; members are at most one round apart
 
 
 def on_round_begun(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
@@ -84,7 +84,7 @@ def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differenc
         return difference
     first, other = state.first_calls.get(round_, (worker, call))
     if first == worker or first not in state.workers:
-        _keep(state, round_, worker, call)
+        _remember_first_call(state, round_, worker, call)
     elif other.number != call.number:
         return calls_differ(first, other, worker, call)
     return _went_on(state, worker, round_, call.doing)
@@ -162,10 +162,10 @@ def _in_a_view(state: CoordinatorState, worker: str, number: int) -> bool:
     return any(view.number == number and worker in view.members for view in state.views())
 
 
-def _keep(state: CoordinatorState, round_: int, worker: str, call: Call) -> None:
+def _remember_first_call(state: CoordinatorState, round_: int, worker: str, call: Call) -> None:
     """Record the first call of `round_`, and forget rounds that are too old."""
     state.first_calls[round_] = (worker, call)
-    for old in [each for each in state.first_calls if each <= round_ - KEPT]:
+    for old in [each for each in state.first_calls if each <= round_ - KEPT_ROUNDS]:
         del state.first_calls[old]
 
 
@@ -177,7 +177,7 @@ REGROUP_S = 600.0  # the time between two tries to replace the connections of th
 def plan(state: CoordinatorState, now: float) -> None:
     """Propose the next view if one is due and nothing is outstanding. Remove candidates that want to leave."""
     for candidate in [w for w in state.workers.values() if w.leaving and w.state in ("starting", "ready")]:
-        if not state.has_part(candidate.id):
+        if not state.is_waited_for(candidate.id):
             state.remove(candidate.id, Removal.LEFT, candidate.leaving)
     finished = any(w.state == "finished" for w in state.workers.values())
     if _regrouping_failed(state, now):
@@ -211,12 +211,12 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
                 joining=(helper,),
                 group=number,
                 hosts=state.hosts_of(members),
-                unproven=(helper,),
+                unchecked=(helper,),
             ), f"{helper} joins to save the checkpoint: no member reaches the store"
         return View(number=number, members=(), group=view.group), state.ending.reason
     ready = [w.id for w in state.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     if state.clock < state.meet_at:
-        ready = []  # an unauthenticated peer was in the last connections: see `on_unproved_peer`
+        ready = []  # an unauthenticated peer was in the last connections: see `on_peer_not_authenticated`
     maximum = state.settings.maximum
     if view is None:
         if len(ready[:maximum]) < state.settings.minimum:
@@ -228,7 +228,7 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
         number = state.next_number()
         hosts = state.hosts_of(first)
         return View(
-            number=number, members=first, joining=first[1:], group=number, hosts=hosts, unproven=first
+            number=number, members=first, joining=first[1:], group=number, hosts=hosts, unchecked=first
         ), "first view"
     leavers = [w for w in view.members if state.workers[w].leaving]
     room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
@@ -252,7 +252,7 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
         group=group,
         shares=shares,
         hosts=state.hosts_of(members),
-        unproven=(*disputes.carried(state, stay), *joiners),
+        unchecked=(*disputes.carried(state, stay), *joiners),
     ), ", ".join(causes)
 
 
@@ -272,8 +272,10 @@ def next_group(state: CoordinatorState, now: float) -> tuple[View, str] | None:
         return None
     state.regroup_at = now + REGROUP_S
     number = state.next_number()
-    unproven = disputes.carried(state, view.members)
-    return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
+    unchecked = disputes.carried(state, view.members)
+    return msgspec.structs.replace(
+        view, number=number, joining=(), group=number, unchecked=unchecked
+    ), "new connections"
 
 
 def _regrouping_failed(state: CoordinatorState, now: float) -> bool:
@@ -294,8 +296,8 @@ def next_shares(state: CoordinatorState) -> tuple[View, str] | None:
         return None
     slow = stragglers(state.speeds.relative())
     cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
-    unproven = disputes.carried(state, view.members)
-    view = msgspec.structs.replace(view, number=state.next_number(), joining=(), shares=shares, unproven=unproven)
+    unchecked = disputes.carried(state, view.members)
+    view = msgspec.structs.replace(view, number=state.next_number(), joining=(), shares=shares, unchecked=unchecked)
     return view, cause or "the workers are about equally fast"
 
 
@@ -338,7 +340,7 @@ def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) ->
     before = state.previous.members if state.previous else ()
     concerned = state.participants()
     state.proposed = state.previous = None
-    keep_issued(state, [view])
+    drop_other_views(state, [view])
     if not view.members:
         state.savers = [w for w in before if w in concerned]
         shutdown.ask_to_save(state)
@@ -432,17 +434,17 @@ def remove(state: CoordinatorState, worker_id: str, cause: Removal, reason: str,
     if cause is Removal.EVICTED:
         if worker_id not in state.workers or state.over:
             return
-        if not state.savers and state.has_part(worker_id):
+        if not state.savers and state.is_waited_for(worker_id):
             recovery.expel(state, worker_id, reason)
             state.close_evicted(worker_id, reason)
             state.workers[worker_id].connected = False
             recovery.expel_if_overdue(state, worker_id, reason)
             return
-    worker, member = state.workers[worker_id], state.let_in(worker_id)
+    worker, member = state.workers[worker_id], state.has_trained(worker_id)
     participant = cause is not Removal.EVICTED and worker_id in state.participants()
     state.remove(worker_id, cause, reason, code)
     if cause is Removal.DIED and member and not worker.leaving and worker.state != "finished":
-        failures.on_worker_death(state, worker_id, reason, entered=worker.entered if worker.pool else -1)
+        failures.count_death(state, worker_id, reason, entered=worker.entered if worker.pool else -1)
     _without(state, worker_id, reason, participant=participant)
 
 
@@ -468,7 +470,7 @@ def on_script_failed(state: CoordinatorState, worker: Worker, traceback: str) ->
         if state.deadline is not None and worker.state != "finished":
             shutdown.give_up(state, f"the script failed on {worker.id}", code=1)
         return  # the others fail in the same way: the first one counts
-    if state.stands_alone(worker):
+    if state.affects_only_itself(worker):
         remove(state, worker.id, Removal.LEFT, "its script failed before it became a member", 1)
         return
     recovery.stop_for_failure(state, f"the script failed on {worker.id}")
@@ -486,7 +488,7 @@ def on_data_unavailable(state: CoordinatorState, worker: Worker, reason: str) ->
     if state.deadline is not None and worker.state != "finished":  # others hold the final state
         failures.release_without_data(state, worker.id)
         _without(state, worker.id, failures.LOST, participant=True)
-    elif not state.has_part(worker.id) and not state.ending:
+    elif not state.is_waited_for(worker.id) and not state.ending:
         state.data_failures += state.view is None and bool(worker.pool)
         why = failures.no_data_anywhere(state, worker.id)
         failures.release_without_data(state, worker.id)
@@ -514,7 +516,7 @@ LONGEST_S = 300.0
 DOUBLINGS = 9  # enough to reach LONGEST_S
 
 
-def on_unproved_peer(state: CoordinatorState, worker: str, message: m.PeerUnproved) -> None:
+def on_peer_not_authenticated(state: CoordinatorState, worker: str, message: m.PeerNotAuthenticated) -> None:
     """Give the proposed view up because an unauthenticated peer was in its connections; see above."""
     view = state.proposed
     if (

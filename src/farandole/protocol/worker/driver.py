@@ -1,7 +1,7 @@
 """The rounds of one worker, one exchange after another, through whatever happens to the view.
 
-`Driver.begin`, `sync`, `finish` and `join_view` are generators: without threads, clock or torch. `Rounds` in
-`worker/rounds.py` runs one at a time, on the training thread, and holds the worker's lock whenever it resumes one. So
+`Driver.begin`, `sync`, `wait_for_round_end` and `join_view` are generators: without threads, clock or torch. `Rounds`
+in `worker/rounds.py` runs one at a time, on the training thread, and holds the worker's lock whenever it resumes one. So
 what stands between two yields is atomic. A generator yields what comes next without the lock:
 
     Change   wait until something has changed (a message, the end of an exchange), perhaps with a limit in seconds
@@ -40,10 +40,10 @@ class Change:
     at_most_s: float | None = None
 
 
-Script = Generator["Change | Callable[[], Any]", Any, T]
+Routine = Generator["Change | Callable[[], Any]", Any, T]
 
 
-def do(work: Callable[..., T], *args: Any) -> Script[T]:
+def do(work: Callable[..., T], *args: Any) -> Routine[T]:
     """Call `work(*args)` without the worker's lock, and return its result."""
     return (yield partial(work, *args))
 
@@ -62,7 +62,7 @@ class Activity:
 
     epoch: int = 0
     shards_computed: int = 0
-    idle: bool = False
+    waits_for_peers: bool = False
     state_complete: bool = False
     shard_us: int = 0
     shards: int = 0
@@ -108,7 +108,7 @@ class Task:
         position: the step, and its place in the data.
         shards: returns the number of shards if the given number of workers begins the round; called without the lock.
         sizes: the sizes of the round's messages, as text.
-        trains: this is a training step: an agreed view is applied where it begins.
+        is_step: this is a training step: an agreed view is applied where it begins.
         doing: the call of the script, if it is no training step; the same text on all workers.
         content: what the port sums up, None for nothing.
     """
@@ -116,7 +116,7 @@ class Task:
     position: Position
     shards: Callable[[int], int]
     sizes: str = ""
-    trains: bool = False
+    is_step: bool = False
     doing: str = ""
     content: Any = None
 
@@ -150,7 +150,7 @@ class ExchangePort(Protocol):
 
     def release(self) -> None: ...
 
-    def finish(self) -> None:
+    def on_all_handed_in(self) -> None:
         """Everything of this worker is handed in."""
         ...
 
@@ -158,7 +158,7 @@ class ExchangePort(Protocol):
         """The view is over, in order or abandoned: use its connections no more."""
         ...
 
-    def settle(self) -> None:
+    def release_peers(self) -> None:
         """Send the messages that the abandoned round still owes its peers; their contents do not matter."""
         ...
 
@@ -228,7 +228,7 @@ class Port(Protocol):
 IDLE_S = 0.05  # between two idle rounds
 
 
-class ViewWithdrawn(Exception):
+class JoinAborted(Exception):
     """The view of this joiner was withdrawn: it waits for the next one."""
 
 
@@ -244,9 +244,9 @@ class Driver:
         workers: how many workers have begun it, including any that failed since.
         computed_shards: the shards of the round that this worker has computed.
         begun_round: the number of the round that was begun last, set before its work starts.
-        waits: this worker has nothing to compute and waits for others.
-        proven: it has ended a round, or begun the run. A joiner that is abandoned before may hold an incomplete state
-            without knowing it.
+        waits_for_peers: this worker has nothing to compute and waits for others.
+        state_verified: the state is known to be complete, since this worker has ended a round or begun the run. A
+            joiner that is abandoned before may hold an incomplete state without knowing it.
     """
 
     def __init__(self, member: Member, instructions: Instructions, port: Port, terms: RunTerms) -> None:
@@ -257,8 +257,8 @@ class Driver:
         self.shards = self.number = self.workers = 0
         self.computed_shards: set[int] = set()
         self.begun_round = -1
-        self.waits = True
-        self.proven = False
+        self.waits_for_peers = True
+        self.state_verified = False
         self.calls = CallRounds()
         self._instructions = instructions
         self.port = port
@@ -266,55 +266,55 @@ class Driver:
         self.checking = Checking(member, terms)
         member.drift = Drift() if terms.bits == "any" else None
         self._call = NOTHING
-        self._idle = False
+        self._in_idle_round = False
 
     # --- a round ---------------------------------------------------------------------------------------------
 
-    def begin(self, task: Task) -> Script[None]:
+    def begin(self, task: Task) -> Routine[None]:
         """Begin a round for `task`: after a call round if one is due, and after idle rounds below the minimum.
 
         Raises:
-            ViewWithdrawn: this worker is a joiner, and its view was stopped before.
+            JoinAborted: this worker is a joiner, and its view was stopped before.
         """
-        first, call = self.calls.due(task.sizes, task.position.step, trains=task.trains, doing=task.doing)
+        first, call = self.calls.due(task.sizes, task.position.step, is_step=task.is_step, doing=task.doing)
         if first is not None:
             yield from self._begin_once(Task(position=task.position, shards=_none), first)
-            while not (yield from self.finish()):
+            while not (yield from self.wait_for_round_end()):
                 pass
         yield from self._begin_once(task, call)
         if self.member.synced:
             yield from self.pass_idle_rounds()
 
-    def _begin_once(self, task: Task, call: Call) -> Script[None]:
+    def _begin_once(self, task: Task, call: Call) -> Routine[None]:
         member, port = self.member, self.port
         while True:
             yield from self.handle_requests()
             if member.phase == "member":
-                reports = member.begin_round(task.position.step, may_switch=task.trains, call=call)
+                reports = member.begin_round(task.position.step, may_switch=task.is_step, call=call)
                 self.tell(reports or ())
                 if member.phase == "member":
                     break
                 yield from do(port.stand_back)
                 continue
-            if member.phase == "waiting":
-                raise ViewWithdrawn
+            if member.phase == "candidate":
+                raise JoinAborted
             yield Change()
         view, lineage, synced, first = member.view, member.lineage, member.synced, member.first
         assert view is not None
         assert lineage is not None
         self.task, self._call = task, call
         self.number = self.begun_round = member.round
-        self._idle = task.trains and len(lineage.sets[0]) < self._terms.minimum
-        member.trains = self.trains
-        renewal = member.drift.renewal(view, task.position.step) if member.drift and self.trains else None
+        self._in_idle_round = task.is_step and len(lineage.sets[0]) < self._terms.minimum
+        member.computes_step = self.computes_step
+        renewal = member.drift.renewal(view, task.position.step) if member.drift and self.computes_step else None
         self.workers = port.workers(task.position.step, len(lineage.sets[0]))
         if synced:
             yield from self.take_digest()
         self.shards, self.computed_shards = 0, set()
         self.checking.begin()
-        if not self._idle:
+        if not self._in_idle_round:
             self.shards = yield from do(task.shards, self.workers)
-        yield from do(port.take_up, None if self._idle else task.content, self.shards)
+        yield from do(port.take_up, None if self._in_idle_round else task.content, self.shards)
         yield from self._open(view)
         if not synced:
             self.exchange.withhold()
@@ -324,7 +324,7 @@ class Driver:
             yield from self._renew(view, renewal)
         yield from self._start(lineage)
 
-    def _renew(self, view: View, renewal: View) -> Script[None]:
+    def _renew(self, view: View, renewal: View) -> Routine[None]:
         """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `member.py`."""
         if self.member.worker in renewal.senders(self._terms.bits):
             yield from do(self.port.send_state, renewal, self.number, self.task.position)
@@ -334,7 +334,7 @@ class Driver:
                 yield from do(self.port.renew, arriving.state)
                 yield from self.take_digest()
 
-    def until(self, view: View, condition: Callable[[], bool]) -> Script[bool]:
+    def until(self, view: View, condition: Callable[[], bool]) -> Routine[bool]:
         """Wait until `condition()` holds, and return True.
 
         Returns False if `view` is abandoned before, as soon as this worker is a candidate again.
@@ -347,10 +347,10 @@ class Driver:
                 return True
             yield Change()
 
-    def pass_idle_rounds(self) -> Script[None]:
+    def pass_idle_rounds(self) -> Routine[None]:
         """Run rounds without work while workers are too few. A joiner's view can be agreed on in them as usual (R2)."""
-        while self._idle:
-            while not (yield from self.finish()):
+        while self._in_idle_round:
+            while not (yield from self.wait_for_round_end()):
                 pass
             yield Change(IDLE_S)
             yield from self._begin_once(self.task, self._call)
@@ -358,7 +358,7 @@ class Driver:
     def checked(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """Record a check: this worker has computed `shard` of another one. After its last check it may commit."""
         self.checking.on_check(shard, names, digests)
-        if self.member.synced and not self.checking.owed():
+        if self.member.synced and not self.checking.checks_left():
             self.exchange.release()
 
     def todo(self) -> tuple[int, ...]:
@@ -367,14 +367,14 @@ class Driver:
         return tuple(shard for shard in mine if shard not in self.computed_shards)
 
     @property
-    def trains(self) -> bool:
+    def computes_step(self) -> bool:
         """True if the round is a training step's, and not an idle one in its place."""
-        return self.task.trains and not self._idle
+        return self.task.is_step and not self._in_idle_round
 
     @property
-    def idle(self) -> bool:
+    def in_idle_round(self) -> bool:
         """True if the round in progress has no work, because there are fewer workers than the minimum."""
-        return self._idle
+        return self._in_idle_round
 
     def inherited(self, shard: int) -> bool:
         """Return True if `shard` of this round was assigned to a worker that has failed since."""
@@ -384,7 +384,7 @@ class Driver:
         first = Lineage(sets=sets[:1], shares=self.lineage.shares)
         return shard not in first.assign(self.shards).get(self.member.worker, ())
 
-    def sync(self) -> Script[None]:
+    def sync(self) -> Routine[None]:
         """Follow a change of the view in this round: open the new exchange over the same partial sums."""
         yield from self.handle_requests()
         member = self.member
@@ -394,32 +394,32 @@ class Driver:
             yield from self._open(view)
             yield from self._start(lineage)
 
-    def finish(self) -> Script[bool]:
+    def wait_for_round_end(self) -> Routine[bool]:
         """Wait for the end of the round. Returns False if the view has changed instead: then look at `todo` again."""
         member, exchange = self.member, self.exchange
-        self.waits = True
-        yield from do(exchange.finish)
+        self.waits_for_peers = True
+        yield from do(exchange.on_all_handed_in)
         while not exchange.ended and member.round <= self.number:
             yield from self.handle_requests()
             if member.phase == "member" and member.view is not None and member.view.number != exchange.view.number:
                 yield from self.sync()
                 return False
             yield Change()
-        self.proven, self.waits = True, False
+        self.state_verified, self.waits_for_peers = True, False
         return True
 
-    def _open(self, view: View) -> Script[None]:
+    def _open(self, view: View) -> Routine[None]:
         old = self.exchange
         if old.view.number == view.number:
             return
         self.exchange = yield from do(self.port.open, view)
         old.close()
-        yield from do(old.settle)  # all workers that live have abandoned the view, or left it in order
+        yield from do(old.release_peers)  # all workers that live have abandoned the view, or left it in order
 
-    def _start(self, lineage: Lineage) -> Script[None]:
-        self.lineage, self.waits = lineage, False
-        self.checking.arrange(lineage, self.shards if self.trains else 0, self.task.position.step)
-        if self.checking.owed():
+    def _start(self, lineage: Lineage) -> Routine[None]:
+        self.lineage, self.waits_for_peers = lineage, False
+        self.checking.arrange(lineage, self.shards if self.computes_step else 0, self.task.position.step)
+        if self.checking.checks_left():
             self.exchange.withhold()
         yield from do(self.port.start, self.task, self.number, self.shards, lineage)
         if not self.todo():
@@ -427,7 +427,7 @@ class Driver:
 
     # --- requests of the coordinator -------------------------------------------------------------------------
 
-    def handle_requests(self) -> Script[None]:
+    def handle_requests(self) -> Routine[None]:
         """Handle a request for a checkpoint or for the exit, if there is one. May raise what `Port.leave` raises."""
         instructions, port = self._instructions, self.port
         if instructions.save is not None:
@@ -435,14 +435,14 @@ class Driver:
             if request.save:
                 port.answer(request)
         if instructions.exit is not None:
-            if instructions.orphaned and self.proven:
+            if instructions.orphaned and self.state_verified:
                 instructions.orphaned = False
-                saved = yield from do(port.save, bool(self.member.apart))
+                saved = yield from do(port.save, bool(self.member.differing))
                 if saved.between and instructions.exit.within_s is None:  # in an evaluation, or the script has ended
                     yield from do(port.save, True)
             port.leave(instructions.exit)
 
-    def serve_until_dismissed(self) -> Script[NoReturn]:
+    def serve_until_dismissed(self) -> Routine[NoReturn]:
         """After the script has ended, handle requests until the coordinator dismisses this worker."""
         while True:
             yield from self.handle_requests()
@@ -450,10 +450,10 @@ class Driver:
 
     # --- small things ----------------------------------------------------------------------------------------
 
-    def take_digest(self) -> Script[None]:
+    def take_digest(self) -> Routine[None]:
         """Take the replica's digest for the commit message of a training step; 0 elsewhere, and in a view of one."""
         view = self.member.view
-        compared = self.trains and view is not None and view.size > 1
+        compared = self.computes_step and view is not None and view.size > 1
         self.member.digest = (yield from do(self.port.digest)) if compared else 0
 
     def tell(self, messages: Iterable[Message]) -> None:
@@ -472,11 +472,11 @@ class _Before:
 
     def release(self) -> None: ...
 
-    def finish(self) -> None: ...
+    def on_all_handed_in(self) -> None: ...
 
     def close(self) -> None: ...
 
-    def settle(self) -> None: ...
+    def release_peers(self) -> None: ...
 
 
 def _none(workers: int) -> int:
@@ -512,7 +512,7 @@ class JoinCallbacks(Protocol):
         ...
 
 
-def join_view(driver: Driver, entrance: JoinCallbacks) -> Script[None]:
+def join_view(driver: Driver, entrance: JoinCallbacks) -> Routine[None]:
     """Join a view, and begin the first step in it."""
     member = driver.member
     while True:
@@ -522,11 +522,11 @@ def join_view(driver: Driver, entrance: JoinCallbacks) -> Script[None]:
         try:
             if (yield from entered):
                 return
-        except ViewWithdrawn:
+        except JoinAborted:
             continue
 
 
-def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
+def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     """Begin the run in its first view; False if that was withdrawn."""
     position = yield from do(entrance.restore, view)
     if position is None:
@@ -534,13 +534,13 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bo
         return False
     if not _adopt(driver, 0, position, view):
         return False
-    driver.proven = True
+    driver.state_verified = True
     yield from driver.begin((yield from do(entrance.first, position, None)))
     yield from do(entrance.entered)
     return True
 
 
-def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
+def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     """Join `view` with the state of its other members; False if the view was withdrawn."""
     member = driver.member
     arriving = yield from do(driver.port.receive, view)
@@ -560,17 +560,17 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Script[bool]:
     if synced is None:
         return False
     driver.tell(synced)
-    if not driver.checking.owed():
+    if not driver.checking.checks_left():
         exchange.release()
     yield from driver.pass_idle_rounds()
     return True
 
 
-def _proposed(driver: Driver) -> Script[View]:
+def _proposed(driver: Driver) -> Routine[View]:
     """Wait for a proposed view whose connections are open."""
     member = driver.member
     while True:
-        if member.phase == "waiting" and member.pending and member.prepared == member.pending.number:
+        if member.phase == "candidate" and member.pending and member.prepared == member.pending.number:
             return member.pending
         yield from driver.handle_requests()
         yield Change()
@@ -600,11 +600,11 @@ def class_of(driver: Driver, *, entered: bool, waits: bool, before: TimeClass) -
     if before == "end" or member.phase in ("left", "out"):
         return "end"
     if not entered:
-        return "spare" if waits and member.phase == "waiting" and member.pending is None else "start"
+        return "spare" if waits and member.phase == "candidate" and member.pending is None else "start"
     view = member.view
     if member.phase == "stopped" or view is None or view.number != driver.exchange.view.number:
         return "pause"
-    if driver.idle:
+    if driver.in_idle_round:
         return "few"
     if member.first and (view.joining or not waits):
         return "pause"

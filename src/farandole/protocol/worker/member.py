@@ -4,13 +4,13 @@ Three threads call it under one lock: the control connection's `on_message`; the
 and `on_peer_lost`; the training side the rest. What makes the races between them harmless:
 
 - once `Stop` has been answered, `commit_message`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until
-  `Resume` (or `Demoted`), so what was reported stays true;
+  `Resume` (or `ViewWithdrawn`), so what was reported stays true;
 - `Resume` advances `round` at once when the current round is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
 
-A round does not end if its commit messages carry different digests of the replica (`apart`, `report`; docs/protocol.md,
-Replicas that differ), or if two have different results for a shard (`checks`, `unlike`; docs/protocol.md,
-Recomputation).
+A round does not end if its commit messages carry different digests of the replica (`differing`, `report`;
+docs/protocol.md, Replicas that differ), or if two have different results for a shard (`checks`, `unlike`;
+docs/protocol.md, Recomputation).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farandole.errors import ProtocolError
-from farandole.plan.shards import Check, audit, due, of_checker, of_holder
+from farandole.plan.shards import Check, audit, due, of_checker, of_owner
 from farandole.protocol import messages as m
 from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
@@ -107,11 +107,11 @@ class Exit:
 class Save:
     """With `save`, write the state of the last complete step and answer `Saved`. Without, only wait for `Goodbye`.
 
-    `between` also permits a state between two steps, which no run can continue from.
+    `allow_between` also permits a state between two steps, which no run can continue from.
     """
 
     save: bool
-    between: bool
+    allow_between: bool
 
 
 @dataclass(frozen=True)
@@ -126,47 +126,49 @@ class Member:
     """The state machine of one worker; the module's head says why its callers cannot race.
 
     Attributes:
-        phase: "waiting" for a view, "member" of one, "stopped" (has answered `Stop`, awaits `Resume`), "left" its last
-            view in order, or "out" of the run.
+        phase: "candidate" (waits for a view), "member" of one, "stopped" (has answered `Stop`, awaits `Resume`),
+            "left" its last view in order, or "out" of the run.
         view: the view in force, None before the first.
         pending: the proposed view, None if there is none.
         prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
         agreed: the view that is applied where the next training step begins (R2), None if there is none.
         round: the number of the round in progress, or of the next one between two rounds.
         step: the training step of that round.
-        holds: this worker holds every reduced bucket of `round`.
+        has_result: this worker holds every reduced bucket of `round`.
         synced: this worker holds the run's state.
         lineage: how the shards of `round` are assigned, None if that is not decided yet.
     """
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self.phase = "waiting"
+        self.phase = "candidate"
         self.view: View | None = None
         self.pending: View | None = None
         self.prepared = 0
         self.agreed: View | None = None
         self.round = 0
         self.step = 0
-        self.holds = False
+        self.has_result = False
         self.synced = False
         self.lineage: Lineage | None = None
         self.first = False  # the round in progress is the view's first
         self.digest = 0  # of the replica at the start of the current step; goes into its commit message
-        self.apart: tuple[str, ...] = ()  # workers whose replica differs from the others'
+        self.differing: tuple[str, ...] = ()  # workers whose replica differs from the others'
         self.drift: Drift | None = None  # None unless replicas may differ (`--bits any`)
         self.checks: tuple[Check, ...] = ()  # of the round in progress
-        self.held = self.checked = NOT_COMPUTED  # for its commit message
+        self.own_results = self.check_results = NOT_COMPUTED  # for its commit message
         self.unlike: tuple[Check, ...] = ()  # checks whose two workers computed different results
-        self.trains = False  # the round in progress is a training step's
-        self._proving = False  # no training round has ended in this view, so its admission checks are still to be made
+        self.computes_step = False  # the round in progress is a training step's
+        self._admission_pending = (
+            False  # no training round has ended in this view, so its admission checks are still to be made
+        )
         self.newest = m.Newest()  # the checkpoint that the members who begin the proposed view must find
         self._called = (-1, NOTHING)  # the newest round that has begun here, and its call
 
     @property
-    def unproven(self) -> tuple[str, ...]:
+    def unchecked(self) -> tuple[str, ...]:
         """The workers that must pass the admission check in the round in progress, if it is a training step's."""
-        return self.view.unproven if self.view and self._proving else ()
+        return self.view.unchecked if self.view and self._admission_pending else ()
 
     @property
     def call(self) -> Call:
@@ -192,9 +194,9 @@ class Member:
                 return self._stop(message.stop)
             case m.Resume():
                 return self._resume(message)
-            case m.Demoted():
-                self.phase, self.view, self.pending, self.prepared, self.synced = "waiting", None, None, 0, False
-                self.agreed, self.lineage, self.holds = None, None, False
+            case m.ViewWithdrawn():
+                self.phase, self.view, self.pending, self.prepared, self.synced = "candidate", None, None, 0, False
+                self.agreed, self.lineage, self.has_result = None, None, False
                 return []
             case m.Goodbye():
                 self.phase = "out"
@@ -203,7 +205,7 @@ class Member:
                 self.phase = "out"
                 return [Exit(f"refused: {message.reason}", 1)]
             case m.End():
-                return [Save(message.save, message.between)]
+                return [Save(message.save, message.allow_between)]
             case m.Compare():
                 return [CompareDigests()]
             case _:
@@ -221,7 +223,7 @@ class Member:
         return [m.Prepared(view=view.number)]
 
     def _stop(self, number: int) -> list[Action]:
-        if self.phase in ("member", "waiting"):
+        if self.phase in ("member", "candidate"):
             self.phase = "stopped"
         return [
             m.Stopped(
@@ -229,14 +231,14 @@ class Member:
                 view=self.view,
                 round=self.round,
                 step=self.step,
-                holds=self.holds,
+                has_result=self.has_result,
                 synced=self.synced and self.view is not None,
                 lineage=self.lineage or self._base(),
                 call=self.call,
                 prepared=self._named(),
-                held=self.held,
-                checked=self.checked,
-                unproven=self.worker in self.unproven,
+                own_results=self.own_results,
+                check_results=self.check_results,
+                unchecked=self.worker in self.unchecked,
             )
         ]
 
@@ -246,9 +248,9 @@ class Member:
 
     def _resume(self, message: m.Resume) -> list[Action]:
         self.pending, self.agreed, self.prepared = None, None, 0
-        self.view, self.phase, self.first, self.apart, self.unlike = message.view, "member", False, (), ()
+        self.view, self.phase, self.first, self.differing, self.unlike = message.view, "member", False, (), ()
         if self.round == message.round - 1:
-            if not self.holds:
+            if not self.has_result:
                 raise ProtocolError(
                     f"the coordinator resumes at round {message.round}, but this worker holds no result of round "
                     f"{self.round}; restart the run from its newest checkpoint"
@@ -257,8 +259,8 @@ class Member:
         elif message.commit:
             self._next(None)
         else:
-            self.holds, self.lineage = False, message.lineage
-        self._proving = True  # no round has ended in this view, even if one of the previous view ends here
+            self.has_result, self.lineage = False, message.lineage
+        self._admission_pending = True  # no round has ended in this view, even if one of the previous view ends here
         return []
 
     # --- from the training side --------------------------------------------------------------------------------
@@ -268,14 +270,14 @@ class Member:
 
         Returns the messages to send, or None if the view is not proposed any more.
         """
-        if self.phase != "waiting" or self.pending is None or self.prepared != self.pending.number:
+        if self.phase != "candidate" or self.pending is None or self.prepared != self.pending.number:
             return None
         if view != self.pending.number:
             return None
         self.view, self.pending, self.prepared = self.pending, None, 0
         self.phase, self.round, self.step, self.first = "member", round_, step, True
         self.synced, self._called = self.worker not in self.view.joining, (-1, NOTHING)
-        self._proving = True
+        self._admission_pending = True
         self.lineage = self._base()
         return [m.Switched(view=self.view.number, round=round_, step=step)]
 
@@ -301,7 +303,7 @@ class Member:
         actions: list[m.Message] = []
         if self.agreed and may_switch:
             self.view, self.agreed, self.first, self.lineage = self.agreed, None, True, None
-            self._proving = True
+            self._admission_pending = True
             actions.append(m.Switched(view=self.view.number, round=self.round, step=step))
             if self.worker not in self.view.members:
                 self.phase = "left"
@@ -321,37 +323,38 @@ class Member:
             return None
         if (view, round_) != (self.view.number, self.round):
             return None
-        self.holds = True
+        self.has_result = True
         return CommitMessage(
             view=self.view.number, round=self.round, prepared=self._named(), compute_us=compute_us, shards=shards,
-            call=self.call.number, digest=self.digest, held=self.held.number, checked=self.checked.number,
+            call=self.call.number, digest=self.digest, own_results=self.own_results.number,
+            check_results=self.check_results.number,
         )  # fmt: skip
 
-    def end_round(self, words: Sequence[CommitMessage]) -> bool:
+    def end_round(self, commits: Sequence[CommitMessage]) -> bool:
         """End the round: all its commit messages are here (R1).
 
-        `words`: this worker's own message, then those of its peers in the order of their ranks. Returns False if the
+        `commits`: this worker's own message, then those of its peers in the order of their ranks. Returns False if the
         view was stopped before, if the scripts called different things, if the replicas differ, or if two workers
         computed different results of one shard.
         """
         if self.phase != "member" or self.view is None:
             return False
-        for word in words:
-            if (word.view, word.round) != (self.view.number, self.round):
+        for commit in commits:
+            if (commit.view, commit.round) != (self.view.number, self.round):
                 return False
         if any(
-            word.call != self.call.number for word in words
+            commit.call != self.call.number for commit in commits
         ):  # the scripts diverged (`protocol/coordinator/view_changes.py`): never ends
             return False
-        worker_messages = by_worker(self.view, self.worker, words)
-        digests = {w: word.digest for w, word in worker_messages.items() if word.digest}
-        self.apart = () if self.drift else outliers(digests)
+        worker_messages = by_worker(self.view, self.worker, commits)
+        digests = {w: commit.digest for w, commit in worker_messages.items() if commit.digest}
+        self.differing = () if self.drift else outliers(digests)
         self.unlike = unlike(self.checks, worker_messages)
-        if self.apart or self.unlike:
+        if self.differing or self.unlike:
             return False
         if self.drift:
             self.drift.on_step(self.view, self.step, digests)
-        number = agreed_switch(words)
+        number = agreed_switch(commits)
         if self.pending and number == self.pending.number:
             self.agreed, self.pending, self.prepared = self.pending, None, 0
         self._next(None)
@@ -360,19 +363,19 @@ class Member:
     def _next(self, lineage: Lineage | None) -> None:
         """Move on to the next round, whose shards are assigned by `lineage`; None: not decided yet."""
         self.round += 1
-        self.holds, self.first, self.lineage = False, False, lineage
-        self._proving = self._proving and not self.trains
-        self.checks, self.held, self.checked = (), NOT_COMPUTED, NOT_COMPUTED
+        self.has_result, self.first, self.lineage = False, False, lineage
+        self._admission_pending = self._admission_pending and not self.computes_step
+        self.checks, self.own_results, self.check_results = (), NOT_COMPUTED, NOT_COMPUTED
 
     def report(self) -> list[Action]:
         """Return the reports to the coordinator after `end_round`, whichever value that returned."""
-        if self.apart:
-            return [m.Differs(step=self.step, workers=self.apart)]
+        if self.differing:
+            return [m.Differs(step=self.step, workers=self.differing)]
         if self.unlike:
             return [m.ShardsDiffer(step=self.step)]
         return [*self.drift.report()] if self.drift else []
 
-    def finished(self, fingerprint: str, after: m.StepTime) -> m.Finished:
+    def script_end_report(self, fingerprint: str, after: m.StepTime) -> m.Finished:
         """Return the report that the script has ended. `fingerprint`: of the state; `after`: since its last step."""
         view = self.view.number if self.view else 0
         return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step, after=after)
@@ -382,7 +385,7 @@ class Member:
 
         A joiner may report this about the view that it waits for. Returns nothing if `view` is over.
         """
-        mine = self.view if self.phase == "member" else self.pending if self.phase == "waiting" else None
+        mine = self.view if self.phase == "member" else self.pending if self.phase == "candidate" else None
         if mine is not None and mine.number == view:
             return [m.Suspect(view=view, peer=peer, reason=reason, waited_s=waited_s)]
         return []
@@ -404,7 +407,7 @@ ShardDigests = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # by shard: n
 
 
 class Checking:
-    """The checked shards of one worker. Sets `Member.checks`, `held` and `checked` for the round in progress."""
+    """The checked shards of one worker. Sets the member's `checks`, `own_results` and `check_results` for its round."""
 
     def __init__(self, member: Member, terms: RunTerms) -> None:
         self._member = member
@@ -424,14 +427,14 @@ class Checking:
             held, workers = lineage.assign(shards), lineage.sets[-1]
             fraction = 0.0 if member.view is None or member.view.undecided else terms.audit
             audited = audit(held, workers, fraction, terms.seed, step)
-            member.checks = due(held, member.unproven, lineage.again, audited)
-        self._settle()
+            member.checks = due(held, member.unchecked, lineage.rechecks, audited)
+        self._update_member()
 
     def concerns(self, shard: int) -> bool:
         """Return True if another worker checks `shard`, which is this worker's own."""
-        return shard in of_holder(self._member.checks, self._member.worker)
+        return shard in of_owner(self._member.checks, self._member.worker)
 
-    def owed(self) -> tuple[int, ...]:
+    def checks_left(self) -> tuple[int, ...]:
         """Return the shards of another worker that this one must still compute before it sends its commit message."""
         mine = of_checker(self._member.checks, self._member.worker)
         return tuple(shard for shard in mine.shards if shard not in self._others) if mine else ()
@@ -442,20 +445,20 @@ class Checking:
         Call it before the last gradient of the shard is handed in: the commit message may follow at once.
         """
         self._mine[shard] = (tuple(names), tuple(digests))
-        self._settle()
+        self._update_member()
 
     def on_check(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """Record the digests of a shard of another worker, computed here as a check."""
         self._others[shard] = (tuple(names), tuple(digests))
-        self._settle()
+        self._update_member()
 
-    def _settle(self) -> None:
+    def _update_member(self) -> None:
         member, mine = self._member, of_checker(self._member.checks, self._member.worker)
-        member.held = _computed(member.worker, of_holder(member.checks, member.worker), self._mine)
-        member.checked = _computed(mine.holder, mine.shards, self._others) if mine else NO_DIGESTS
+        member.own_results = _computed(member.worker, of_owner(member.checks, member.worker), self._mine)
+        member.check_results = _computed(mine.owner, mine.shards, self._others) if mine else NO_DIGESTS
 
 
-def _computed(holder: str, shards: Sequence[int], digests_of: ShardDigests) -> Computed:
+def _computed(owner: str, shards: Sequence[int], digests_of: ShardDigests) -> Computed:
     """Return what was computed of `shards`; `NO_DIGESTS` until the digests of all of them are known."""
     if not shards or any(shard not in digests_of for shard in shards):
         return NO_DIGESTS
@@ -467,7 +470,7 @@ def _computed(holder: str, shards: Sequence[int], digests_of: ShardDigests) -> C
     if most < len(digests):
         rest = hashlib.sha256(repr(digests[most - 1 :]).encode()).digest()
         names, digests = names[:most], (*digests[: most - 1], int.from_bytes(rest[:8], "little") >> 1 or 1)
-    return Computed(holder=holder, shards=tuple(shards), names=names, digests=digests)
+    return Computed(owner=owner, shards=tuple(shards), names=names, digests=digests)
 
 
 # --- call rounds ------------------------------------------------------------------------------------------------------
@@ -485,13 +488,13 @@ class CallRounds:
         """This worker joins a view: forget the sizes. The others know those of its first step."""
         self._sizes = ""
 
-    def due(self, sizes: str, step: int, *, trains: bool, doing: str) -> tuple[Call | None, Call]:
+    def due(self, sizes: str, step: int, *, is_step: bool, doing: str) -> tuple[Call | None, Call]:
         """Return (the call round that must come first or None, the call of the round itself).
 
         `sizes` describes the sizes of the round's messages. `doing` describes a call that is no training step, with the
         same text on all workers.
         """
-        if not trains:
+        if not is_step:
             call = Call.of(doing or f"something after step {step}", sizes)
             return call, call
         previous, self._sizes = self._sizes or sizes, sizes

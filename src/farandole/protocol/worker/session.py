@@ -2,7 +2,7 @@
 
 A pure machine. Its owner opens and closes connections, carries what `take` gives, passes in what arrives, and calls
 `watch` and `beat` every `terms.heartbeat_s`. Times are the owner's, in seconds. Invariants: only the newest connection
-counts; messages that still hold (`STANDING`) are repeated on a new one; after the lease this worker gives no commit
+counts; the messages of `REPEATED` are sent again on a new one; after the lease this worker gives no commit
 message and ends no round.
 Argument: docs/protocol.md, Session 1-7.
 """
@@ -33,11 +33,11 @@ from farandole.protocol.worker.member import Action, Exit, Member, Save
 # Argument: docs/protocol.md, Session, "Waiting for a peer".
 
 STEPS = 10
-Waiting = tuple[int, str, float]  # the view, the peer that is waited for, and since when
+PeerWait = tuple[int, str, float]  # the view, the peer that is waited for, and since when
 
 
 def peer_over_soft_limit(
-    waiting: Waiting | None, step_s: float | None, *, stall_s: float, heartbeat_timeout_s: float, now: float
+    waiting: PeerWait | None, step_s: float | None, *, stall_s: float, heartbeat_timeout_s: float, now: float
 ) -> str:
     """Return the peer that this worker has waited for beyond the soft limit; "" if there is none.
 
@@ -47,7 +47,7 @@ def peer_over_soft_limit(
     return waiting[1] if waiting is not None and now - waiting[2] > limit else ""
 
 
-def stalled(waiting: Waiting, step_s: float | None, *, stall_s: float, now: float) -> bool:
+def stalled(waiting: PeerWait, step_s: float | None, *, stall_s: float, now: float) -> bool:
     """Return True if the peer that is waited for must be reported as stalled."""
     return now - waiting[2] > max(stall_s, STEPS * (step_s or 0.0))
 
@@ -100,7 +100,7 @@ class Lease:
 # --- session ----------------------------------------------------------------------------------------------------------
 
 # Sent again on every new connection.
-STANDING = (m.Ready, m.LeaveRequest, m.ScriptFailed, m.DataUnavailable, m.Differs, m.Finished, m.NotFinite)
+REPEATED = (m.Ready, m.LeaveRequest, m.ScriptFailed, m.DataUnavailable, m.Differs, m.Finished, m.NotFinite)
 LAST = (
     m.NotFinite,
     m.ScriptFailed,
@@ -112,7 +112,7 @@ LAST = (
 )  # all lines of metrics are sent before one of these
 MORE_BEATS = 9  # heartbeats that may follow one that can't carry all lines: a script may log thousands a second
 FIRST_S = 20.0  # limit for the first contact: the coordinator may be restarting, or thawing
-PATIENCE = 0.6  # how long a connection may be silent, as a fraction of the heartbeat timeout
+SILENT_FRACTION = 0.6  # how long a connection may be silent, as a fraction of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two attempts: first and longest; doubles, with jitter
 EXIT_ORPHANED = 4  # exit code of a worker that was without a coordinator for too long
 DEFAULT_TERMS = RunTerms(
@@ -129,7 +129,7 @@ class Session:
 
     def __init__(
         self, hello: m.Hello, member: Member, activity: Callable[[], Activity],
-        waiting_for: Callable[[], Waiting | None], now: float,
+        waiting_for: Callable[[], PeerWait | None], now: float,
     ) -> None:  # fmt: skip
         self.member = member
         self.instructions = Instructions()
@@ -143,7 +143,7 @@ class Session:
         self._phase = "closed"  # or "greeting": Hello is sent, or "open": it was answered
         self._hello_at = self._heard_at = now
         self._wait_s = BACKOFF_S[0]
-        self._standing: list[m.Message] = []
+        self._repeated: list[m.Message] = []
         self._outgoing: deque[m.Message] = deque()
         self._lease = Lease()
         self._ends = Ends()
@@ -173,7 +173,7 @@ class Session:
     @property
     def patience_s(self) -> float:
         """How long a connection may be silent, in seconds."""
-        return (PATIENCE if self._phase == "open" else 1.0) * self.terms.heartbeat_timeout_s
+        return (SILENT_FRACTION if self._phase == "open" else 1.0) * self.terms.heartbeat_timeout_s
 
     def silent(self, now: float) -> bool:
         """Return True if the connection was silent for too long: the owner must close it."""
@@ -209,7 +209,7 @@ class Session:
                 raise Refused(message.reason)
             case _ if self._phase == "greeting":
                 raise Refused(f"the coordinator answered Hello with {type(message).__name__}, not with Welcome")
-            case m.LinesHeard():
+            case m.HeartbeatAnswer():
                 self._lease.on_answer(message.beat, self.terms.orphan_s)
                 self._lines.forget(message.lines)
             case m.Saver():
@@ -233,13 +233,13 @@ class Session:
         self._phase, self._wait_s = "open", BACKOFF_S[0]
         self._lease.on_welcome(self._hello_at, welcome.terms.orphan_s)
         self._lines.send_after(welcome.lines)
-        self._outgoing.extend(self._standing)
+        self._outgoing.extend(self._repeated)
 
     def _follow(self, message: m.Message) -> list[Action]:
-        self.instructions.saves = self.instructions.saves and not isinstance(message, m.Demoted)
+        self.instructions.saves = self.instructions.saves and not isinstance(message, m.ViewWithdrawn)
         actions = self.member.on_message(message)
-        if not self.member.apart:  # the worker continues, and compares again
-            self._standing = [message for message in self._standing if not isinstance(message, m.Differs)]
+        if not self.member.differing:  # the worker continues, and compares again
+            self._repeated = [message for message in self._repeated if not isinstance(message, m.Differs)]
         for action in actions:
             match action:
                 case Exit():
@@ -253,15 +253,15 @@ class Session:
     # --- sending ---------------------------------------------------------------------------------------------
 
     def tell(self, message: m.Message, now: float) -> None:
-        """Send `message` if a connection is open. A message of `STANDING` is sent on every later connection as well."""
+        """Send `message` if a connection is open. A message of `REPEATED` is sent on every later connection as well."""
         message = _sendable(message)
         if isinstance(message, m.NotFinite):  # only the newest one is kept
-            self._standing = [each for each in self._standing if not isinstance(each, m.NotFinite)]
+            self._repeated = [each for each in self._repeated if not isinstance(each, m.NotFinite)]
         if isinstance(message, m.LeaveRequest) and message.within_s is not None:
             self._ends.within(message.within_s, now)
-        stands = isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done)
-        if stands and message not in self._standing:
-            self._standing.append(message)
+        repeats = isinstance(message, REPEATED) or (isinstance(message, m.Restored) and message.done)
+        if repeats and message not in self._repeated:
+            self._repeated.append(message)
         if self._phase == "open":
             if isinstance(message, LAST):
                 while self._leads() and (lines := self._lines.take()):
@@ -301,9 +301,10 @@ class Session:
         view = member.view
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
-            lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed, idle=activity.idle,
-            state_complete=activity.state_complete, shard_us=activity.shard_us, shards=activity.shards,
-            shards_total=activity.shards_total, time_us=activity.time_us,
+            lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed,
+            waits_for_peers=activity.waits_for_peers, state_complete=activity.state_complete,
+            shard_us=activity.shard_us, shards=activity.shards, shards_total=activity.shards_total,
+            time_us=activity.time_us,
             blocked_on=peer_over_soft_limit(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
@@ -325,10 +326,10 @@ class Session:
             return None
         return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
-    def end_round(self, now: float, words: Sequence[CommitMessage]) -> bool:
+    def end_round(self, now: float, commits: Sequence[CommitMessage]) -> bool:
         """Return `Member.end_round`, or False once the lease is over."""
         self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
-        return not self.lease_over(now) and self.member.end_round(words)
+        return not self.lease_over(now) and self.member.end_round(commits)
 
     def watch(self, now: float) -> list[Action]:
         """Report a stalled peer, and end this worker when its lease is over. Works with and without a connection."""
