@@ -87,7 +87,7 @@ def told(*workers: str) -> Scene:
     scene.say("a", m.Differs(step=7, workers=("b",)))
     scene.say("b", m.Differs(step=7, workers=("b",)))
     for worker in workers:
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
     return scene
 
 
@@ -137,7 +137,7 @@ def test_a_coordinator_that_comes_back_asks_again() -> None:
     scene.back("a", "b")
     for worker in ("a", "b"):
         scene.say(worker, m.Differs(step=7, workers=("b",)))
-        scene.report(worker, 7, holds=True)
+        scene.report(worker, 7, has_result=True)
     for worker, pairs in (("a", A), ("b", B)):
         assert scene.kinds(worker)[-1] == "Compare"
         scene.say(worker, digests(*pairs))

@@ -3,7 +3,7 @@
 Every worker keeps them, since any may become rank 0 and have to send what the one before could not. Acknowledged lines
 are dropped, so there are few of them as long as there is a coordinator. What is under way on a connection that breaks
 is sent again on the next one, from where the coordinator's Welcome says. Invariant: no line is lost silently; beyond
-`KEPT` lines, further ones are counted in one line in their place, which becomes the event `lines lost`.
+`KEPT_LINES` lines, further ones are counted in one line in their place, which becomes the event `lines lost`.
 Argument: docs/protocol.md, Metrics lines (the last paragraph).
 """
 

@@ -178,7 +178,7 @@ async def reach(played: Played, tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         if task.done():
             task.result()
-    assert meeting.done(), f"wanted {played.wanted}: {played.keeper.running}, {played.pool.fleet.instances}"
+    assert meeting.done(), f"wanted {played.wanted}: {played.reconciler.running}, {played.pool.fleet.instances}"
 
 
 def play(moto: Moto, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, seed: int) -> None:

@@ -1,8 +1,8 @@
 """The rounds of one worker, one exchange after another, through whatever happens to the view.
 
 `Driver.begin`, `sync`, `wait_for_round_end` and `join_view` are generators: without threads, clock or torch. `Rounds`
-in `worker/rounds.py` runs one at a time, on the training thread, and holds the worker's lock whenever it resumes one. So
-what stands between two yields is atomic. A generator yields what comes next without the lock:
+in `worker/rounds.py` runs one at a time, on the training thread, and holds the worker's lock whenever it resumes one.
+So what stands between two yields is atomic. A generator yields what comes next without the lock:
 
     Change   wait until something has changed (a message, the end of an exchange), perhaps with a limit in seconds
     work     a call into the `port`, whose result it is resumed with: it may take long, and the coordinator's messages
