@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from farandole.data import object_store
 from farandole.data.loader import Key, Loader
 from farandole.data.object_store import NOTHING, Making, Makings
-from farandole.data.probe import Ended, Probe, ProbeResult, Timed
+from farandole.data.probe import Ended, Probe, ProbeResult, StepTimes
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON, FARANDOLE
@@ -85,8 +85,8 @@ def findings(
 ) -> ProbeResult:
     """Of 1,000 samples in 10 s, `waiting` of which is waited for."""
     return ProbeResult(
-        first=Timed(8, 10.0, first[0], NOTHING.plus(first[1])),
-        steps=Timed(1000, 10.0, 10.0 * waiting, NOTHING.plus(making)),
+        first=StepTimes(8, 10.0, first[0], NOTHING.plus(first[1])),
+        steps=StepTimes(1000, 10.0, 10.0 * waiting, NOTHING.plus(making)),
         processes=processes,
         cores=cores,
     )
@@ -128,7 +128,7 @@ def test_the_verdict(waiting: float, making: Making, processes: int, which: str,
 
 def test_a_store_whose_data_is_partly_cached() -> None:
     making = Makings(cold=WAITS, warm=Making(samples=100, reading=0.1, computing=0.1))
-    found = ProbeResult(first=Timed(8, 10.0), steps=Timed(1000, 10.0, 6.0, making), processes=2, cores=8)
+    found = ProbeResult(first=StepTimes(8, 10.0), steps=StepTimes(1000, 10.0, 6.0, making), processes=2, cores=8)
     bottleneck, advice = found.verdict()
     assert bottleneck == "the store"
     assert "500 samples/s" in advice

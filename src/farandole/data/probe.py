@@ -34,7 +34,7 @@ _LEAST = 2  # minimum steps after the first
 
 
 @dataclass(frozen=True)
-class Timed:
+class StepTimes:
     """Some steps: their samples and seconds, and the seconds of these spent within `fetch`.
 
     `making`: the cost of all micro-batches received meanwhile, made in any process.
@@ -65,8 +65,8 @@ class Timed:
 class ProbeResult:
     """The first step and the steps after it, with the number of loader processes and of cores."""
 
-    first: Timed
-    steps: Timed
+    first: StepTimes
+    steps: StepTimes
     processes: int
     cores: int
 
@@ -184,8 +184,8 @@ class Probe:
     seconds: float
     clock: Callable[[], float] = time.perf_counter
     loader: Loader | None = None
-    first: Timed | None = None  # the first step
-    steps: Timed | None = None  # those after it
+    first: StepTimes | None = None  # the first step
+    steps: StepTimes | None = None  # those after it
     _step: tuple[int, int] = (-1, -1)
     _begun: int = 0  # steps
     _began: float = 0.0
@@ -223,6 +223,6 @@ class Probe:
         if self._begun <= 2:
             self._began, self._samples, self._waited = now, 0, 0.0
 
-    def _counted(self, loader: Loader, now: float) -> Timed:
+    def _counted(self, loader: Loader, now: float) -> StepTimes:
         making, loader.making = loader.making, NOTHING
-        return Timed(self._samples, now - self._began, self._waited, making)
+        return StepTimes(self._samples, now - self._began, self._waited, making)
