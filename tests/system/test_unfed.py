@@ -151,7 +151,7 @@ def test_an_external_worker_ends_with_a_code_of_its_own_the_reason_and_a_remedy(
     with job.run(1) as run:
         run.until_step(1)
         ticket = shutil.copy(run.folder / "ticket", tmp_path / "ticket")
-        job.short(external_worker="train")
+        job.short(guest="train")
         (job.out / "pace").write_text(
             "6"
         )  # so that the run lasts until the external worker has come, whatever else computes
