@@ -179,6 +179,16 @@ async def events(pool: Pool, number: int) -> list[Event]:
     return found
 
 
+async def listed(pool: Pool, hosts: set[str]) -> None:
+    """Wait until the pool lists these hosts. A cloud's answer may come later than the first word of its instance."""
+
+    async def poll() -> None:
+        while not hosts <= {each.name for each in pool.list()}:
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), 50)
+
+
 @every
 def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path: Path) -> None:
     async def scenario(entry: Entry) -> None:
@@ -189,7 +199,7 @@ def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path:
             pool.start(worker, host)
         found = await events(pool, 2)
         assert {event.worker for event in found if isinstance(event, Started)} == {"w1", "w2"}
-        assert {event.host for event in found if isinstance(event, Started)} <= {each.name for each in pool.list()}
+        await listed(pool, {event.host for event in found if isinstance(event, Started)})
         entry.end("w1")
         assert list(map(ended, await events(pool, 1))) == [("w1", "code 0")], "and w2 goes on"
         pool.stop("w2")
