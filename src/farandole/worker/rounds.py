@@ -1,8 +1,8 @@
 """Rounds: the thread, the lock and the tensors around `protocol/worker/driver.py`, which has the logic.
 
-The training thread calls `begin`, computes the shards that `todo` returns, and calls `finish` until the round has
-ended. Meanwhile the view may be stopped and resumed any number of times. `sync` and `finish` follow these changes, with
-the same partial sums, and `todo` then returns the inherited shards too.
+The training thread calls `begin`, computes the shards that `todo` returns, and calls `wait_for_round_end` until the
+round has ended. Meanwhile the view may be stopped and resumed any number of times. `sync` and `wait_for_round_end`
+follow these changes, with the same partial sums, and `todo` then returns the inherited shards too.
 
 The driver is resumed with the participant's lock held; every thread that changes the driver's inputs holds the same
 lock. The work that the driver yields is done without the lock.

@@ -2,10 +2,10 @@
 
 It decides views and nothing else; no step asks it anything. Invariant: at any time at most one of {a proposed view, a
 stopped view} is outstanding. A new view is issued only when the last one is in force for all of its members, or was
-stopped and all live participants have reported.
+stopped, all participants within reach have reported, and it is fenced.
 
     reconfiguration  Propose(v+1) -> [workers agree by commit messages, R2] -> Switched from every member -> next
-    recovery         Stop -> Stopped from every live participant -> recovery.decide -> Resume(v')     -> next
+    recovery         Stop -> Stopped from all within reach -> recovery.decide -> Resume(v')     -> next
 
 This file has the inputs, and workers that come and go. After each input `_settle` looks at what is due next, so no way
 to lose or gain a worker can leave a change half done. After the run is over, nothing more is decided.

@@ -69,11 +69,11 @@ def on_absence(state: CoordinatorState, worker: Worker, now: float) -> None:
     state.failure_detector.begin(worker.silence, now)
     stopping = state.stopping
     if stopping and worker.id in stopping.expelled:
-        recovery.expel_if_overdue(state, worker.id, stopping.expelled[worker.id])
+        recovery.mark_overdue(state, worker.id, stopping.expelled[worker.id])
         return
     accusers = [pair for pair in stopping.accusations if pair[1] == worker.id] if stopping else []
     if accusers:
-        recovery.expel_if_overdue(state, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
+        recovery.mark_overdue(state, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
 
 
 def on_silence(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def on_silence(state: CoordinatorState, now: float) -> list[tuple[str, str]]:
         if state.savers or not state.is_waited_for(worker.id):
             evicted.append((worker.id, gap))
         else:
-            recovery.expel_if_overdue(state, worker.id, gap)
+            recovery.mark_overdue(state, worker.id, gap)
     return evicted
 
 

@@ -401,7 +401,7 @@ def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None
         if message.waited_s:
             state.stopping.stalls.add(message.peer)
         if message.peer in state.stopping.unanswered and not state.workers[message.peer].connected:
-            expel_if_overdue(state, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
+            mark_overdue(state, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
 
 
 def _is_warming_up(state: CoordinatorState, message: m.Suspect) -> bool:
@@ -431,7 +431,7 @@ def on_blocked(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> None:
         on_suspect(state, one, m.Suspect(view=beat.view, peer=other, reason=reason))
 
 
-def expel_if_overdue(state: CoordinatorState, worker: str, why: str) -> None:
+def mark_overdue(state: CoordinatorState, worker: str, why: str) -> None:
     """Go on without an unreachable participant as soon as that is safe; it may be alive or dead."""
     if state.stopping is None:
         stop_view(state, f"{worker}: {why}")

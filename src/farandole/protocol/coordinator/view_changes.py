@@ -438,7 +438,7 @@ def remove(state: CoordinatorState, worker_id: str, cause: Removal, reason: str,
             recovery.expel(state, worker_id, reason)
             state.close_evicted(worker_id, reason)
             state.workers[worker_id].connected = False
-            recovery.expel_if_overdue(state, worker_id, reason)
+            recovery.mark_overdue(state, worker_id, reason)
             return
     worker, member = state.workers[worker_id], state.has_trained(worker_id)
     participant = cause is not Removal.EVICTED and worker_id in state.participants()
