@@ -179,7 +179,7 @@ async def events(pool: Pool, number: int) -> list[Event]:
     return found
 
 
-async def listed(pool: Pool, hosts: set[str]) -> None:
+async def wait_until_listed(pool: Pool, hosts: set[str]) -> None:
     """Wait until the pool lists these hosts. A cloud's answer may come later than the first word of its instance."""
 
     async def poll() -> None:
@@ -199,7 +199,7 @@ def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path:
             pool.start(worker, host)
         found = await events(pool, 2)
         assert {event.worker for event in found if isinstance(event, Started)} == {"w1", "w2"}
-        await listed(pool, {event.host for event in found if isinstance(event, Started)})
+        await wait_until_listed(pool, {event.host for event in found if isinstance(event, Started)})
         entry.end("w1")
         assert list(map(ended, await events(pool, 1))) == [("w1", "code 0")], "and w2 goes on"
         pool.stop("w2")
