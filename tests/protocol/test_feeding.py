@@ -77,10 +77,22 @@ def test_the_last_one_saves_and_the_run_ends_with_the_reason() -> None:
     scene.report("a", 7)
     assert scene.last("a", m.End).save
     scene.say("a", m.Saved(path="checkpoint"))
-    assert scene.events == ["unfed", "saved", "over"]
+    assert scene.events == ["unfed", "stopping", "saved", "over"]
     goodbye = scene.last("a", m.Goodbye)
     assert goodbye.code == 1
     assert mentions(goodbye.reason, "a", "h-a", FULL.reason)
+
+
+def test_the_next_coordinator_knows_that_the_run_ends() -> None:
+    """The worker that saves may be gone before the next coordinator comes, so nobody reports the reason again."""
+    scene = trained("a")
+    scene.say("a", FULL)
+    scene.report("a", 7)
+    assert scene.last("a", m.End).save
+    scene.coordinator.stop("farandole stop", 0, scene.now)
+    again = scene.restarted()
+    assert again.coordinator.ending is not None
+    assert (again.coordinator.ending.failed, again.coordinator.ending.code) == (True, 1)
 
 
 def test_where_all_say_so_the_furthest_saves() -> None:

@@ -19,6 +19,7 @@ UNFED_BUGS: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (failures, HEIRS, HEIRS.replace(".difference(without_data, failed)", ""), STARVES),
     (failures, HEIRS, "heirs = {*reports}.difference(without_data, failed)  # without the state", STARVES),
     (failures, "    for worker in without_data:\n        release_without_data(state, worker)\n", "", STARVES),
+    (failures, "state.record(events.StoppingEvent(reason=reason))  # the journal", "# not in the journal:", STARVES),
     (session, SAID_AGAIN, f"{SAID_AGAIN} and not isinstance(message, m.Unfed)", RESETS),
     (coordinator, "elif reason := failures.stop_for_data(self):", "elif reason := '':", STARVES),
 )

@@ -192,6 +192,11 @@ class Network(Mistakes, Shortages):
         actions = self.coordinator.drain()
         if any(isinstance(action, Record) for action in actions):
             self.journal = self._write()
+        elif (self.coordinator.ending is not None) != self._journaled_ending and any(
+            isinstance(action, Send) and not isinstance(action.message, m.Welcome | m.HeartbeatAnswer)
+            for action in actions
+        ):
+            raise Violation(f"the run ends ({self.coordinator.ending}), and the journal does not hold that")
         for action in actions:
             if isinstance(action, Record):
                 self._recorded(action)
@@ -200,6 +205,7 @@ class Network(Mistakes, Shortages):
                 self._carry_out(action)
 
     def _write(self) -> bytes:
+        self._journaled_ending = self.coordinator.ending is not None
         return msgspec.json.encode(reconnection.to_durable(self.coordinator))
 
     def _carry_out(self, action: Action) -> None:

@@ -296,6 +296,7 @@ def _end(state: CoordinatorState, without_data: list[str]) -> None:
         state.ending = Ending(code=1, reason=reason, failed=True)
     else:
         state.ending.reason, state.ending.failed = f"{state.ending.reason}; {reason}", True
+    state.record(events.StoppingEvent(reason=reason))  # the journal must hold the ending before a worker hears of it
 
 
 def release_without_data(state: CoordinatorState, worker: str) -> None:
