@@ -173,6 +173,26 @@ def test_killed(phase: Phase) -> None:
             assert {w: scene.kinds(w)[-1] for w in "abc"} == dict.fromkeys("abc", "Goodbye")
 
 
+def test_the_run_fails_before_it_is_known_that_the_first_view_is_in_force() -> None:
+    """The workers have trained in it while there was no coordinator: their state is saved."""
+    before = first_view_proposed()
+    view = before.last("a", m.Propose).view
+    scene = before.restarted()
+    for worker in "ab":
+        scene.hello(worker, synced=True)
+    scene.say("b", m.ScriptFailed(traceback="ValueError"))
+    again = scene.restarted()
+    assert again.coordinator.ending is not None
+    for worker in "ab":
+        again.hello(worker, synced=True)
+        again.report(worker, 7, view=view)
+    assert again.last("a", m.End).save
+    again.wait(1.0, "a", "b")
+    assert not again.coordinator.over
+    again.say("a", m.Saved(path="checkpoint"))
+    assert again.events[-2:] == ["saved", "over"]
+
+
 def test_killed_before_there_is_a_view() -> None:
     scene = starting().restarted()
     assert scene.coordinator.stopping is None

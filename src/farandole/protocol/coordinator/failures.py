@@ -108,8 +108,7 @@ def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
     if mark:
         _no_more_of(state, worker, pool, reason)
     elif state.view is None:
-        state.ending = Ending(code=1, reason=reason, failed=True)
-        shutdown.end(state)
+        shutdown.fail_before_view(state, reason)
     else:
         _no_replacements(state, reason)
 
@@ -134,8 +133,7 @@ def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
     likely = next((cause for part, cause in LIKELY.items() if part in reason), ANY)
     sentence = f"{_row(state.crash_loop)} ({reason}); the likely cause is {likely}"
     if state.view is None:
-        state.ending = Ending(code=1, reason=sentence, failed=True)
-        shutdown.end(state)
+        shutdown.fail_before_view(state, sentence)
     else:
         _no_replacements(state, sentence)
 
@@ -213,9 +211,10 @@ def _no_more_of(state: CoordinatorState, worker: str, pool: str, reason: str) ->
     begun = any(map(state.has_trained, state.workers))
     if before >= state.settings.minimum > state.wanted and not begun:
         shortage = f"only {state.wanted} of at least {state.settings.minimum} workers can start"
-        state.ending = Ending(code=1, reason=f"{reason}, and {shortage}", failed=True)
         if state.view is None:
-            shutdown.end(state)
+            shutdown.fail_before_view(state, f"{reason}, and {shortage}")
+        else:
+            state.ending = Ending(code=1, reason=f"{reason}, and {shortage}", failed=True)
     else:
         state.record(events.NoReplacementsEvent(wanted=state.wanted, reason=reason))
 

@@ -347,10 +347,11 @@ def stop_view(state: CoordinatorState, cause: str) -> None:
 
 def stop_for_failure(state: CoordinatorState, reason: str) -> None:
     """End the run with the state of the newest whole step."""
-    state.ending = Ending(code=1, reason=reason, failed=True)
     if state.view is None:
-        shutdown.end(state)
-    elif state.stopping is None:
+        shutdown.fail_before_view(state, reason)
+        return
+    state.ending = Ending(code=1, reason=reason, failed=True)
+    if state.stopping is None:
         stop_view(state, reason)
 
 

@@ -207,13 +207,26 @@ def advance(state: CoordinatorState, now: float) -> bool:
     elif state.deadline is not None:
         if now >= state.deadline:
             expire(state)
-    elif may_end and not state.view and not state.proposed:
+    elif may_end and not state.view and not state.proposed and not state.savers:
         end(state)  # no worker holds a state
     elif may_end and not state.savers and not state.proposed and _some_finished(state):
         set_deadline(state, now)
     else:
         return False
     return True
+
+
+def fail_before_view(state: CoordinatorState, reason: str) -> None:
+    """Fail the run, which has no view in force. It is over, unless a stop is outstanding: then the answers decide.
+
+    Such a stop comes from a restart: the workers may have been in the first view, and hold a state, before its
+    predecessor could know.
+    """
+    state.ending = Ending(code=1, reason=reason, failed=True)
+    if state.stopping is None:
+        end(state)
+    else:
+        state.record(events.StoppingEvent(reason=reason))
 
 
 def is_between_steps(state: CoordinatorState) -> bool:
