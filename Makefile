@@ -44,6 +44,8 @@ HANGS_S = 450
 test test-world test-long test-oldest: export CUDA_VISIBLE_DEVICES =
 test-world: HANGS_S = 2000
 # What an environment says to OpenBLAS changes NumPy's bits, and a host by ssh does not hear it.
+# Without .pyc files each process compiles farandole's sources, and pytest rewrites each test file in each of its processes.
+unexport PYTHONDONTWRITEBYTECODE
 unexport OPENBLAS_CORETYPE OPENBLAS_L2_SIZE OPENBLAS_NUM_THREADS
 test-long: HANGS_S = 4000
 
