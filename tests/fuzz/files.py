@@ -25,9 +25,9 @@ from farandole.control.run_folder import METRICS, SETTINGS
 from farandole.data.formats.mds import MDS
 from farandole.data.formats.webdataset import WebDataset
 from farandole.data.images import ShardedImages
-from farandole.data.index import INDEX, Index, Shard
+from farandole.data.index import INDEX, TOKENS_KIND, Index, Shard, TokenIndex
 from farandole.data.prepare import webdataset_index
-from farandole.data.tokens import KIND, TokenIndex, Tokens
+from farandole.data.tokens import Tokens
 from farandole.data.transforms import RandomResizedCrop
 from farandole.errors import FarandoleError, ShardError
 from farandole.plan.shards import Position
@@ -78,8 +78,8 @@ def _token_index() -> bytes:
     shard = Shard(url=IDS, nsamples=16, filesize=32, md5sum=hashlib.md5(bytes(32)).hexdigest())
     return msgspec.json.encode(
         TokenIndex(
-            kind=KIND, dtype="uint16", vocabulary=9, end_of_document=8, tokenizer="", tokenizer_hash="", documents=1,
-            shardlist=(shard,),
+            kind=TOKENS_KIND, dtype="uint16", vocabulary=9, end_of_document=8, tokenizer="", tokenizer_hash="",
+            documents=1, shardlist=(shard,),
         )
     )  # fmt: skip
 

@@ -27,9 +27,8 @@ import os
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,85 +36,8 @@ from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
 from farandole.data.cache_folder import Verified
-from farandole.data.index import INDEX, Shard, read_struct
+from farandole.data.index import ID_BYTES, read_token_index
 from farandole.errors import ShardError, UsageError
-
-# --- token index ------------------------------------------------------------------------------------------------------
-#
-# The `index.json` of a folder of token shards. A shard is a file of token ids and nothing else, little-endian.
-#
-#     {"__kind__": "farandole-tokens-v1", "dtype": "uint16", "vocabulary": 50257, "end_of_document": 50256,
-#      "tokenizer": "tiktoken:gpt2", "tokenizer_hash": "...", "documents": 1,
-#      "shardlist": [{"url": "shard-000000.bin", "nsamples": 338025, "filesize": 676050, "md5sum": "..."}]}
-#
-# An entry has the format of a shard of images (`index.py`), with tokens as its samples; so `url` is the plain name of a
-# file beside the index, and a train.bin of nanoGPT becomes a shard by an entry of its own.
-#
-# Invariant: an index that was read is consistent. Each shard has the length of its tokens, the dtype holds every id of
-# the vocabulary, the end of a document is one of them, and there are tokens.
-
-KIND = "farandole-tokens-v1"
-WIDTHS = {"uint16": 2, "uint32": 4}  # bytes per id
-
-
-class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """All shards, in the order of their tokens. `vocabulary`: ids are below it. `tokenizer_hash`: SHA-256, in hex."""
-
-    kind: Literal["farandole-tokens-v1"] = msgspec.field(name="__kind__")
-    dtype: Literal["uint16", "uint32"]
-    vocabulary: int
-    end_of_document: int
-    tokenizer: str
-    tokenizer_hash: str
-    documents: int
-    shardlist: tuple[Shard, ...]
-
-    def __post_init__(self) -> None:
-        width = WIDTHS[self.dtype]
-        if not 1 <= self.vocabulary <= 1 << 8 * width:
-            raise ValueError(
-                f"vocabulary {self.vocabulary} does not fit: ids of {self.dtype} are from 0 to 2^{8 * width} - 1"
-            )
-        if not 0 <= self.end_of_document < self.vocabulary:
-            raise ValueError(f"end_of_document {self.end_of_document} is not below the vocabulary, {self.vocabulary}")
-        seen: set[str] = set()
-        for shard in self.shardlist:
-            if shard.url in seen:
-                raise ValueError(f"url {shard.url!r} occurs in shardlist twice")
-            seen.add(shard.url)
-            if shard.filesize != shard.nsamples * width or not shard.nsamples:
-                raise ValueError(
-                    f"filesize {shard.filesize} of {shard.url} is not that of nsamples={shard.nsamples} tokens of "
-                    f"{width} bytes, at least one"
-                )
-        if not self.shardlist:
-            raise ValueError("shardlist names no tokens")
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens in all shards."""
-        return sum(shard.nsamples for shard in self.shardlist)
-
-
-def dtype_for(vocabulary: int) -> Literal["uint16", "uint32"]:
-    """Returns the narrowest dtype that holds ids below `vocabulary`."""
-    return "uint16" if vocabulary <= 1 << 16 else "uint32"
-
-
-def read_index(url: str) -> TokenIndex:
-    """Returns the index in the folder `url`.
-
-    Raises:
-        ShardError: it does not exist, can't be read, or is no valid index.
-        UsageError: the kind of URL is unknown.
-    """
-    return read_struct(
-        f"{url}/{INDEX}", TokenIndex, called="index of token shards",
-        absent="`farandole data prepare --tokens` writes it last, so run it to its end",
-    )  # fmt: skip
-
-
-# --- tokens -----------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +74,7 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 the cache.
         """
         self.url = os.fspath(url).rstrip("/")
-        index = read_index(self.url)
+        index = read_token_index(self.url)
         self.length, self.tokens = length, index.tokens
         if not 1 <= length < self.tokens:
             raise UsageError(
@@ -169,7 +91,7 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.vocabulary, self.end_of_document, self.documents = index.vocabulary, index.end_of_document, index.documents
         self.tokenizer, self.tokenizer_hash = index.tokenizer, index.tokenizer_hash
         self._dtype = np.dtype(index.dtype).newbyteorder("<")
-        self._any_id = index.vocabulary == 1 << 8 * WIDTHS[index.dtype]
+        self._any_id = index.vocabulary == 1 << 8 * ID_BYTES[index.dtype]
         self._shards = index.shardlist
         self._begins = np.array([0, *accumulate(shard.nsamples for shard in index.shardlist)])  # in the stream
         self._copies = Copies(cache, cache_bytes)

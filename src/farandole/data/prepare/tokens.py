@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from farandole.data.cache import local_path
 from farandole.data.cache_folder import Verified, opened
-from farandole.data.index import Shard
+from farandole.data.index import ID_BYTES, TOKENS_KIND, Shard, TokenIndex, dtype_for
 from farandole.data.prepare.shards import (
     WHOLE,
     BadSamples,
@@ -39,7 +39,6 @@ from farandole.data.prepare.shards import (
     put_index,
 )
 from farandole.data.prepare.table_pieces import TableRows, is_table, read, tables
-from farandole.data.tokens import KIND, WIDTHS, TokenIndex, dtype_for
 from farandole.errors import UsageError
 from farandole.platform.extras import how_to_install
 
@@ -395,7 +394,7 @@ class TokenJob(ShardJob[TokenShardRecord]):
         how = tokenizer(self.encoding.tokenizer, self.encoding.end)
         if how.digest != self.digest:
             raise UsageError(f"{self.encoding.tokenizer} has changed meanwhile; start again")
-        width = WIDTHS[dtype_for(self.vocabulary)]
+        width = ID_BYTES[dtype_for(self.vocabulary)]
         count, bad = 0, BadSamples()
         for piece in self.pieces:
             for place, text in documents(self.folder, piece, self.encoding.reading):
@@ -477,8 +476,9 @@ def _index(records: list[TokenShardRecord], how: Tokenizer, vocabulary: int, sou
     if not shards:
         raise UsageError(f"the texts in {source.folder} hold no document that is not empty")
     return TokenIndex(
-        kind=KIND, dtype=dtype_for(vocabulary), vocabulary=vocabulary, end_of_document=how.end, tokenizer=how.name,
-        tokenizer_hash=how.digest, documents=sum(record.documents for record in records), shardlist=shards,
+        kind=TOKENS_KIND, dtype=dtype_for(vocabulary), vocabulary=vocabulary, end_of_document=how.end,
+        tokenizer=how.name, tokenizer_hash=how.digest, documents=sum(record.documents for record in records),
+        shardlist=shards,
     )  # fmt: skip
 
 
