@@ -19,7 +19,7 @@ from farandole.errors import Refused, UsageError
 from farandole.platform.bounds import MAX_SECONDS
 from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KeptLines
-from farandole.protocol.messages import EXIT_PREEMPTED, Ends, RunTerms
+from farandole.protocol.messages import EXIT_PREEMPTED, RunTerms
 from farandole.protocol.view import CommitMessage
 from farandole.protocol.worker.driver import Activity, Instructions
 from farandole.protocol.worker.member import Action, Exit, Member, Save
@@ -97,6 +97,32 @@ class Lease:
         return self._ended
 
 
+# How much of a preemption notice is reserved for saving: a fraction, and seconds at most.
+PART, LONGEST_S = 0.25, 30.0
+SHORTEST_S = 4.0  # a shorter notice does not end the lease
+
+
+class PreemptionClock:
+    """The end of a worker's lease because of a preemption deadline. Times are the caller's, in seconds.
+
+    Argument: docs/protocol.md, Preemption deadline 2 and 5.
+    """
+
+    def __init__(self) -> None:
+        self.at = math.inf
+        self.left_s = 0.0  # from then to the deadline, in seconds
+
+    def within(self, seconds: float, now: float) -> None:
+        """Record a notice: the machine goes in `seconds`. The earliest deadline counts."""
+        left_s = min(PART * seconds, LONGEST_S)
+        if seconds >= SHORTEST_S and now + seconds - left_s < self.at:
+            self.at, self.left_s = now + seconds - left_s, left_s
+
+    def over(self, now: float) -> bool:
+        """Return True if the lease has ended."""
+        return now > self.at
+
+
 # --- session ----------------------------------------------------------------------------------------------------------
 
 # Sent again on every new connection.
@@ -146,7 +172,7 @@ class Session:
         self._repeated: list[m.Message] = []
         self._outgoing: deque[m.Message] = deque()
         self._lease = Lease()
-        self._ends = Ends()
+        self._preemption = PreemptionClock()
         self._lines = KeptLines()
         self._was_rank_0 = False  # it was rank 0 when last seen in a view, and not all of its lines are sent yet
 
@@ -216,7 +242,7 @@ class Session:
                 self.instructions.saves = message.worker == self.member.worker
                 self.instructions.save_at_once = self.instructions.saves and message.at_once
             case m.PreemptionDeadline():
-                self._ends.within(message.within_s, now)
+                self._preemption.within(message.within_s, now)
             case m.Published() | m.Stacks() | m.Trace():
                 return [message]
             case _:
@@ -258,7 +284,7 @@ class Session:
         if isinstance(message, m.NotFinite):  # only the newest one is kept
             self._repeated = [each for each in self._repeated if not isinstance(each, m.NotFinite)]
         if isinstance(message, m.LeaveRequest) and message.within_s is not None:
-            self._ends.within(message.within_s, now)
+            self._preemption.within(message.within_s, now)
         repeats = isinstance(message, REPEATED) or (isinstance(message, m.Restored) and message.done)
         if repeats and message not in self._repeated:
             self._repeated.append(message)
@@ -316,7 +342,7 @@ class Session:
 
     def lease_over(self, now: float) -> bool:
         """Return True if the lease is over, or ended early because the machine goes."""
-        return self._ends.over(now) or self._lease.over(now)
+        return self._preemption.over(now) or self._lease.over(now)
 
     def commit_message(
         self, now: float, *, view: int, round_: int, compute_us: int, shards: int
@@ -345,8 +371,8 @@ class Session:
         return actions
 
     def _exit(self, now: float) -> Exit:
-        if self._ends.over(now):
-            left_s = self._ends.left_s
+        if self._preemption.over(now):
+            left_s = self._preemption.left_s
             return Exit(f"this machine is preempted in {left_s:.0f} s", EXIT_PREEMPTED, save=True, within_s=left_s / 2)
         return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker exits", EXIT_ORPHANED, save=True)
 
