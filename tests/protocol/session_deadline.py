@@ -35,7 +35,7 @@ def who_is_still_there_saves_and_goes_a_quarter_of_its_notice_before_the_deadlin
         assert exit_ == Exit(exit_.reason, EXIT_PREEMPTED, save=True, within_s=2.5)
         assert mentions(exit_.reason, "5 s")
         assert it.session.instructions.exit == exit_
-        assert it.session.instructions.orphaned
+        assert it.session.instructions.save_before_exit
         assert it.session.watch(26.0) == [], "once"
 
 

@@ -237,7 +237,7 @@ def a_worker_goes_when_its_lease_is_over_and_not_before() -> None:
     assert exit_ == Exit(exit_.reason, EXIT_ORPHANED, save=True)
     assert mentions(exit_.reason, f"{ORPHAN_S:g} s")
     assert it.session.instructions.exit == exit_
-    assert it.session.instructions.orphaned
+    assert it.session.instructions.save_before_exit
     assert it.session.watch(ORPHAN_S + 1.0) == [], "once"
 
 
@@ -246,7 +246,7 @@ def who_was_sent_away_is_no_orphan() -> None:
     attempt = it.welcomed()
     it.session.on_message(attempt, m.Goodbye(reason="over"), 0.0)
     assert it.session.watch(ORPHAN_S + 1.0) == []
-    assert not it.session.instructions.orphaned
+    assert not it.session.instructions.save_before_exit
 
 
 def without_a_coordinator_ever_there_is_no_end() -> None:

@@ -104,7 +104,7 @@ def test_a_round_that_was_committed_meanwhile_is_not_begun_again_in_the_next_vie
 def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, saves: list[str]) -> None:
     """A joiner that was given up in its first round may hold a torn state without knowing it."""
     driver, port, told = driving()
-    driver.state_verified, told.orphaned, told.exit = state_verified, True, ORPHANED
+    driver.state_verified, told.save_before_exit, told.exit = state_verified, True, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == saves
@@ -113,11 +113,15 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, s
 def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> None:
     """It is none to go on from, and there is no time: others may go on, or the newest checkpoint is what is left."""
     driver, port, told = driving()
-    driver.state_verified, told.orphaned, told.exit = True, True, Exit("no coordinator", 0, save=True, within_s=2.0)
+    driver.state_verified, told.save_before_exit, told.exit = (
+        True,
+        True,
+        Exit("no coordinator", 0, save=True, within_s=2.0),
+    )
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == ["save False"]
-    assert not told.orphaned, "no other thread needs to"
+    assert not told.save_before_exit, "no other thread needs to"
 
 
 def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
@@ -160,9 +164,9 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
     assert port.asked == ([] if owed else ["release 2"])
 
 
-@pytest.mark.parametrize("orphaned", [True, False])
-def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bool) -> None:
-    """It has proved nothing yet, and need not: what it began with is the run's. So it is saved where it is orphaned."""
+@pytest.mark.parametrize("save_before_exit", [True, False])
+def test_who_begins_the_run_holds_its_state_from_the_first_round_on(save_before_exit: bool) -> None:
+    """It has proved nothing yet, and need not: what it began with is the run's. So it is saved where that is requested."""
     driver, port, told = driving()
     member, first = Member("a"), View(number=1, members=("a",), group=1)
     driver.member, driver.state_verified = member, False
@@ -173,10 +177,10 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bo
     )  # fmt: skip
     assert play(join_view(driver, entrance))  # type: ignore[arg-type]
     port.asked.clear()
-    told.orphaned, told.exit = orphaned, ORPHANED
+    told.save_before_exit, told.exit = save_before_exit, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
-    assert port.asked == (["save False", "save True"] if orphaned else [])
+    assert port.asked == (["save False", "save True"] if save_before_exit else [])
 
 
 def there(*_: object) -> Routine[bool]:

@@ -82,7 +82,7 @@ class Going:
     remark: str
     whole: bool = True
     begun: int = 7  # the member is in round 7
-    orphaned: bool = True
+    save_before_exit: bool = True
     proven: bool = True
     saves: bool = False
     goes: bool = True
@@ -90,7 +90,7 @@ class Going:
 
 GOING = (
     Going("within a step: nothing writes to the state", saves=True),
-    Going("the training thread is at it", orphaned=False, goes=False),
+    Going("the training thread is at it", save_before_exit=False, goes=False),
     Going("the round has ended: it is on its way to the update", begun=6, goes=False),
     Going("in an evaluation, between two steps", whole=False),
     Going("a joiner in its first round, whose state may be torn", proven=False),
@@ -103,14 +103,14 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     left: list[int] = []
     participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
     participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
-    participant.state_verified, participant.instructions.orphaned = case.proven, case.orphaned
+    participant.state_verified, participant.instructions.save_before_exit = case.proven, case.save_before_exit
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)
     hung._save_and_go(participant, training, exit_)
     assert training.asked == ([False] if case.saves else [])
     assert participant.messages == ([m.Lapsed()] if case.goes else [])
     assert left == ([0] if case.goes else [])
-    assert again == ([exit_] if not case.goes and case.orphaned else []), "it is looked at again"
+    assert again == ([exit_] if not case.goes and case.save_before_exit else []), "it is looked at again"
 
 
 def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,13 +61,13 @@ def leave_aside(participant: Participant, training: Training, exit_: Exit) -> No
 
 def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
     with participant.condition:
-        if participant.state_verified and not participant.instructions.orphaned:
+        if participant.state_verified and not participant.instructions.save_before_exit:
             return  # the training thread handles it
         holds = participant.state_verified and participant.state_complete
         if holds and participant.begun != participant.member.round:
             leave_aside(participant, training, exit_)
             return
-        participant.instructions.orphaned = False
+        participant.instructions.save_before_exit = False
     if holds:
         training.saved(False)
     participant.tell(m.Lapsed())

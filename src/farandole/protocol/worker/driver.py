@@ -76,21 +76,21 @@ class Instructions:
 
     Attributes:
         exit: leave the run, None while the worker stays.
-        orphaned: before that, save the state that this worker holds: no other worker may hold it.
+        save_before_exit: before that, save the state that this worker holds: no other worker may hold it.
         save: the request for the last checkpoint, None if there is none.
         saves: this worker writes the checkpoints while the run trains.
         save_at_once: write the first one without waiting until one is due, since another worker could not write it.
     """
 
     exit: Exit | None = None
-    orphaned: bool = False
+    save_before_exit: bool = False
     save: Save | None = None
     saves: bool = False
     save_at_once: bool = False
 
     def leave(self, exit_: Exit) -> None:
         """Request the exit. The first request counts, later ones are ignored."""
-        self.orphaned = self.orphaned or (exit_.save and self.exit is None)
+        self.save_before_exit = self.save_before_exit or (exit_.save and self.exit is None)
         self.exit = self.exit or exit_
 
 
@@ -435,8 +435,8 @@ class Driver:
             if request.save:
                 port.answer(request)
         if instructions.exit is not None:
-            if instructions.orphaned and self.state_verified:
-                instructions.orphaned = False
+            if instructions.save_before_exit and self.state_verified:
+                instructions.save_before_exit = False
                 saved = yield from do(port.save, bool(self.member.differing))
                 if saved.between and instructions.exit.within_s is None:  # in an evaluation, or the script has ended
                     yield from do(port.save, True)
