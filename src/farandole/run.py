@@ -307,7 +307,7 @@ class Run:
                 if not failed:  # a loop that ends by `break` is a normal end, as in a run with a coordinator
                     self._participant.report_script_end(*loop.end())
             elif loop.phase == "between":
-                loop.state.whole = True  # nothing was updated: it is still the state at the step's beginning
+                loop.state.at_step_start = True  # nothing was updated: it is still the state at the step's beginning
         except Exception as error:  # noqa: BLE001  no error may look like a normal end
             self._participant.tell(m.Saved(error=first_line(error)))
             return False

@@ -32,7 +32,7 @@ def a_heartbeat_says_where_the_worker_is() -> None:
     assert isinstance(first, m.Heartbeat)
     assert isinstance(second, m.Heartbeat)
     assert (first.number, second.number) == (1, 2)
-    assert (first.view, first.round, first.epoch, first.shards_computed, first.state_complete) == (1, 0, 3, 7, True)
+    assert (first.view, first.round, first.epoch, first.shards_computed, first.at_step_start) == (1, 0, 3, 7, True)
     assert it.asked == 2
 
 

@@ -100,11 +100,11 @@ def test_a_round_that_was_committed_meanwhile_is_not_begun_again_in_the_next_vie
     assert driver.exchange.view == ONE
 
 
-@pytest.mark.parametrize(("state_verified", "saves"), [(True, ["save False", "save True"]), (False, [])])
-def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, saves: list[str]) -> None:
+@pytest.mark.parametrize(("fully_loaded", "saves"), [(True, ["save False", "save True"]), (False, [])])
+def test_a_worker_saves_before_its_exit_only_a_fully_loaded_state(fully_loaded: bool, saves: list[str]) -> None:
     """A joiner that was given up in its first round may hold a torn state without knowing it."""
     driver, port, told = driving()
-    driver.state_verified, told.save_before_exit, told.exit = state_verified, True, ORPHANED
+    driver.fully_loaded, told.save_before_exit, told.exit = fully_loaded, True, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == saves
@@ -113,11 +113,8 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, s
 def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> None:
     """It is none to go on from, and there is no time: others may go on, or the newest checkpoint is what is left."""
     driver, port, told = driving()
-    driver.state_verified, told.save_before_exit, told.exit = (
-        True,
-        True,
-        Exit("no coordinator", 0, save=True, within_s=2.0),
-    )
+    driver.fully_loaded, told.save_before_exit = True, True
+    told.exit = Exit("no coordinator", 0, save=True, within_s=2.0)
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == ["save False"]
@@ -166,10 +163,10 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
 
 @pytest.mark.parametrize("save_before_exit", [True, False])
 def test_who_begins_the_run_holds_its_state_from_the_first_round_on(save_before_exit: bool) -> None:
-    """It has proved nothing yet, and need not: what it began with is the run's. So it is saved where that is requested."""
+    """It has proved nothing yet, and need not: what it began with is the run's. So it can be saved before the exit."""
     driver, port, told = driving()
     member, first = Member("a"), View(number=1, members=("a",), group=1)
-    driver.member, driver.state_verified = member, False
+    driver.member, driver.fully_loaded = member, False
     member.phase, member.pending, member.prepared = "candidate", first, 1
     entrance = SimpleNamespace(
         restore=lambda _: Position(), entered=lambda: None,

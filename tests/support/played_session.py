@@ -24,7 +24,7 @@ class Worker:
 
     def _activity(self) -> Activity:
         self.asked += 1
-        return Activity(epoch=3, shards_computed=7, state_complete=True)
+        return Activity(epoch=3, shards_computed=7, at_step_start=True)
 
     def welcomed(self, now: float = 0.0, *, worker: str = "a", run: str = "r", lines: tuple[int, int] = (-1, 0)) -> int:
         """The number of a connection that is answered as soon as it stands."""

@@ -64,18 +64,18 @@ def test_the_state_is_whole_from_a_steps_beginning_to_its_inner_loops_end(run: f
         assert run._loop is not None
         assert run._loop.state.position.step == step.number
         assert run._participant.epoch == step.epoch
-        whole.append((run._participant.state_complete, run._loop.phase))
+        whole.append((run._participant.at_step_start, run._loop.phase))
         for x, y in step:
-            whole.append((run._participant.state_complete, run._loop.phase))
+            whole.append((run._participant.at_step_start, run._loop.phase))
             step.backward(F.cross_entropy(model(x), y))
-        whole.append((run._participant.state_complete, run._loop.phase))
+        whole.append((run._participant.at_step_start, run._loop.phase))
     assert set(whole[:5]) == {(True, "within")}
     assert whole[5] == (False, "between")
     assert whole.count((False, "between")) == 4
     assert run._loop is not None
     assert run._loop.phase == "over"
     run._loop.end()
-    assert run._participant.state_complete
+    assert run._participant.at_step_start
     assert run._loop.state.position == Position(epoch=2, offset=0, step=4)
 
 
@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
 
     def tell(message: Any) -> None:
         if isinstance(message, NotFinite):
-            told.append((message, run._participant.state_complete))
+            told.append((message, run._participant.at_step_start))
             run._participant.instructions.exit = Exit("the loss is not finite", 1)
 
     run._terms = msgspec.structs.replace(run._terms, stop_on_nan=True)
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
     with pytest.raises(SystemExit):
         next(batches)
     assert told == [(NotFinite(step=0, loss="nan"), True)]
-    assert run._participant.state_complete
+    assert run._participant.at_step_start
 
 
 def test_who_enters_takes_over_which_parameters_are_frozen(run: farandole.Run) -> None:
@@ -267,7 +267,7 @@ def test_an_update_from_sums_that_others_have_used_again_is_no_state(
     with pytest.raises(WorkerSuperseded):
         next(steps)
     assert kept._loop is not None
-    assert not kept._loop.state.whole
+    assert not kept._loop.state.at_step_start
     with pytest.raises(WorkerSuperseded):
         kept._loop.end()
-    assert not kept._loop.state.whole
+    assert not kept._loop.state.at_step_start

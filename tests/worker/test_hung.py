@@ -29,7 +29,7 @@ class Saves(NoTraining):
 @dataclass(frozen=True)
 class Case:
     remark: str
-    whole: bool = True
+    at_step_start: bool = True
     begun: int = 7  # the member is in round 7
     taken: bool = False  # by the training thread
     between: bool = False
@@ -40,9 +40,9 @@ CASES = (
     Case("within a step: nothing writes to the state"),
     Case("it has reacted", taken=True, saves=False),
     Case("the round has ended: it is on its way to the update", begun=6, saves=False),
-    Case("between two steps: the answer is that", whole=False, begun=6),
-    Case("... or, if nobody has better, what is there", whole=False, begun=6, between=True),
-    Case("evaluating, between two steps", whole=False),
+    Case("between two steps: the answer is that", at_step_start=False, begun=6),
+    Case("... or, if nobody has better, what is there", at_step_start=False, begun=6, between=True),
+    Case("evaluating, between two steps", at_step_start=False),
 )
 
 
@@ -50,7 +50,7 @@ CASES = (
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
     participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, allow_between=case.between)
-    participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
+    participant.member.round, participant.begun, participant.at_step_start = 7, case.begun, case.at_step_start
     participant.instructions.save = None if case.taken else wanted
     monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
     hung._take_up(participant, training, wanted)
@@ -65,7 +65,7 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
     participant, wanted, done = FakeParticipant(), Save(save=True, allow_between=False), threading.Event()
     participant.member.round = participant.begun = 7
-    participant.state_complete, participant.instructions.save = True, wanted
+    participant.at_step_start, participant.instructions.save = True, wanted
 
     class Late(Saves):
         def saved(self, between: bool) -> m.Saved:
@@ -80,7 +80,7 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @dataclass(frozen=True)
 class Going:
     remark: str
-    whole: bool = True
+    at_step_start: bool = True
     begun: int = 7  # the member is in round 7
     save_before_exit: bool = True
     proven: bool = True
@@ -92,7 +92,7 @@ GOING = (
     Going("within a step: nothing writes to the state", saves=True),
     Going("the training thread is at it", save_before_exit=False, goes=False),
     Going("the round has ended: it is on its way to the update", begun=6, goes=False),
-    Going("in an evaluation, between two steps", whole=False),
+    Going("in an evaluation, between two steps", at_step_start=False),
     Going("a joiner in its first round, whose state may be torn", proven=False),
 )
 
@@ -102,8 +102,8 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     again: list[Exit] = []
     left: list[int] = []
     participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
-    participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
-    participant.state_verified, participant.instructions.save_before_exit = case.proven, case.save_before_exit
+    participant.member.round, participant.begun, participant.at_step_start = 7, case.begun, case.at_step_start
+    participant.fully_loaded, participant.instructions.save_before_exit = case.proven, case.save_before_exit
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)
     hung._save_and_go(participant, training, exit_)

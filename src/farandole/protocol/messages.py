@@ -764,7 +764,7 @@ class Heartbeat(Message):
         call: the script's call in `round`, once the round has begun here.
         shards_computed: how many shards the worker has computed in all.
         waits_for_peers: it has nothing to compute and waits for others.
-        state_complete: it holds the state of a complete step.
+        at_step_start: its state is that of the start of a step, and no update has begun.
         blocked_on: the peer that it has waited for beyond the soft limit, "" for none.
         time_us: microseconds in each time class (`SAID` in `values.py`).
         lines: lines of metrics, from rank 0 only.
@@ -781,7 +781,7 @@ class Heartbeat(Message):
     call: Call = Call()
     shards_computed: Count = 0
     waits_for_peers: bool = False
-    state_complete: bool = False
+    at_step_start: bool = False
     blocked_on: Name = ""
     time_us: Said = ()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()

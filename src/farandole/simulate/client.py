@@ -32,7 +32,7 @@ class SimulatedClient:
     instructions: Instructions  # of the session
     member: Member
     shard_s: float
-    whole: bool
+    at_step_start: bool
     after: Callable[..., None]
     changed: Callable[[], None]
     resumed: Callable[[m.Resume], None]
@@ -148,4 +148,4 @@ class SimulatedClient:
 
     def _activity(self) -> Activity:
         shard_us = round(1e6 * self.shard_s * self.world.rng.uniform(0.9, 1.1))
-        return Activity(shard_us=shard_us, shards=1, shards_total=SHARDS["train"], state_complete=self.whole)
+        return Activity(shard_us=shard_us, shards=1, shards_total=SHARDS["train"], at_step_start=self.at_step_start)

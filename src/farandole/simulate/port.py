@@ -50,7 +50,7 @@ class SimulatedPort:
     def answer(self, save: Save) -> None:
         worker, world = self._worker, self._world
         world.witness.asked_to_save(worker, save)
-        between = not worker.whole and not save.allow_between
+        between = not worker.at_step_start and not save.allow_between
         error = "between two steps" if between else "disk full" if world.rng.random() < 0.1 else ""
         saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
         worker.after(world.delay(0.1), worker.tell, saved)
@@ -109,7 +109,7 @@ class SimulatedPort:
 
     def save(self, between: bool) -> m.Saved:
         worker = self._worker
-        if not worker.whole and not between:
+        if not worker.at_step_start and not between:
             return m.Saved(error="between two steps", between=True)
         if not between:
             worker.save_checkpoint()
@@ -145,7 +145,7 @@ class SimulatedPort:
         del flags
         worker = self._worker
         self._loaded = set()
-        worker.step, worker.whole = position.step, True
+        worker.step, worker.at_step_start = position.step, True
         return worker.step_task()
 
     def entered(self) -> None: ...

@@ -40,7 +40,7 @@ class Process(DataPlane):
         self.evicted = False
         self.start_client()
         self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
-        self.whole = False  # True if its state is that of a complete step
+        self.at_step_start = False  # True if its state is that of the start of a step
         self.finished = False
         self.code: int | None = None
         self.start_data_plane()

@@ -242,7 +242,7 @@ class Loop:
         self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
-        self.state.whole = False
+        self.state.at_step_start = False
         self.state.parts.updated(self._rounds.view, self.gradients.layout, step.number)
         self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
         if self._ledger:

@@ -102,7 +102,8 @@ class RunState:
 
     Attributes:
         position: the state is that at the beginning of this step.
-        whole: True if the state is that of a whole step; False between a step's end and the next one's beginning.
+        at_step_start: True if the state is that of the start of a step, and no update has begun; False between a step's
+            end and the next one's beginning.
         settings: torch's settings, with the script's changes.
     """
 
@@ -123,7 +124,7 @@ class RunState:
     ) -> None:
         self.position = Position()
         self._participant = participant
-        self.whole = True
+        self.at_step_start = True
         self._replica = replica
         self.settings = Alterations()
         self.attributes = ModuleAttributes(replica.objects)
@@ -158,12 +159,12 @@ class RunState:
             )  # fmt: skip
 
     @property
-    def whole(self) -> bool:
-        return self._participant.state_complete
+    def at_step_start(self) -> bool:
+        return self._participant.at_step_start
 
-    @whole.setter
-    def whole(self, whole: bool) -> None:
-        self._participant.state_complete = whole  # heartbeats report it
+    @at_step_start.setter
+    def at_step_start(self, value: bool) -> None:
+        self._participant.at_step_start = value  # heartbeats report it
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class RunState:
     def digests(self) -> Digests:
         """Return the digests of all parts of the replica: between two steps, or at the current step's beginning."""
         try:
-            if not self.whole:
+            if not self.at_step_start:
                 self._copy_values()
             names, digests = digest.each(self._replica, self._compared)
             parts, rest = self.parts.at(self.position.step, self._compared)
@@ -196,7 +197,7 @@ class RunState:
             UnknownState: the state has a value that can't be sent or saved.
         """
         self._copy_values()
-        self.position, self.whole = position, True
+        self.position, self.at_step_start = position, True
 
     def _copy_values(self) -> None:
         """Copy the values that may change before the step's update. See `Replica.keep_buffers`."""
@@ -213,7 +214,7 @@ class RunState:
     @property
     def _begins_step(self) -> bool:
         """True if a checkpoint written now would hold the state at a step's beginning."""
-        return self.whole and not self._replica.plain.changed()
+        return self.at_step_start and not self._replica.plain.changed()
 
     def began(self, workers: int) -> None:
         """Record that `workers` workers have begun the current step."""
@@ -265,9 +266,9 @@ class RunState:
 
     def renew(self, state: dict[str, Any]) -> None:
         """Load another worker's state of the same step, because this replica differs from it."""
-        self.whole = False
+        self.at_step_start = False
         self._load(state)
-        self.whole = True
+        self.at_step_start = True
 
     def unreached(self) -> str:
         """Return why this worker can't write to the run's checkpoints; "" if it can, or the run has none."""

@@ -1,7 +1,7 @@
 """A worker whose training thread hangs in the script: its connection's thread writes the stacks, and starts the save.
 
 The same goes for a worker whose machine goes, if it has no time to wait for its training thread. Invariant: what is
-saved is the state of a step's beginning, whole, or is named as the state between two steps.
+saved is the state of the beginning of a step, or is named as the state between two steps.
 Argument: docs/protocol.md, Saving from another thread 1-4.
 """
 
@@ -40,7 +40,7 @@ def _take_up(participant: Participant, training: Training, wanted: Save) -> None
     with participant.condition:
         if participant.instructions.save is not wanted:
             return  # the training thread handles it
-        if participant.state_complete and participant.begun != participant.member.round:
+        if participant.at_step_start and participant.begun != participant.member.round:
             save_aside(participant, training, wanted)
             return
         participant.instructions.save = None
@@ -61,9 +61,9 @@ def leave_aside(participant: Participant, training: Training, exit_: Exit) -> No
 
 def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
     with participant.condition:
-        if participant.state_verified and not participant.instructions.save_before_exit:
+        if participant.fully_loaded and not participant.instructions.save_before_exit:
             return  # the training thread handles it
-        holds = participant.state_verified and participant.state_complete
+        holds = participant.fully_loaded and participant.at_step_start
         if holds and participant.begun != participant.member.round:
             leave_aside(participant, training, exit_)
             return

@@ -115,8 +115,8 @@ class Participant(ABC):
         tracer: records the next steps for a trace.
         begun: the round that the training thread has begun last.
         waits_for_peers: True if it has nothing to compute and waits for peers.
-        state_complete: True if the replicated state is that of a complete step; see `hung.py`.
-        state_verified: True if the replicated state is known to be complete; see `Driver`.
+        at_step_start: True if the replicated state is that of the start of a step: no update has begun; see `hung.py`.
+        fully_loaded: True if every part of the replicated state is known to be loaded; see `Driver`.
         joins: True if other workers were training when this one was admitted.
         memory: the allocator of tensors that are exchanged.
         room: memory that is allocated ahead for the state from other workers; the receiver takes it.
@@ -133,7 +133,7 @@ class Participant(ABC):
         self.memory: Memory = Ordinary()
         self.room: torch.Tensor | None = None
         self.epoch = 0
-        self.state_complete = self.state_verified = self.joins = False
+        self.at_step_start = self.fully_loaded = self.joins = False
         self.begun = -1
         self.waits_for_peers = True
         self.done = 0
@@ -236,7 +236,7 @@ class Participant(ABC):
             epoch=self.epoch,
             shards_computed=self.done,
             waits_for_peers=self.waits_for_peers,
-            state_complete=self.state_complete,
+            at_step_start=self.at_step_start,
             shard_us=shard_us,
             shards=shards,
             shards_total=of,

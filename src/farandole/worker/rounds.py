@@ -431,7 +431,7 @@ class Rounds:
                         self._driver.begun_round,
                         self._driver.waits_for_peers,
                     )
-                    participant.state_verified = self._driver.state_verified
+                    participant.fully_loaded = self._driver.fully_loaded
                 self.meter.enter(self._class(isinstance(wanted, Change), before))
                 if isinstance(wanted, Change):
                     condition.wait(wanted.at_most_s)

@@ -63,7 +63,7 @@ class Activity:
     epoch: int = 0
     shards_computed: int = 0
     waits_for_peers: bool = False
-    state_complete: bool = False
+    at_step_start: bool = False
     shard_us: int = 0
     shards: int = 0
     shards_total: int = 0
@@ -245,8 +245,8 @@ class Driver:
         computed_shards: the shards of the round that this worker has computed.
         begun_round: the number of the round that was begun last, set before its work starts.
         waits_for_peers: this worker has nothing to compute and waits for others.
-        state_verified: the state is known to be complete, since this worker has ended a round or begun the run. A
-            joiner that is abandoned before may hold an incomplete state without knowing it.
+        fully_loaded: every part of the state is known to be loaded, since this worker has ended a round or begun the run.
+            A joiner that is abandoned before may hold an incomplete state without knowing it.
     """
 
     def __init__(self, member: Member, instructions: Instructions, port: Port, terms: RunTerms) -> None:
@@ -258,7 +258,7 @@ class Driver:
         self.computed_shards: set[int] = set()
         self.begun_round = -1
         self.waits_for_peers = True
-        self.state_verified = False
+        self.fully_loaded = False
         self.calls = CallRounds()
         self._instructions = instructions
         self.port = port
@@ -405,7 +405,7 @@ class Driver:
                 yield from self.sync()
                 return False
             yield Change()
-        self.state_verified, self.waits_for_peers = True, False
+        self.fully_loaded, self.waits_for_peers = True, False
         return True
 
     def _open(self, view: View) -> Routine[None]:
@@ -435,7 +435,7 @@ class Driver:
             if request.save:
                 port.answer(request)
         if instructions.exit is not None:
-            if instructions.save_before_exit and self.state_verified:
+            if instructions.save_before_exit and self.fully_loaded:
                 instructions.save_before_exit = False
                 saved = yield from do(port.save, bool(self.member.differing))
                 if saved.between and instructions.exit.within_s is None:  # in an evaluation, or the script has ended
@@ -534,7 +534,7 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[b
         return False
     if not _adopt(driver, 0, position, view):
         return False
-    driver.state_verified = True
+    driver.fully_loaded = True
     yield from driver.begin((yield from do(entrance.first, position, None)))
     yield from do(entrance.entered)
     return True

@@ -328,7 +328,7 @@ class Session:
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
             lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed,
-            waits_for_peers=activity.waits_for_peers, state_complete=activity.state_complete,
+            waits_for_peers=activity.waits_for_peers, at_step_start=activity.at_step_start,
             shard_us=activity.shard_us, shards=activity.shards, shards_total=activity.shards_total,
             time_us=activity.time_us,
             blocked_on=peer_over_soft_limit(
