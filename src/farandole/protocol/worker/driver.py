@@ -245,8 +245,8 @@ class Driver:
         computed_shards: the shards of the round that this worker has computed.
         begun_round: the number of the round that was begun last, set before its work starts.
         waits_for_peers: this worker has nothing to compute and waits for others.
-        fully_loaded: every part of the state is known to be loaded, since this worker has ended a round or begun the run.
-            A joiner that is abandoned before may hold an incomplete state without knowing it.
+        fully_loaded: every part of the state is known to be loaded, since this worker has ended a round or begun the
+            run. A joiner that is abandoned before may hold an incomplete state without knowing it.
     """
 
     def __init__(self, member: Member, instructions: Instructions, port: Port, terms: RunTerms) -> None:
