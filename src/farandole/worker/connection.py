@@ -36,10 +36,10 @@ from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
-from farandole.worker.departure import exit_after_grace
 from farandole.worker.groups import Groups
 from farandole.worker.hung import leave_aside, save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
+from farandole.worker.process_exit import exit_after_grace
 
 _log = logging.getLogger(__name__)
 _RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw here would change its results
@@ -294,7 +294,7 @@ class Connected(Participant):
     def _connect(self, connect: Connect) -> None:
         current, view = self.member.view, connect.view
         keep = (view.group, current.group if current else 0)
-        self._groups.leave(view, keep)  # a view is proposed only after all members have left earlier ones
+        self._groups.prepare_for(view, keep)  # a view is proposed only after all members have left earlier ones
         self._groups.arrange(connect, self.worker, lambda: self._training.prepare(view), lambda: self._connected(view))
 
     def _connected(self, view: View) -> None:

@@ -46,7 +46,7 @@ class Groups:
         self._rendezvous: dict[int, Rendezvous] = {}
         self._unused: list[Links] = []  # to be closed
 
-    def leave(self, view: View, keep: Collection[int]) -> None:
+    def prepare_for(self, view: View, keep: Collection[int]) -> None:
         """Prepares for the proposed `view`: removes all groups except those in `keep`. Does not block."""
         self._unused += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
         for number in [n for n in self._rendezvous if n < view.number]:

@@ -14,8 +14,8 @@ import threading
 
 from farandole.protocol import messages as m
 from farandole.protocol.worker.member import Exit, Save
-from farandole.worker.departure import leave
 from farandole.worker.participant import Participant, Training
+from farandole.worker.process_exit import leave
 
 _log = logging.getLogger(__name__)
 REACT_S = 2.0  # for the training thread to handle the request itself; it does so at once if it waits for peers

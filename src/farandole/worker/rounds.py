@@ -29,8 +29,8 @@ from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Routine, Task, class_of, join_view
 from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import PeerWait
-from farandole.worker.departure import lower_priority
 from farandole.worker.participant import Participant
+from farandole.worker.process_exit import lower_priority
 
 # --- receiver ---------------------------------------------------------------------------------------------------------
 #

@@ -416,7 +416,7 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
     return [w for w in slow if w in view.joining] or list(view.joining)
 
 
-# --- departures -------------------------------------------------------------------------------------------------------
+# --- unplanned removals -----------------------------------------------------------------------------------------------
 #
 # How workers leave other than by a planned view: evicted (alive or not, the run goes on without it as soon as that is
 # safe); its process has ended, for certain; its machine goes before it could leave (`Lapsed`); its script has failed
