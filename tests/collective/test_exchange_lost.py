@@ -113,7 +113,7 @@ def test_two_losses_in_one_round_down_to_one(hosts: str) -> None:
         follow(a, third, 0)
         a.begin(0, shards, (*lineage, third.members))
         a.compute(0)
-        a.exchange.on_all_handed_in()
+        a.exchange.on_all_submitted()
         assert a.exchange.ended
         assert_same(a.exchange.reduced(a.layout), expected(a.layout, 0, shards))
 

@@ -39,7 +39,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
     (driver, "yield from do(old.release_peers)", "pass", {"focus": ("freeze", "break")}),
     (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
-    (driver, "yield from do(self.port.hand_in)", "pass", {}),
+    (driver, "yield from do(self.port.submit_all)", "pass", {}),
     # what the coordinator asks for
     (driver, "bool(self.member.differing)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
     (driver, "port.answer(request)", "pass", {"focus": ("stop",)}),

@@ -14,7 +14,7 @@ from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Task
 from farandole.worker import rounds
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.rounds import Receiver, Rounds, hand_on, step_task
+from farandole.worker.rounds import Receiver, Rounds, send_state_to_joiners, step_task
 from tests.support.linking import in_memory
 
 pytestmark = pytest.mark.timeout(30)
@@ -97,9 +97,9 @@ def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.Monke
         it.hear(m.Stop(stop=1))
         it.hear(m.Resume(view=next_, round=2, commit=False, lineage=next_.lineage(("w1",))))
         handed.append(view)
-        hand_on(participant, view, *args)
+        send_state_to_joiners(participant, view, *args)
 
-    monkeypatch.setattr(rounds, "hand_on", late)
+    monkeypatch.setattr(rounds, "send_state_to_joiners", late)
     it.hear(m.Propose(view=ALONE))
     assert enter(its_rounds) == [ALONE]
     assert compute(its_rounds)

@@ -28,5 +28,5 @@ def test_all_veterans_or_the_longest_standing_one(bits: str, who: list[str], mon
 
         monkeypatch.setattr(rounds, "Snapshot", snapshot)
         monkeypatch.setattr(rounds, "send_state", lambda *_: None)
-        rounds.hand_on(it, VIEW, 0, Position(), {})
+        rounds.send_state_to_joiners(it, VIEW, 0, Position(), {})
     assert taken == who

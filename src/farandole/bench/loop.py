@@ -163,7 +163,7 @@ class Bench(Loop):
             partials.open(shard, last=True)
             partials.close(torch.zeros(partials.layout.lanes, dtype=torch.float64))
         began = clock()
-        rounds.hand_in()
+        rounds.submit_all()
         self._finish()
         return clock() - began
 
@@ -276,5 +276,5 @@ class Bench(Loop):
 
 
 def _keep(bucket: int) -> None:
-    """Do nothing with a full bucket: it is handed over later."""
+    """Do nothing with a full bucket: it is submitted later."""
     del bucket

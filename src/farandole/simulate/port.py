@@ -100,10 +100,10 @@ class SimulatedPort:
         worker.exchange.begin(round_, worker.kind, lineage, is_step=task.is_step)
         self._world.maybe_inject_fault("begin", worker)
 
-    def hand_in(self) -> None:
+    def submit_all(self) -> None:
         assert self._worker.exchange is not None
         for bucket in range(len(self._worker.world.buckets[self._worker.kind])):
-            self._worker.exchange.ready(bucket)
+            self._worker.exchange.submit(bucket)
 
     # --- the state -------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class SimulatedWorker(Process):
                 exchange = self.exchange
                 assert exchange is not None
                 for bucket in range(len(self.world.buckets[self.kind])):
-                    exchange.ready(bucket)
+                    exchange.submit(bucket)
                     yield self.world.delay(0.002)
 
     def _finds(self, shard: int) -> int:

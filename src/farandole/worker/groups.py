@@ -26,7 +26,7 @@ MAX_ADDRESS = 200  # characters
 class Groups:
     """The groups of connections of one worker.
 
-    `groups` is the worker's own table of links by group number; `leave` removes past groups from it. Tensors in
+    `groups` is the worker's own table of links by group number; `prepare_for` removes past groups from it. Tensors in
     `memory` can be shared with peers.
 
     Attributes:

@@ -80,7 +80,7 @@ class Receiver:
             self._participant.lost(self._view.number, lost.peer, lost.reason)
 
 
-def hand_on(participant: Participant, view: View, round_: int, position: Position, state: Any) -> None:
+def send_state_to_joiners(participant: Participant, view: View, round_: int, position: Position, state: Any) -> None:
     """Sends a veteran's part of `state`, as of this round's start, to the joiners of `view`, in the background.
 
     If the connections of `view` are closed, the view was given up meanwhile, and nothing is sent.
@@ -199,7 +199,7 @@ class RoundsPort:
         return Exchange(view, participant.worker, links, participant, memory=memory, waits=waits)
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
-        hand_on(self._participant, view, round_, position, self._held().snapshot())
+        send_state_to_joiners(self._participant, view, round_, position, self._held().snapshot())
 
     def receive(self, view: View) -> Receiver:
         return Receiver(view, self._participant, self.parameters)
@@ -217,15 +217,15 @@ class RoundsPort:
             self._replan()
         self.exchange.begin(round_, self._partials, shards, lineage, is_step=task.is_step)
 
-    def hand_in(self) -> None:
+    def submit_all(self) -> None:
         assert self.exchange is not None
         for bucket in range(len(self._partials.layout.buckets)):
-            self.exchange.ready(bucket)
+            self.exchange.submit(bucket)
 
     def open_shard(self, shard: int, *, last: bool) -> None:
-        """Begins `shard` in the partial sums; with the `last` one, buckets are handed over as they are filled."""
+        """Begins `shard` in the partial sums; with the `last` one, buckets are submitted as they are filled."""
         assert self.exchange is not None
-        self._partials.complete = self.exchange.ready if last else _not_yet
+        self._partials.complete = self.exchange.submit if last else _not_yet
         self._partials.open(shard, last=last)
 
     def reduced(self) -> list[Any]:
@@ -322,7 +322,7 @@ class Rounds:
         return self._driver.todo()
 
     def open(self, shard: int) -> None:
-        """Begins `shard`. With the last one, buckets are handed over as the backward pass fills them."""
+        """Begins `shard`. With the last one, buckets are submitted as the backward pass fills them."""
         self._port.open_shard(shard, last=self.todo() == (shard,))
         self._participant.shard_timer.open()
 
@@ -345,7 +345,7 @@ class Rounds:
         return self._driver.checking.concerns(shard)
 
     def found(self, shard: int, names: Sequence[str], digests: Sequence[int], *, mine: bool) -> None:
-        """Records the digests of a shard that two workers compute; for its own shard, before all of it is handed in."""
+        """Records the digests of a shard that two workers compute; for its own shard, before all of it is submitted."""
         with self._participant.condition:
             if mine:
                 self._driver.checking.on_digests(shard, names, digests)
@@ -356,10 +356,10 @@ class Rounds:
         """Follows the member if its view has changed."""
         self._drive(self._driver.sync())
 
-    def hand_in(self) -> None:
-        """Hands over all buckets. All of this worker's shards are in them, and none was handed over before."""
+    def submit_all(self) -> None:
+        """Submits all buckets. All of this worker's shards are in them, and none was submitted before."""
         self._driver.computed_shards.update(self.todo())
-        self._port.hand_in()
+        self._port.submit_all()
 
     def wait_for_round_end(self) -> bool:
         """Waits for the round's end. Returns True if it has ended, and False if the view changed: call `todo` again."""

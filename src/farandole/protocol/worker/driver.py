@@ -150,8 +150,8 @@ class ExchangePort(Protocol):
 
     def release(self) -> None: ...
 
-    def on_all_handed_in(self) -> None:
-        """Everything of this worker is handed in."""
+    def on_all_submitted(self) -> None:
+        """Everything of this worker is submitted."""
         ...
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Port(Protocol):
         """Start the round in the exchange that was opened last, over the partial sums of `take_up`."""
         ...
 
-    def hand_in(self) -> None:
+    def submit_all(self) -> None:
         """This worker has nothing left to compute in the round."""
         ...
 
@@ -398,7 +398,7 @@ class Driver:
         """Wait for the end of the round. Returns False if the view has changed instead: then look at `todo` again."""
         member, exchange = self.member, self.exchange
         self.waits_for_peers = True
-        yield from do(exchange.on_all_handed_in)
+        yield from do(exchange.on_all_submitted)
         while not exchange.ended and member.round <= self.number:
             yield from self.handle_requests()
             if member.phase == "member" and member.view is not None and member.view.number != exchange.view.number:
@@ -423,7 +423,7 @@ class Driver:
             self.exchange.withhold()
         yield from do(self.port.start, self.task, self.number, self.shards, lineage)
         if not self.todo():
-            yield from do(self.port.hand_in)
+            yield from do(self.port.submit_all)
 
     # --- requests of the coordinator -------------------------------------------------------------------------
 
@@ -472,7 +472,7 @@ class _Before:
 
     def release(self) -> None: ...
 
-    def on_all_handed_in(self) -> None: ...
+    def on_all_submitted(self) -> None: ...
 
     def close(self) -> None: ...
 

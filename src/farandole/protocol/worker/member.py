@@ -442,7 +442,7 @@ class Checking:
     def on_digests(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """Record the digests of one of this worker's own shards.
 
-        Call it before the last gradient of the shard is handed in: the commit message may follow at once.
+        Call it before the last gradient of the shard is submitted: the commit message may follow at once.
         """
         self._mine[shard] = (tuple(names), tuple(digests))
         self._update_member()
