@@ -219,9 +219,9 @@ def _fail(failure: ScriptFailed | DataUnavailable) -> int:
             run.fail(failure)
         else:
             settings = Settings.read()
-            participant = Connected(tickets.load(settings.ticket), settings)
-            participant.tell(failure)
-            participant.close()
+            context = Connected(tickets.load(settings.ticket), settings)
+            context.tell(failure)
+            context.close()
     except SystemExit as exit_:
         return _code(exit_)
     except FarandoleError as error:

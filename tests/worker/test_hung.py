@@ -11,8 +11,8 @@ from farandole.platform import output
 from farandole.protocol import messages as m
 from farandole.protocol.worker.member import Exit, Save
 from farandole.worker import hung
-from farandole.worker.fake import FakeParticipant
-from farandole.worker.participant import NoTraining
+from farandole.worker.context import NoTraining
+from farandole.worker.fake import FakeContext
 
 
 class Saves(NoTraining):
@@ -49,32 +49,32 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.remark)
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
-    participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, allow_between=case.between)
-    participant.member.round, participant.begun, participant.at_step_start = 7, case.begun, case.at_step_start
-    participant.instructions.save = None if case.taken else wanted
+    context, training, wanted = FakeContext(), Saves(), Save(save=True, allow_between=case.between)
+    context.member.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
+    context.instructions.save = None if case.taken else wanted
     monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
-    hung._take_up(participant, training, wanted)
+    hung._take_up(context, training, wanted)
     assert training.asked == ([case.between] if case.saves else [])
-    assert participant.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
+    assert context.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
     waits = not case.saves and not case.taken
     assert again == ([wanted] if waits else []), "it is looked at again"
-    assert participant.instructions.save is (wanted if waits else None)
+    assert context.instructions.save is (wanted if waits else None)
 
 
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
-    participant, wanted, done = FakeParticipant(), Save(save=True, allow_between=False), threading.Event()
-    participant.member.round = participant.begun = 7
-    participant.at_step_start, participant.instructions.save = True, wanted
+    context, wanted, done = FakeContext(), Save(save=True, allow_between=False), threading.Event()
+    context.member.round = context.begun = 7
+    context.at_step_start, context.instructions.save = True, wanted
 
     class Late(Saves):
         def saved(self, between: bool) -> m.Saved:
             done.set()
             return super().saved(between)
 
-    hung.save_aside(participant, Late(), wanted)
+    hung.save_aside(context, Late(), wanted)
     assert done.wait(10)
-    assert participant.instructions.save is None
+    assert context.instructions.save is None
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ GOING = (
 def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Exit] = []
     left: list[int] = []
-    participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
-    participant.member.round, participant.begun, participant.at_step_start = 7, case.begun, case.at_step_start
-    participant.fully_loaded, participant.instructions.save_before_exit = case.proven, case.save_before_exit
+    context, training, exit_ = FakeContext(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
+    context.member.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
+    context.fully_loaded, context.instructions.save_before_exit = case.proven, case.save_before_exit
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)
-    hung._save_and_go(participant, training, exit_)
+    hung._save_and_go(context, training, exit_)
     assert training.asked == ([False] if case.saves else [])
-    assert participant.messages == ([m.Lapsed()] if case.goes else [])
+    assert context.messages == ([m.Lapsed()] if case.goes else [])
     assert left == ([0] if case.goes else [])
     assert again == ([exit_] if not case.goes and case.save_before_exit else []), "it is looked at again"
 
 
 def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Timer", None)
-    hung.leave_aside(FakeParticipant(), Saves(), Exit("no coordinator", 4, save=True))
+    hung.leave_aside(FakeContext(), Saves(), Exit("no coordinator", 4, save=True))
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

@@ -36,9 +36,9 @@ from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
+from farandole.worker.context import NoTraining, Training, WorkerContext
 from farandole.worker.groups import Groups
 from farandole.worker.hung import leave_aside, save_aside, write_stacks
-from farandole.worker.participant import NoTraining, Participant, Training
 from farandole.worker.process_exit import exit_after_grace
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ Socket = aiohttp.ClientWebSocketResponse[bool]
 
 
 @final
-class Connected(Participant):
+class Connected(WorkerContext):
     """A worker with a coordinator.
 
     `sent` and `received` count messages by kind; tests use them to show that no step waits for the coordinator. `leave`

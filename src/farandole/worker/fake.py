@@ -1,4 +1,4 @@
-"""A participant for tests, whose coordinator is the caller: for tests of training code, of this package and its users.
+"""A worker context whose coordinator is the caller, for tests of training code: this package's and its users'.
 
 It records the messages of the worker, and performs the member's actions at once: a proposed view is connected and
 prepared when `hear` returns. It has no thread.
@@ -14,11 +14,11 @@ from farandole.protocol import messages as m
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Instructions
 from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
-from farandole.worker.participant import NoTraining, Participant, Training
+from farandole.worker.context import NoTraining, Training, WorkerContext
 
 
 @final
-class FakeParticipant(Participant):
+class FakeContext(WorkerContext):
     """One worker of a run that the caller simulates.
 
     Attributes:

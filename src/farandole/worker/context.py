@@ -1,9 +1,9 @@
-"""A worker's place in the run: the member's state machine under a lock.
+"""A worker's context: what its threads share, with the worker's state machine under a lock.
 
 The training thread, the view's exchange thread and the connection's thread share one condition variable. The training
 thread waits on it for "my round ended, or the view changed, or I must exit". No step waits for the coordinator. There
 are three final classes: `Connected` has a coordinator, `SingleProcess` runs without one (`world_size=1`), and
-`FakeParticipant` is for tests. `tests/worker/test_participant.py` tests what all of them must guarantee.
+`FakeContext` is for tests. `tests/worker/test_context.py` tests what all of them must guarantee.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from farandole.protocol.worker.member import Action, Exit, Member
 from farandole.protocol.worker.session import PeerWait
 from farandole.worker.timing import Meter, ShardTimer, Tracer
 
-# --- participant ------------------------------------------------------------------------------------------------------
+# --- context ----------------------------------------------------------------------------------------------------------
 
 
 class Training(Protocol):
-    """The training side's interface to the other threads of a participant."""
+    """The training side's interface to the other threads of its worker."""
 
     def prepare(self, view: View) -> None:
         """Allocates the buffers of a proposed view, before this worker reports that it is ready for the view."""
@@ -90,7 +90,7 @@ class Training(Protocol):
 
 
 class NoTraining:
-    """The `Training` of a participant before `set_training`."""
+    """The `Training` of a worker before `set_training`."""
 
     def prepare(self, view: View) -> None:
         del view
@@ -105,7 +105,7 @@ class NoTraining:
         return m.Digests(step=0, names=(), digests=())
 
 
-class Participant(ABC):
+class WorkerContext(ABC):
     """The interface of a run to the training side; see the docstring of the module.
 
     Attributes:
@@ -246,7 +246,7 @@ class Participant(ABC):
 
 # --- alone ------------------------------------------------------------------------------------------------------------
 #
-# A single process (`world_size=1`) without a coordinator: the same code over a participant without peers.
+# A single process (`world_size=1`) without a coordinator: the same code over a `WorkerContext` without peers.
 #
 # With a folder it saves when the process ends, in any way, as a run does: the state after the script's loop is the
 # final state; in the middle of a step the state of the step's beginning is saved; a state between two steps is saved
@@ -262,8 +262,8 @@ QUIET = (
 
 
 @final
-class SingleProcess(Participant):
-    """The participant of a single process (`world_size=1`) without a coordinator.
+class SingleProcess(WorkerContext):
+    """The context of a single process (`world_size=1`) without a coordinator.
 
     Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity` is that of the run in the folder, "" without a folder.
 
