@@ -15,7 +15,7 @@ from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import BENEFITS
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Save
+from farandole.protocol.worker.state_machine import Save
 from farandole.simulate.mistaken import WRONG
 from farandole.simulate.replica import GARBAGE, alone, shard_value
 from farandole.simulate.witness import Violation, Witness

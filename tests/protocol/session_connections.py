@@ -12,8 +12,8 @@ import pytest
 from farandole.errors import ProtocolError, Refused
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import BACKOFF_S, EXIT_ORPHANED, FIRST_S, SILENT_FRACTION
+from farandole.protocol.worker.state_machine import Exit, Save
 from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welcome
 
 # --- connections -----------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from farandole.protocol import messages as m
 from farandole.protocol.messages import EXIT_PREEMPTED
 from farandole.protocol.view import CommitMessage
-from farandole.protocol.worker.member import Exit
 from farandole.protocol.worker.session import EXIT_ORPHANED, LONGEST_S, PART, SHORTEST_S
+from farandole.protocol.worker.state_machine import Exit
 from tests.support.mentioned import mentions
 from tests.support.played_session import ORPHAN_S, Worker
 

@@ -11,8 +11,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KEPT_LINES
 from farandole.protocol.values import MAX_LINES
 from farandole.protocol.view import CommitMessage, View
-from farandole.protocol.worker.member import Exit
 from farandole.protocol.worker.session import EXIT_ORPHANED
+from farandole.protocol.worker.state_machine import Exit
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import logged, stepped
 from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome

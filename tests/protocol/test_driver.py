@@ -13,7 +13,7 @@ from farandole.plan.shards import Position
 from farandole.protocol.messages import RunTerms, Saved
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Instructions, Routine, Task, _join, join_view
-from farandole.protocol.worker.member import EVERY, Exit, Member
+from farandole.protocol.worker.state_machine import EVERY, Exit, WorkerStateMachine
 
 ONE = View(number=1, members=("a", "b"), group=1)
 TWO = View(number=2, members=("a",), group=1)
@@ -55,7 +55,7 @@ class Played:
 
 
 def driving(shards: int = 2, **terms: float) -> tuple[Driver, Played, Instructions]:
-    member, told, port = Member("a"), Instructions(), Played()
+    member, told, port = WorkerStateMachine("a"), Instructions(), Played()
     member.phase, member.view, member.synced = "member", ONE, True
     driver = Driver(member, told, port, RunTerms(**terms))  # pyright: ignore[reportArgumentType]
     assert play(driver.begin(Task(position=Position(), shards=lambda _: shards, is_step=True)))
@@ -147,7 +147,7 @@ def test_who_has_drifted_takes_the_state_over_before_it_computes_and_its_word_sa
 @pytest.mark.parametrize("owed", [(), (0,)])
 def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owed: tuple[int, ...]) -> None:
     view = View(number=2, members=("b", "a"), joining=("a",), group=2)
-    member, port = Member("a"), Played(view)
+    member, port = WorkerStateMachine("a"), Played(view)
     member.pending, member.prepared = view, 2
     nothing = SimpleNamespace(checks_left=lambda: owed)
     arriving = SimpleNamespace(header=(3, Position(), []), state={})
@@ -165,7 +165,7 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
 def test_who_begins_the_run_holds_its_state_from_the_first_round_on(save_before_exit: bool) -> None:
     """It has proved nothing yet, and need not: what it began with is the run's. So it can be saved before the exit."""
     driver, port, told = driving()
-    member, first = Member("a"), View(number=1, members=("a",), group=1)
+    member, first = WorkerStateMachine("a"), View(number=1, members=("a",), group=1)
     driver.member, driver.fully_loaded = member, False
     member.phase, member.pending, member.prepared = "candidate", first, 1
     entrance = SimpleNamespace(

@@ -6,8 +6,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.messages import RunTerms
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Activity
-from farandole.protocol.worker.member import Member
 from farandole.protocol.worker.session import PeerWait, Session
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 
 READY, LEAVING = m.Ready(signature=m.Signature(facts=(("torch", "2"),))), m.LeaveRequest(reason="SIGTERM")
 ORPHAN_S, TIMEOUT_S, STALL_S = 60.0, 5.0, 30.0
@@ -20,7 +20,7 @@ class Worker:
         self.waiting: PeerWait | None = None
         self.asked = 0
         hello = m.Hello(kind="worker", worker=name, session="s")
-        self.session = Session(hello, Member(name), self._activity, lambda: self.waiting, 0.0)
+        self.session = Session(hello, WorkerStateMachine(name), self._activity, lambda: self.waiting, 0.0)
 
     def _activity(self) -> Activity:
         self.asked += 1

@@ -23,7 +23,7 @@ from farandole.data.order import derive, set_random_state
 from farandole.errors import StepAbandoned, UsageError, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Line, Metrics, NotFinite
-from farandole.protocol.worker.member import Exit
+from farandole.protocol.worker.state_machine import Exit
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, N, begun, data, mlp, train
 

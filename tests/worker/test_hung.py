@@ -9,7 +9,7 @@ import pytest
 
 from farandole.platform import output
 from farandole.protocol import messages as m
-from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.worker import hung
 from farandole.worker.context import NoTraining
 from farandole.worker.fake import FakeContext

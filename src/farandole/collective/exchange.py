@@ -332,7 +332,7 @@ def _total(
 
 
 class Agreement(Protocol):
-    """The part of the member's state machine that the exchange needs."""
+    """The part of the worker's state machine that the exchange needs."""
 
     def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None: ...
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import Refused
 from farandole.protocol import messages as m
 from farandole.protocol.worker.driver import Activity, Instructions
-from farandole.protocol.worker.member import Action, Member
 from farandole.protocol.worker.session import Session
+from farandole.protocol.worker.state_machine import Action, WorkerStateMachine
 from farandole.simulate.replica import SHARDS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SimulatedClient:
     pool: str
     reaches: str  # the store that it reaches: "" the run's, "other" a wrong one, "none"
     instructions: Instructions  # of the session
-    member: Member
+    member: WorkerStateMachine
     shard_s: float
     at_step_start: bool
     after: Callable[..., None]

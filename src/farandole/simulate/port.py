@@ -9,7 +9,7 @@ from farandole.plan.shards import Position
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Task
-from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.simulate.data_plane import HEADER, STATE
 from farandole.simulate.exchange import SimulatedExchange
 from farandole.simulate.process import ProcessEnd

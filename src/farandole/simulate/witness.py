@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.protocol import messages as m
 from farandole.protocol.events import Event
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Save
+from farandole.protocol.worker.state_machine import Save
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane

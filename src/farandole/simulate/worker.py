@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.plan.shards import Position
 from farandole.protocol import messages as m
 from farandole.protocol.worker.driver import Change, Driver, Task, join_view
-from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 from farandole.simulate.port import SimulatedPort
 from farandole.simulate.process import Process, Routine
 from farandole.simulate.replica import SHARDS, next_state, shard_value
@@ -35,7 +35,7 @@ class UnfedError(Exception):
 class SimulatedWorker(Process):
     """A worker with its training thread."""
 
-    def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
+    def __init__(self, world: World, name: str, member: WorkerStateMachine, *, pool: str) -> None:
         super().__init__(world, name, member, pool=pool)
         self._port = SimulatedPort(self)
         self.driver = Driver(member, self.instructions, self._port, world.settings)

@@ -33,8 +33,8 @@ from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleE
 from farandole.platform.process import age_s, beside
 from farandole.protocol import messages as m
 from farandole.protocol.view import CommitMessage, View
-from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
+from farandole.protocol.worker.state_machine import Action, CompareDigests, Connect, Exit, Save, WorkerStateMachine
 from farandole.settings import Settings
 from farandole.worker.context import NoTraining, Training, WorkerContext
 from farandole.worker.groups import Groups
@@ -66,7 +66,7 @@ class Connected(WorkerContext):
             kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool,
             session=secrets.token_hex(16),
         )  # fmt: skip
-        member = Member(settings.worker)
+        member = WorkerStateMachine(settings.worker)
         self._session = Session(hello, member, self.activity, lambda: self._training.waiting_for(), time.monotonic())
         super().__init__(member, self._session.instructions, already_s=0.0 if settings.returns else age_s())
         self.sent: Counter[str] = Counter()

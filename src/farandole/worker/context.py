@@ -62,8 +62,8 @@ from farandole.protocol.metrics import Line as MetricsLine
 from farandole.protocol.metrics import as_written, metrics_line
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Activity, Instructions
-from farandole.protocol.worker.member import Action, Exit, Member
 from farandole.protocol.worker.session import PeerWait
+from farandole.protocol.worker.state_machine import Action, Exit, WorkerStateMachine
 from farandole.worker.timing import Meter, ShardTimer, Tracer
 
 # --- context ----------------------------------------------------------------------------------------------------------
@@ -123,7 +123,11 @@ class WorkerContext(ABC):
     """
 
     def __init__(
-        self, member: Member, instructions: Instructions, history: History | None = None, already_s: float = 0.0
+        self,
+        member: WorkerStateMachine,
+        instructions: Instructions,
+        history: History | None = None,
+        already_s: float = 0.0,
     ) -> None:
         """`history`: the workers that a single process stands for; `already_s`: the age of this process, in seconds."""
         self.member = member
@@ -199,11 +203,11 @@ class WorkerContext(ABC):
 
     @abstractmethod
     def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        """`Member.commit_message`, as long as this worker may send one; otherwise None."""
+        """`WorkerStateMachine.commit_message`, as long as this worker may send one; otherwise None."""
 
     @abstractmethod
     def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
-        """`Member.end_round`, as long as this worker may end a round; otherwise False."""
+        """`WorkerStateMachine.end_round`, as long as this worker may end a round; otherwise False."""
 
     @abstractmethod
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -279,7 +283,7 @@ class SingleProcess(WorkerContext):
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
         instructions = Instructions(saves=True)
         parsed = read_history(history) if history else None
-        super().__init__(Member("alone"), instructions, history=parsed, already_s=age_s())
+        super().__init__(WorkerStateMachine("alone"), instructions, history=parsed, already_s=age_s())
         self._recorded_at = time.monotonic()  # the last record of its time
         self._lock, self.identity = _take(Path(folder), _make(Path(folder))) if folder else (-1, "")
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()

@@ -13,7 +13,7 @@ from farandole.errors import CheckpointsGone
 from farandole.protocol import messages as m
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Instructions
-from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
+from farandole.protocol.worker.state_machine import Action, CompareDigests, Connect, Exit, Save, WorkerStateMachine
 from farandole.worker.context import NoTraining, Training, WorkerContext
 
 
@@ -28,7 +28,7 @@ class FakeContext(WorkerContext):
     """
 
     def __init__(self, worker: str = "w1", terms: m.RunTerms | None = None) -> None:
-        super().__init__(Member(worker), Instructions())
+        super().__init__(WorkerStateMachine(worker), Instructions())
         self.messages: list[m.Message] = []
         self.lines: list[m.Line] = []
         self.lapsed = False

@@ -16,7 +16,7 @@ from farandole.collective.shm import ByHost
 from farandole.collective.transport import Links, PeerLost, Unproved
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Connect
+from farandole.protocol.worker.state_machine import Connect
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import logging
 import threading
 
 from farandole.protocol import messages as m
-from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.worker.context import Training, WorkerContext
 from farandole.worker.process_exit import leave
 

@@ -27,8 +27,8 @@ from farandole.protocol.messages import Digests, Message, Saved
 from farandole.protocol.values import TimeClass
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Routine, Task, class_of, join_view
-from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import PeerWait
+from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.worker.context import WorkerContext
 from farandole.worker.process_exit import lower_priority
 

@@ -9,7 +9,7 @@ So what stands between two yields is atomic. A generator yields what comes next 
              and the peers' commit messages come in meanwhile
 
 So what it knows may be out of date as soon as it has yielded. That does no harm: only this driver begins rounds, and
-only `Member` ends them or moves them on.
+only `WorkerStateMachine` ends them or moves them on.
 Argument: docs/protocol.md, Driver 1-6.
 """
 
@@ -24,7 +24,7 @@ from farandole.plan.shards import Position
 from farandole.protocol.messages import Message, RunTerms, Saved
 from farandole.protocol.values import NOTHING, Call, TimeClass
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.member import CallRounds, Checking, Drift, Exit, Member, Save
+from farandole.protocol.worker.state_machine import CallRounds, Checking, Drift, Exit, Save, WorkerStateMachine
 
 # --- generators -------------------------------------------------------------------------------------------------------
 #
@@ -249,7 +249,7 @@ class Driver:
             run. A joiner that is abandoned before may hold an incomplete state without knowing it.
     """
 
-    def __init__(self, member: Member, instructions: Instructions, port: Port, terms: RunTerms) -> None:
+    def __init__(self, member: WorkerStateMachine, instructions: Instructions, port: Port, terms: RunTerms) -> None:
         self.member = member
         self.task = Task(position=Position(), shards=_none)
         self.exchange: ExchangePort = _Before()
@@ -325,7 +325,7 @@ class Driver:
         yield from self._start(lineage)
 
     def _renew(self, view: View, renewal: View) -> Routine[None]:
-        """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `member.py`."""
+        """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `state_machine.py`."""
         if self.member.worker in renewal.senders(self._terms.bits):
             yield from do(self.port.send_state, renewal, self.number, self.task.position)
         elif self.member.worker in renewal.joining:

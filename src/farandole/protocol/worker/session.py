@@ -22,7 +22,7 @@ from farandole.protocol.kept_lines import KeptLines
 from farandole.protocol.messages import EXIT_PREEMPTED, RunTerms
 from farandole.protocol.view import CommitMessage
 from farandole.protocol.worker.driver import Activity, Instructions
-from farandole.protocol.worker.member import Action, Exit, Member, Save
+from farandole.protocol.worker.state_machine import Action, Exit, Save, WorkerStateMachine
 
 # --- patience ---------------------------------------------------------------------------------------------------------
 #
@@ -154,7 +154,7 @@ class Session:
     """
 
     def __init__(
-        self, hello: m.Hello, member: Member, activity: Callable[[], Activity],
+        self, hello: m.Hello, member: WorkerStateMachine, activity: Callable[[], Activity],
         waiting_for: Callable[[], PeerWait | None], now: float,
     ) -> None:  # fmt: skip
         self.member = member
@@ -347,13 +347,13 @@ class Session:
     def commit_message(
         self, now: float, *, view: int, round_: int, compute_us: int, shards: int
     ) -> CommitMessage | None:
-        """Return `Member.commit_message`, or None once the lease is over."""
+        """Return `WorkerStateMachine.commit_message`, or None once the lease is over."""
         if self.lease_over(now):
             return None
         return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, now: float, commits: Sequence[CommitMessage]) -> bool:
-        """Return `Member.end_round`, or False once the lease is over."""
+        """Return `WorkerStateMachine.end_round`, or False once the lease is over."""
         self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
         return not self.lease_over(now) and self.member.end_round(commits)
 

@@ -81,7 +81,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Connect:
-    """Open this view's missing connections and make its buffers, in the background; then call `Member.connected`.
+    """Open this view's missing connections and make its buffers, in the background; then call `connected`.
 
     `key` is the secret of the view's group. Members authenticate each other with it.
     """
@@ -122,7 +122,7 @@ class CompareDigests:
 Action = m.Message | Connect | Exit | Save | CompareDigests
 
 
-class Member:
+class WorkerStateMachine:
     """The state machine of one worker; the module's head says why its callers cannot race.
 
     Attributes:
@@ -409,7 +409,7 @@ ShardDigests = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # by shard: n
 class Checking:
     """The checked shards of one worker. Sets the member's `checks`, `own_results` and `check_results` for its round."""
 
-    def __init__(self, member: Member, terms: RunTerms) -> None:
+    def __init__(self, member: WorkerStateMachine, terms: RunTerms) -> None:
         self._member = member
         self._terms = terms
         self._mine: ShardDigests = {}  # own shards that another worker checks
