@@ -126,8 +126,8 @@ def recover_if_ready(state: CoordinatorState) -> None:
     for each in outvoted:
         del reports[each.worker]
     if not _fenced(state, stop, reports):
-        if not stop.blocked_reported:
-            stop.blocked_reported = True
+        if not stop.unfenced_reported:
+            stop.unfenced_reported = True
             missing = sorted(stop.unanswered)
             state.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may still train: waiting"))
         return

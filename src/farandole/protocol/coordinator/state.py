@@ -219,7 +219,7 @@ class Stopping:
     failed: dict[str, int] = field(default_factory=dict)
     difference_reporters: set[str] = field(default_factory=set[str])
     cause: str
-    blocked_reported: bool = False  # an event says that the stop cannot be decided yet
+    unfenced_reported: bool = False  # an event says that the stop cannot be decided yet
     patient: bool = False  # the overdue workers have been given one more timeout
 
 
@@ -677,9 +677,9 @@ class CoordinatorState:
         # --- checkpoints ---
         # The newest checkpoint that is known to be in the run's store.
         self.newest = settings.newest
-        # `saver` is the worker that writes checkpoints while the run trains, "" if no worker can. `founder` is the
-        # worker whose state the first view began with.
-        self.saver = self.founder = ""
+        # `saver` is the worker that writes checkpoints while the run trains, "" if no worker can. `first_founder` is
+        # the worker whose state the first view began with.
+        self.saver = self.first_founder = ""
         # The workers that failed to write a checkpoint, with the number of the newest failed try of each.
         self.failed: dict[str, int] = {}
         # The number of the newest try, and that of the newest success. Invariant: succeeded <= tries.

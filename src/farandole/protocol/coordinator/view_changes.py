@@ -378,7 +378,7 @@ def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Sw
     for member in view.members:
         state.workers[member].state = "member"
     if before is None:
-        state.founder = view.members[0]
+        state.first_founder = view.members[0]
     for joiner in view.joining if before else ():
         state.workers[joiner].entered = message.step
     if view.group == view.number:

@@ -27,7 +27,7 @@ from farandole.protocol.worker.state_machine import Action, Exit, Save, WorkerSt
 # --- patience ---------------------------------------------------------------------------------------------------------
 #
 # How long a worker waits for a peer before it reports so. Times are in seconds. Two reports: (a) stalled, after
-# max(stall_s, 10 median steps): the coordinator evicts the peer; (b) held up, in heartbeats: two members that both wait
+# max(stall_s, 10 median steps): the coordinator evicts the peer; (b) blocked, in heartbeats: two members that both wait
 # for each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other. Before the first step has ended,
 # the limit of (b) is the stall limit.
 # Argument: docs/protocol.md, Session, "Waiting for a peer".
