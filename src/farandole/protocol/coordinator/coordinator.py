@@ -46,7 +46,7 @@ from farandole.protocol.failure_detector import Silence
 # What pools report about their workers and hosts, and what follows.
 #
 #     WorkerProcessExited   a process has ended, for certain
-#     PreemptionNotice      a host will go: its workers drain, those that have not come yet as soon as they come
+#     PreemptionNotice      a host will go: its workers leave gracefully, others as soon as they come
 #     Capacity              how many workers the pool can have; other pools are asked for the rest
 #     HostPriced            the price of a host is written down
 #     StartFailed, NoCapacity, RebalanceAdvice, HostSeen   become events: nobody was lost, and nobody has to leave

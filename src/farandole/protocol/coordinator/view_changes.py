@@ -1,10 +1,10 @@
-"""Reconfiguration: planned views for joins, leaves, an orderly end and other shares, agreed by commit messages (R2).
+"""Reconfiguration: planned views for joins, leaves, the end of the run and other shares, agreed by commit message (R2).
 
     next_view    the view that is due, when nothing is outstanding
     next_group   ... the same members over new connections, before the numbers of views wrap in the tags of messages
     next_shares  ... the same members with other shares, when nothing else is due
     propose      every member prepares it; the commit messages agree on it without the coordinator
-    on_switched  the first report puts the view in force; the last one closes the proposal, and draining workers may go
+    on_switched  the first report puts the view in force; the last one closes the proposal, and leaving workers may go
     on_synced    the last joiner holds the state: the next view may be planned
 
 A loss of any member concerned, at any point, is a recovery: the proposal is given up. New connections alone are

@@ -155,7 +155,7 @@ class ExchangePort(Protocol):
         ...
 
     def close(self) -> None:
-        """The view is over, in order or abandoned: use its connections no more."""
+        """The view is over, by agreement or abandoned: use its connections no more."""
         ...
 
     def release_peers(self) -> None:
@@ -414,7 +414,7 @@ class Driver:
             return
         self.exchange = yield from do(self.port.open, view)
         old.close()
-        yield from do(old.release_peers)  # all workers that live have abandoned the view, or left it in order
+        yield from do(old.release_peers)  # all workers that live have abandoned the view, or left it gracefully
 
     def _start(self, lineage: Lineage) -> Routine[None]:
         self.lineage, self.waits_for_peers = lineage, False

@@ -127,7 +127,7 @@ class WorkerStateMachine:
 
     Attributes:
         phase: "candidate" (waits for a view), "member" of one, "stopped" (has answered `Stop`, awaits `Resume`),
-            "left" its last view in order, or "out" of the run.
+            "left" its last view gracefully, or "out" of the run.
         view: the view in force, None before the first.
         pending: the proposed view, None if there is none.
         prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
