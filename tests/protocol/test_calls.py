@@ -214,7 +214,7 @@ def member(name: str) -> WorkerStateMachine:
     view = View(number=1, members=("a", "b"), group=1)
     made.on_message(m.Propose(view=view))
     made.connected(view)
-    made.adopt(0, 0, view=1)
+    made.enter_view(0, 0, view=1)
     return made
 
 

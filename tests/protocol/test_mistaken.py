@@ -230,7 +230,7 @@ def test_who_has_agreed_on_a_view_reports_that_it_is_prepared() -> None:
     second = View(number=2, members=("a", "b"), group=1)
     member.on_message(m.Propose(view=View(number=1, members=("a",), group=1)))
     member.connected(View(number=1, members=("a",), group=1))
-    member.adopt(0, 0, view=1)
+    member.enter_view(0, 0, view=1)
     member.begin_round(0, may_switch=True)
     member.on_message(m.Propose(view=second))
     member.connected(second)

@@ -37,7 +37,7 @@ class Worker:
         s, view = self.session, View(number=1, members=members, group=1)
         s.on_message(s.attempt, m.Propose(view=view), 0.0)
         s.member.connected(view)
-        s.member.adopt(0, 0, view=1)
+        s.member.enter_view(0, 0, view=1)
         s.member.begin_round(0, may_switch=True)
 
     def said(self) -> list[m.Message]:

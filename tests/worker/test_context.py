@@ -52,10 +52,10 @@ def battery(it: WorkerContext, propose: Callable[[], None]) -> Prepares:
         assert it.condition.wait_for(lambda: it.member.pending and it.member.prepared == it.member.pending.number, 30)
         assert it.member.pending is not None
         view = it.member.pending.number
-    assert not it.member.adopt(0, 0, view=view + 1), "another view"
-    adopted = it.member.adopt(0, 0, view=view)
+    assert not it.member.enter_view(0, 0, view=view + 1), "another view"
+    adopted = it.member.enter_view(0, 0, view=view)
     assert adopted
-    assert not it.member.adopt(0, 0, view=view), "once"
+    assert not it.member.enter_view(0, 0, view=view), "once"
     begun = it.member.begin_round(0, may_switch=True)
     assert begun is not None
     for message in (*adopted, *begun):

@@ -903,7 +903,7 @@ class JoinRefused(Message):
 
 
 class Propose(Message):
-    """Prepare this view. Members apply it once their commit messages agree on it; a first view is applied at once.
+    """Prepare this view. Members switch to it once their commit messages agree on it, to a first view at once.
 
     The workers that begin a first view must find the checkpoint `newest` or a newer one; else they answer
     `CannotStart`. `key` is the secret of the view's group, with which members authenticate each other. It exists only

@@ -40,7 +40,7 @@ class SimulatedPort:
                 worker.root = view.number
             elif not worker.member.synced:
                 worker.root = self._mail.root
-            world.witness.applied(worker, view, message.round)
+            world.witness.switched(worker, view, message.round)
             world.maybe_inject_fault("switch", worker)
         if isinstance(message, m.Synced):
             world.witness.become_synced(worker, self._loaded)

@@ -83,7 +83,7 @@ def decide(reports: Mapping[str, Stopped], *, must_redo: bool = False) -> Outcom
     commit = not must_redo and len(at_last) == len(survivors) and all(report.has_result for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
-    lineage = newest.lineage(survivors)  # of the round after a commit, or if only a leaving worker has applied `newest`
+    lineage = newest.lineage(survivors)  # of the round after a commit, or if only a leaving worker switched to it
     if longest and not commit:
         lineage = Lineage(sets=(*longest.sets, survivors), shares=longest.shares)
     return Outcome(

@@ -623,9 +623,9 @@ class CoordinatorState:
         self.view_began = 0
         # The number of the newest view in which a step is known to have ended.
         self.view_with_step = 0
-        # The first round of `view`, in which its members apply it; -1 until enough workers report the same one.
-        self.applied_round = -1
-        # The round that each worker reports for `applied_round`.
+        # The first round of `view`, in which its members switch to it; -1 until enough workers report the same one.
+        self.switch_round = -1
+        # The round that each worker reports for `switch_round`.
         self.switches: dict[str, int] = {}
         # For a worker that reported its switch: the workers that reported a later round of the view before it.
         self.ahead: dict[str, set[str]] = {}

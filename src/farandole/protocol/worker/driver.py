@@ -108,7 +108,7 @@ class Task:
         position: the step, and its place in the data.
         shards: returns the number of shards if the given number of workers begins the round; called without the lock.
         sizes: the sizes of the round's messages, as text.
-        is_step: this is a training step: an agreed view is applied where it begins.
+        is_step: this is a training step: the worker switches to an agreed view where it begins.
         doing: the call of the script, if it is no training step; the same text on all workers.
         content: what the port sums up, None for nothing.
     """
@@ -532,7 +532,7 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[b
     if position is None:
         yield from driver.until(view, lambda: False)
         return False
-    if not _adopt(driver, 0, position, view):
+    if not _enter_view(driver, 0, position, view):
         return False
     driver.fully_loaded = True
     yield from driver.begin((yield from do(entrance.first, position, None)))
@@ -547,7 +547,7 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
         return False
     round_, position, flags = arriving.header
-    if not _adopt(driver, round_, position, view):
+    if not _enter_view(driver, round_, position, view):
         return False
     yield from driver.begin((yield from do(entrance.first, position, flags)))
     yield from do(entrance.entered)
@@ -576,8 +576,8 @@ def _proposed(driver: Driver) -> Routine[View]:
         yield Change()
 
 
-def _adopt(driver: Driver, round_: int, position: Position, view: View) -> bool:
-    reports = driver.member.adopt(round_, position.step, view=view.number)
+def _enter_view(driver: Driver, round_: int, position: Position, view: View) -> bool:
+    reports = driver.member.enter_view(round_, position.step, view=view.number)
     driver.tell(reports or ())
     return reports is not None
 
