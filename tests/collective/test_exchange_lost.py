@@ -27,7 +27,7 @@ def until_somebody_reports(survivors: Sequence[Worker]) -> list[tuple[int, str]]
 
 
 def follow(worker: Worker, view: View, round_: int) -> None:
-    """What Rounds does on Resume: the old exchange closes and settles, the next view's takes the same partial sums."""
+    """What Rounds does on Resume: the old exchange releases its peers, the next view's takes the same partial sums."""
     old = worker.exchange
     worker.enter(view, stage=worker.stage)
     worker.agreement.round = round_

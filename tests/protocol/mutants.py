@@ -165,9 +165,9 @@ class LeavesTheFinishedWaiting(Coordinator):
         super().on_disconnect(worker, now)
         self.losing = False
 
-    def _settle(self, now: float) -> None:
+    def _next_decision(self, now: float) -> None:
         if not (self.losing and self.everyone_finished()):
-            super()._settle(now)
+            super()._next_decision(now)
 
     def on_pool_message(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         self.losing = True

@@ -83,7 +83,7 @@ def resumed(driver: Driver, round_: int) -> None:
     driver.member.lineage = Lineage(sets=(("a", "b"), ("a",)))
 
 
-def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_closed_and_settled() -> None:
+def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_closed_and_its_peers_released() -> None:
     driver, port, _ = driving()
     assert driver.todo() == (0,)
     resumed(driver, driver.number)

@@ -43,12 +43,12 @@ are garbage unless it has sent its commit message. The partial sums are unchange
 round: every bucket is scattered again, the shards of the lost worker are redistributed, with the tags and buffers of
 the new view (R3). So messages that are still pending in the old view meet only receives of the old view.
 
-Settling. A thread of the old view may wait for a message that a survivor has not sent, and only that message ends the
-wait (see `transport`). So each survivor, as it leaves the view, sends the messages that its peers still wait for
-(`unsent`), with any contents. It may do so only after every survivor has abandoned the view: then no worker takes the
-contents for a result, because `Agreement.commit_message` refuses. A message that the view's thread was about to send at
-that moment is sent twice; the second one has no receiver. That thread may continue long after, when the partial sums
-are those of a later round. So it adds the tensors that were scattered, by reference, and its results are not used.
+Releasing peers. A thread of the old view may wait for a message that a survivor has not sent, and only that message
+ends the wait (see `transport`). So each survivor, as it leaves the view, sends the messages that its peers still wait
+for (`unsent`), with any contents. It may do so only after every survivor has abandoned the view: then no worker takes
+the contents for a result, because `Agreement.commit_message` refuses. A message that the view's thread was about to
+send at that moment is sent twice; the second one has no receiver. That thread may continue long after, when the partial
+sums are those of a later round. So it adds the tensors that were scattered, by reference, and its results are not used.
 """
 
 from __future__ import annotations

@@ -173,10 +173,10 @@ def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
     reported = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in reported), default=0)
     synced = {worker for worker, report in reports.items() if report.synced}
-    settled = {*stop.reports, *state.dead}
+    answered_or_dead = {*stop.reports, *state.dead}
     open_ = [view for view in (*reported, *state.views()) if view.number >= newest and view.members]
     return all(
-        synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in state.workers)
+        synced.intersection(view.members) or answered_or_dead.issuperset(w for w in view.members if w in state.workers)
         for view in open_
     )
 

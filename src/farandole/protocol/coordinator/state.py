@@ -387,7 +387,7 @@ class Speeds:
 
         A second call in the same window returns None.
         """
-        if view.number != self._view or view.size < 2 or not self._settled(view):
+        if view.number != self._view or view.size < 2 or not self._window_complete(view):
             return None
         times = [self._believed(worker) for worker in view.members]
         proposed = shares_for([each.middle for each in times])
@@ -425,7 +425,7 @@ class Speeds:
             for worker in [worker for worker in records if worker not in view.members]:
                 del records[worker]
 
-    def _settled(self, view: View) -> bool:
+    def _window_complete(self, view: View) -> bool:
         """Return True if every member has the figures of another window, or is known to have no shards to measure."""
         wanted = (self._judged + 1) * self._window
         return bool(self._fresh) and all(
