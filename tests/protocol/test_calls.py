@@ -194,7 +194,7 @@ def test_a_call_in_the_view_before_is_none_that_the_others_make() -> None:
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str) -> None:
     scene = trained("a", "b")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     view = scene.last("a", m.Propose).view
     assert view.members == ()

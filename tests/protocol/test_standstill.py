@@ -103,7 +103,7 @@ def test_nothing_is_said_while_nobody_should_move() -> None:
 
 
 def stop(scene: Scene) -> None:
-    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    scene.coordinator.request_end("SIGTERM", 143, scene.now)
     scene.look()
 
 

@@ -368,8 +368,12 @@ class Coordinator(CoordinatorState):
         self._next_decision(now)
         return released
 
-    def stop(self, reason: str, code: int, now: float) -> None:
-        """Handle `farandole stop` or SIGINT: all members leave after the same step, and one writes a checkpoint."""
+    def request_end(self, reason: str, code: int, now: float) -> None:
+        """Handle `farandole stop` or SIGINT: all members leave after the same step, and one writes a checkpoint.
+
+        This ends the run. A stop of a view (`Stop`, `recovery.stop_view`) is something else; the event `stopping` and
+        the settings `stop_s` and `stop_on_nan` are about the end of the run, as the command is.
+        """
         if self.ending or self.over:
             return
         self.record(events.StoppingEvent(reason=reason))
