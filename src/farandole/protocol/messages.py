@@ -549,9 +549,9 @@ FromPool = (
 # --- preemption deadline ----------------------------------------------------------------------------------------------
 #
 # A worker's preemption notice may have a deadline, when its machine goes. Some time before it the worker's lease ends
-# (`PreemptionClock` in `worker/session.py`): it sends no commit message and ends no round from then on, saves, sends
-# `Lapsed` and exits. So it saves the state of the beginning of the current step, and nobody has ended that step with
-# its help without holding the result.
+# (`PreemptionClock` in `protocol/worker/session.py`): it sends no commit message and ends no round from then on, saves,
+# sends `Lapsed` and exits. So it saves the state of the beginning of the current step, and nobody has ended that step
+# with its help without holding the result.
 # Argument: docs/protocol.md, Preemption deadline 1-5.
 
 EXIT_PREEMPTED = 0  # exit code of a worker that left because of a preemption notice
