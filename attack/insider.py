@@ -92,7 +92,7 @@ def far_ahead(insider: Insider) -> None:
     for number in range(3):
         insider.tell(
             m.Heartbeat(
-                view=view.number, round=FAR + number, step=FAR + number, shards_computed=FAR, state_complete=True
+                view=view.number, round=FAR + number, step=FAR + number, shards_computed=FAR, at_step_start=True
             )
         )
     insider.stop_everyone()

@@ -44,7 +44,7 @@ def speaking(live: Live) -> str:
     view = live.run.watch.events(events.ViewEvent)[-1].view
     everyone = tuple(sorted(live.honest))
     forged = View(number=FAR, members=everyone, group=FAR)
-    said: list[m.Message] = [m.Heartbeat(view=view, round=FAR, step=FAR, shards_computed=FAR, state_complete=True)]
+    said: list[m.Message] = [m.Heartbeat(view=view, round=FAR, step=FAR, shards_computed=FAR, at_step_start=True)]
     for number in (view, FAR):
         said += [m.Prepared(view=number), m.Switched(view=number, round=FAR, step=FAR), m.Synced(view=number)]
         said += [m.Suspect(view=number, peer=peer, reason=lines.STEERS) for peer in everyone * 10]

@@ -73,15 +73,15 @@ def measure(rounds: int, period: int) -> None:
     loader = run.loader(TensorDataset(torch.randn(steps * BATCH, WIDTH)), farandole.GlobalBatch(BATCH, micro=MICRO))
 
     told: list[Checkpointed] = []
-    tell = run._participant.tell
+    tell = run._context.tell
 
     def listen(message: Message) -> None:
         if isinstance(message, Checkpointed):
             told.append(message)
         tell(message)
 
-    run._participant.tell = listen  # before the loop begins, which hands it on
-    atexit.unregister(run._participant._end)  # the folder may be gone by then
+    run._context.tell = listen  # before the loop begins, which hands it on
+    atexit.unregister(run._context._end)  # the folder may be gone by then
     times: dict[str, list[float]] = defaultdict(list)
     copies: list[float] = []
     ended = time.perf_counter()

@@ -84,7 +84,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[farandole.
     monkeypatch.setattr(joining, "_current", None)
     threads = torch.get_num_threads()
     run = farandole.join()
-    atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
+    atexit.unregister(run._context._end)  # type: ignore[attr-defined]
     yield run
     torch.set_num_threads(threads)
 

@@ -147,9 +147,9 @@ def test_names_of_code_lines_are_in_the_file_beside_them() -> None:
 def test_dead_files_and_names_of_the_page_are_seen() -> None:
     assert dead_files("`view.py`, `protocol/view.py`, `design.md`, `x.md`") == ["view.py", "x.md"]
     names = (
-        "`Member.word`, `Member.end_round`, `plan.checks`, `Gone`, `Stop`, `gone_by`, `become_synced`, `Session.go()`"
+        "`Session.word`, `Session.end_round`, `plan.checks`, `Gone`, `Stop`, `gone_by`, `become_synced`, `Session.go()`"
     )
-    assert dead_names(names) == ["Member.word", "plan.checks", "Gone", "gone_by", "Session.go"]
+    assert dead_names(names) == ["Session.word", "plan.checks", "Gone", "gone_by", "Session.go"]
     assert not dead_names("`Coordinator.record`, `optimizer.step()`, `recovery.decide`")  # of a base; of torch
     line = "Code: `protocol/view.py` (`agreed_switch`, `decide`), `protocol/kept_lines.py`\n(`View`)."
     assert dead_in_code_lines(line) == ["protocol/view.py: decide", "protocol/kept_lines.py: View"]

@@ -1,8 +1,8 @@
 """`Run`, the object of a training script: `farandole.join()` returns it, and a loop over `run.steps` trains.
 
 `Run` is only the interface. It checks which call is allowed when, and other modules do the work; the loop is in
-`training/loop.py`. A single process without a coordinator (`world_size=1`) uses the same code with a participant that
-makes all decisions alone.
+`training/loop.py`. A single process without a coordinator (`world_size=1`) uses the same code with a `WorkerContext`
+that makes all decisions alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
 from farandole.training.step import Once, Step
 from farandole.worker.connection import Connected
-from farandole.worker.participant import Participant, SingleProcess
+from farandole.worker.context import SingleProcess, WorkerContext
 from farandole.worker.rounds import Rounds
 
 _log = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ class Run:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._participant: Participant
+        self._context: WorkerContext
         if settings.ticket:
-            self._participant = connected = Connected(tickets.load(settings.ticket), settings)
+            self._context = connected = Connected(tickets.load(settings.ticket), settings)
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
         else:
             refuse_launcher()
-            self._participant = alone = SingleProcess(settings.folder, self._end_alone, history=settings.history)
+            self._context = alone = SingleProcess(settings.folder, self._end_alone, history=settings.history)
             folder = settings.folder
             checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
@@ -79,7 +79,7 @@ class Run:
                 checkpoints=checkpoints,
             )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
-        output.name(self._participant.worker)
+        output.name(self._context.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
         if terms.pin:
@@ -88,14 +88,14 @@ class Run:
         self.device = numeric_settings.local_device()
         self._mode = modes.begin(
             terms.bits, terms.threads, self.device,
-            lambda operator: self._participant.tell(UnknownOperator(operator=operator)),
+            lambda operator: self._context.tell(UnknownOperator(operator=operator)),
         )  # fmt: skip
         self._mode.watch()
         self._ledger: Ledger | None = None
         if terms.ledger and self._folder is not None:
-            path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
-            self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
-        self._rounds = Rounds(self._participant, self._held)
+            path = self._folder / LEDGER / f"{self._context.worker}.jsonl"
+            self._ledger = Ledger(path, lambda reason: self._context.tell(Unrecorded(reason=reason)))
+        self._rounds = Rounds(self._context, self._held)
         self._evaluation = Evaluation(self._rounds, self.device, self._seed, self._loader_ended)
         self._once = Once(self._rounds)
         self._replica: Replica | None = None  # None until the script calls `replicate`
@@ -114,7 +114,7 @@ class Run:
     @property
     def rank(self) -> int:
         """This worker's index in the view."""
-        return self.view.rank(self._participant.worker)
+        return self.view.rank(self._context.worker)
 
     @property
     def is_leader(self) -> bool:
@@ -167,7 +167,7 @@ class Run:
         return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, on_deaths=self._loader_ended, **options)
 
     def _loader_ended(self, reason: str) -> None:
-        self._participant.tell(LoaderEnded(reason=reason))
+        self._context.tell(LoaderEnded(reason=reason))
 
     def steps(self, loader: Loader, *, epochs: int | None = None, base_steps: int | None = None) -> Iterator[Step]:
         """Iterate over the run's steps. A joining worker waits here for its state and continues with the others.
@@ -193,7 +193,7 @@ class Run:
         self._replica = Replica(self._replica.objects, kinds, shards=shards)  # the objects' present tensors
         encode(self._replica.state())  # fails now, not at the first join, if an object can't be sent
         self._loop = loop.new_loop(
-            self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
+            self._replica, loader, length, self._context, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
             stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits,
         )  # fmt: skip
@@ -291,25 +291,25 @@ class Run:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if loop.within:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
-        self._participant.report_script_end(*loop.end())
+        self._context.report_script_end(*loop.end())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
         """Save the final state of a single process at its exit. Returns False, with a report, if that fails."""
         loop, failed = self._entered, hasattr(sys, "last_value")  # the interpreter sets it after an uncaught error
         if loop is None:
-            if failed or self._participant.instructions.exit is not None:
+            if failed or self._context.instructions.exit is not None:
                 return True
-            self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
+            self._context.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
             return False
         try:
             if loop.phase == "over" or (loop.phase == "between" and loop.state.updated):
                 if not failed:  # a loop that ends by `break` is a normal end, as in a run with a coordinator
-                    self._participant.report_script_end(*loop.end())
+                    self._context.report_script_end(*loop.end())
             elif loop.phase == "between":
-                loop.state.whole = True  # nothing was updated: it is still the state at the step's beginning
+                loop.state.at_step_start = True  # nothing was updated: it is still the state at the step's beginning
         except Exception as error:  # noqa: BLE001  no error may look like a normal end
-            self._participant.tell(m.Saved(error=first_line(error)))
+            self._context.tell(m.Saved(error=first_line(error)))
             return False
         return loop.state.end_alone()
 
@@ -319,27 +319,27 @@ class Run:
         After `ScriptFailed` the run ends; its state is saved if this worker has the state of a whole step. After
         `DataUnavailable` the run continues without this worker, whose host can't get the data.
         """
-        self._participant.tell(failure)
+        self._context.tell(failure)
         self._rounds.obey_until_goodbye()
 
     @property
     def dismissed(self) -> bool:
         """True if the coordinator has requested this worker to exit."""
-        return self._participant.instructions.exit is not None
+        return self._context.instructions.exit is not None
 
     def notice(self, reason: str, within_s: float | None = None) -> None:
         """Request that this worker leaves gracefully. Any thread may call it.
 
         `within_s`: seconds until its machine stops; None if there is no deadline.
         """
-        self._participant.tell(LeaveRequest(reason=reason, within_s=within_s))
+        self._context.tell(LeaveRequest(reason=reason, within_s=within_s))
 
     def last_word(self) -> None:
         """Report that the requested exit follows now, if the request has a deadline: all work before it is done."""
-        exit_ = self._participant.instructions.exit
+        exit_ = self._context.instructions.exit
         if exit_ is not None and exit_.within_s is not None:
-            self._participant.tell(Lapsed())
-            self._participant.close()
+            self._context.tell(Lapsed())
+            self._context.close()
 
 
 def _pin(slot: int | None, threads: int) -> None:

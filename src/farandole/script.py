@@ -1,7 +1,7 @@
 """The worker process: runs the user's script as `__main__`, and reports to the coordinator how it ends.
 
 SIGTERM, SIGINT and SIGHUP are preemption notices (SIGHUP only if it is not ignored from the start, as by nohup): the
-worker leaves gracefully between two steps, whatever handlers the script sets (`worker/departure.py`). A cloud's
+worker leaves gracefully between two steps, whatever handlers the script sets (`worker/process_exit.py`). A cloud's
 preemption notice for this machine (`noticed`) does the same, and has a deadline. The process ends by `os._exit` after
 its exit handlers, because a thread of an abandoned view may still wait for a frozen peer and can't be woken. Exceptions
 of exit handlers, or of closed streams, are ignored then.
@@ -40,9 +40,9 @@ from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVI
 from farandole.protocol.messages import DataUnavailable, HostPreemption, ScriptFailed
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
-from farandole.worker import departure
+from farandole.worker import process_exit
 from farandole.worker.connection import Connected
-from farandole.worker.departure import ScriptSignals
+from farandole.worker.process_exit import ScriptSignals
 
 _log = logging.getLogger(__name__)
 _preemption: tuple[str, float] | None = None  # why this machine stops, and when (seconds since the epoch)
@@ -63,7 +63,7 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     if not copies and not Path(script).is_file():
         raise UsageError(f"{script}: no such script; give the path of a Python file")
     if not settings.pool:
-        departure.come_back(ticket, settings.returns)
+        process_exit.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
     executed = snapshot.install(script, Path(copies) if copies else None)
@@ -90,7 +90,7 @@ def _end(code: int) -> NoReturn:
             with contextlib.suppress(BaseException):
                 getattr(sys, name).flush()
     finally:
-        departure.leave(code)
+        process_exit.leave(code)
 
 
 def tell_failure(ticket: str, text: str) -> None:
@@ -219,9 +219,9 @@ def _fail(failure: ScriptFailed | DataUnavailable) -> int:
             run.fail(failure)
         else:
             settings = Settings.read()
-            participant = Connected(tickets.load(settings.ticket), settings)
-            participant.tell(failure)
-            participant.close()
+            context = Connected(tickets.load(settings.ticket), settings)
+            context.tell(failure)
+            context.close()
     except SystemExit as exit_:
         return _code(exit_)
     except FarandoleError as error:

@@ -72,9 +72,9 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
             monkeypatch.setenv(name, value)
             begin(value)  # as a worker of the bench does
         run = farandole.join()
-        atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
+        atexit.unregister(run._context._end)  # type: ignore[attr-defined]
         monkeypatch.setattr(Rounds, "obey_until_goodbye", over)
-        files.callback(run._participant._file.close)  # type: ignore[attr-defined]
+        files.callback(run._context._file.close)  # type: ignore[attr-defined]
         return run
 
     def over(rounds: Rounds) -> None:

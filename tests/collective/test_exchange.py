@@ -83,7 +83,7 @@ def test_sums_are_made_as_the_training_thread_takes_denormal_numbers(*, flushed:
             worker.partials.begin(2)
             worker.begin(number, 2, lineage)
             for shard in worker.todo:
-                worker.partials.complete = worker.exchange.ready
+                worker.partials.complete = worker.exchange.submit
                 worker.partials.open(shard)
                 for index in reversed(range(len(denormal))):
                     worker.partials.add_gradient(index, denormal[index])
@@ -177,7 +177,7 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
             worker.partials.begin(6)
             worker.exchange.begin(0, worker.partials, 6, Lineage(sets=lineage))
             for bucket in range(len(worker.layout.buckets)):
-                worker.exchange.ready(bucket)
+                worker.exchange.submit(bucket)
             others = [other for other in everyone if other is not joiner]
             until(lambda: at_its_word(joiner) and all(other.stands or other.exchange.ended for other in others))
             assert not any(w.exchange.ended for w in everyone)

@@ -27,7 +27,7 @@ def until_somebody_reports(survivors: Sequence[Worker]) -> list[tuple[int, str]]
 
 
 def follow(worker: Worker, view: View, round_: int) -> None:
-    """What Rounds does on Resume: the old exchange closes and settles, the next view's takes the same partial sums."""
+    """What Rounds does on Resume: the old exchange releases its peers, the next view's takes the same partial sums."""
     old = worker.exchange
     worker.enter(view, stage=worker.stage)
     worker.agreement.round = round_
@@ -113,7 +113,7 @@ def test_two_losses_in_one_round_down_to_one(hosts: str) -> None:
         follow(a, third, 0)
         a.begin(0, shards, (*lineage, third.members))
         a.compute(0)
-        a.exchange.on_all_handed_in()
+        a.exchange.on_all_submitted()
         assert a.exchange.ended
         assert_same(a.exchange.reduced(a.layout), expected(a.layout, 0, shards))
 

@@ -90,7 +90,7 @@ def test_what_has_landed_and_is_sent_on_stays_until_the_other_host_has_it() -> N
             worker.exchange.begin(0, worker.partials, 2, Lineage(sets=(("w1", "w2"),)))
             worker.todo = [] if worker.name == "w0" else [int(worker.name == "w2")]
             for bucket in range(0 if worker.todo else 4):
-                worker.exchange.ready(bucket)
+                worker.exchange.submit(bucket)
             worker.compute(0)
         wanted = expected(everyone[0].layout, 0, 2)
         for worker in everyone:

@@ -60,7 +60,7 @@ def test_a_training_that_stands_is_called_so() -> None:
     Console(file=shown, width=120).print(status_table(status))
     assert re.search(r"\b99 s\b.*\bb\b", shown.getvalue())
     assert "samples/s" not in shown.getvalue()
-    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    scene.coordinator.request_end("SIGTERM", 143, scene.now)
     status = describe(scene.coordinator, now=99.0, time=1099.0, **asked)
     assert (status.state, status.stalled is not None) == ("ending", True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from farandole.coordinator.server import group_key, with_group_key
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Connect, Member
+from farandole.protocol.worker.state_machine import Connect, WorkerStateMachine
 from tests.support.stage import Stage, play
 
 VIEW = View(number=7, members=("a", "b"), group=7)
@@ -24,7 +24,7 @@ def test_only_a_proposal_carries_one_and_nothing_shows_it() -> None:
     proposal = with_group_key(m.Propose(view=VIEW), "s", "r")
     assert isinstance(proposal, m.Propose)
     assert proposal.key == group_key("s", "r", 7)
-    (connect,) = Member("a").on_message(proposal)
+    (connect,) = WorkerStateMachine("a").on_message(proposal)
     assert isinstance(connect, Connect)
     assert connect.key == proposal.key
     for shown in (repr(proposal), str(proposal), repr(connect), f"{[connect]}"):

@@ -21,7 +21,7 @@ from farandole.protocol import events
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.metrics import LogLine, StepLine, parse_lines
-from farandole.worker.participant import SingleProcess
+from farandole.worker.context import SingleProcess
 from tests.support.metric_lines import an, logged, step_line, stepped
 
 LOST = an(events.LostEvent, worker="w1")

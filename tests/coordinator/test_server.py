@@ -79,7 +79,7 @@ def test_what_a_worker_hears_is_in_the_journal_by_then(tmp_path: Path) -> None:
     heard: Counter[tuple[str, bool]] = Counter()
 
     def note(worker: FakeWorker, message: m.Message) -> None:
-        state = read_state(tmp_path) or Durable(wants={})
+        state = read_state(tmp_path) or Durable(fixed_targets={})
         match message:
             case m.Propose(view=view) | m.Resume(view=view):
                 known = view in [issued.view for issued in state.issued]

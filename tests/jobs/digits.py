@@ -63,7 +63,7 @@ def forge(run: farandole.Run) -> None:
 
     for message in map(decode_from_worker, NOT_ITS_OWN):
         if message.step > FORGED_AT:  # one that says that it is further back takes its own lines back with it
-            run._participant.tell(message)
+            run._context.tell(message)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def main() -> None:
         for _ in range(step.base_steps):
             schedule.step()
         if args.messages:
-            client = joining.current()._participant  # type: ignore[union-attr]
+            client = joining.current()._context  # type: ignore[union-attr]
             messages.append((time.monotonic(), step.view.number, dict(client.sent), dict(client.received)))
     if args.messages:
         Path(f"{args.out}-{run.rank}.json").write_text(json.dumps(messages))

@@ -18,7 +18,7 @@ from farandole.errors import RunFolderInUse
 from farandole.platform.files import NoFileLocks, release_in_children
 from farandole.pool import agent
 from farandole.pool.local import _do_once  # pyright: ignore[reportPrivateUsage]
-from farandole.worker.participant import SingleProcess
+from farandole.worker.context import SingleProcess
 
 NONE_KEPT = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EIO]
 

@@ -99,7 +99,7 @@ def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
         await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])
         for worker in ("w3", "w4"):
             server.coordinator.hello(m.Hello(kind="worker", worker=worker, pool="fake"), server.now())
-        server.coordinator.stop("enough", 9, server.now())
+        server.coordinator.request_end("enough", 9, server.now())
         server.flush()
         await until(lambda: seen[-1].over == 9)
         for worker in ("w3", "w4"):
@@ -148,7 +148,7 @@ def test_a_run_that_is_over_needs_no_coordinator_to_end_its_processes(tmp_path: 
         pool = stage.pool
         await until(lambda: pool.started == ["w1", "w2"])
         stage.server.coordinator.hello(m.Hello(kind="worker", worker="w1", pool="fake"), stage.server.now())
-        stage.server.coordinator.stop("enough", 9, stage.server.now())
+        stage.server.coordinator.request_end("enough", 9, stage.server.now())
         stage.server.flush()
         await until(lambda: stage.seen and stage.seen[-1].over == 9)
         await stage.end()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from farandole.protocol.worker import member
+from farandole.protocol.worker import state_machine
 from farandole.simulate.witness import Violation
 from tests.protocol.checking_bugs import CHECKING
 from tests.protocol.decisions import PATCHES
@@ -83,7 +83,7 @@ BUGS = _named()
 
 
 def _find(name: str) -> tuple[str, int | None]:
-    member.EVERY = 2
+    state_machine.EVERY = 2
     return name, BUGS[name].caught()
 
 

@@ -9,7 +9,7 @@ from farandole.plan import shards
 from farandole.protocol import view
 from farandole.protocol.coordinator import disputes, recovery
 from farandole.protocol.worker import driver
-from farandole.protocol.worker import member as checking
+from farandole.protocol.worker import state_machine as checking
 
 DRIFTS: dict[str, Any] = {"drift": True, "bits": "any"}
 ERRS: dict[str, Any] = {"errs": True}

@@ -226,7 +226,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  
     (reconnection, "to_durable", forgets(number=lambda state: state.view.number if state.view else 0), COMES_BACK),
     (reconnection, "to_durable", forgets(proposed=lambda _: None), COMES_BACK),
     (reconnection, "to_durable", forgets(issued=lambda state: tuple(state.issued[-1:])), COMES_BACK),
-    (reconnection, "to_durable", forgets(parts=lambda _: ()), COMES_BACK),
+    (reconnection, "to_durable", forgets(waited_for=lambda _: ()), COMES_BACK),
     (reconnection, "to_durable", forgets(ending=lambda _: None), COMES_BACK),
     (reconnection, "to_durable", forgets_who_has_finished, COMES_BACK),
     (shutdown, "ask_to_save", saves_nothing, {}),

@@ -39,7 +39,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
     (driver, "yield from do(old.release_peers)", "pass", {"focus": ("freeze", "break")}),
     (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
-    (driver, "yield from do(self.port.hand_in)", "pass", {}),
+    (driver, "yield from do(self.port.submit_all)", "pass", {}),
     # what the coordinator asks for
     (driver, "bool(self.member.differing)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
     (driver, "port.answer(request)", "pass", {"focus": ("stop",)}),
@@ -52,6 +52,6 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
     (driver, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
     (driver, "if view not in (self.member.view, self.member.pending):", "if False:", {"focus": ("resets", "break")}),
-    (driver, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
+    (driver, "_enter_view(driver, round_, position, view)", "_enter_view(driver, 0, position, view)", {}),
     (driver, 'if self.member.phase != "stopped" and condition():', "if True:", {}),
 )

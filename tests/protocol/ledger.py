@@ -15,7 +15,7 @@ from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import BENEFITS
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Save
+from farandole.protocol.worker.state_machine import Save
 from farandole.simulate.mistaken import WRONG
 from farandole.simulate.replica import GARBAGE, alone, shard_value
 from farandole.simulate.witness import Violation, Witness
@@ -81,9 +81,9 @@ class Ledger(Witness):
     def begun(self, worker: Process, before: View | None) -> None:
         view = worker.member.view
         if view is not None and view is not before:
-            self.applied(worker, view, worker.member.round)
+            self.switched(worker, view, worker.member.round)
 
-    def applied(self, worker: Process, view: View, round_: int) -> None:
+    def switched(self, worker: Process, view: View, round_: int) -> None:
         """R2."""
         self._world.say(worker.name, f"applies view {view.number} {view.members} at round {round_}")
         self._in_force = max(self._in_force, view, key=lambda v: v.number)

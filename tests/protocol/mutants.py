@@ -16,7 +16,7 @@ from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import Removal
 from farandole.protocol.values import NOTHING
 from farandole.protocol.view import CommitMessage, View
-from farandole.protocol.worker.member import Action, Member
+from farandole.protocol.worker.state_machine import Action, WorkerStateMachine
 from farandole.simulate.exchange import SimulatedExchange
 from farandole.simulate.worker import SimulatedWorker
 
@@ -58,23 +58,23 @@ class DealsByTheViewInForce(SimulatedWorker):
 # --- mutants: the member -----------------------------------------------------------------------------------------
 
 
-class AppliesWhatOneNames(Member):
+class AppliesWhatOneNames(WorkerStateMachine):
     def end_round(self, commits: Sequence[CommitMessage]) -> bool:
         newest = max(commit.prepared for commit in commits)
         return super().end_round([msgspec.structs.replace(commit, prepared=newest) for commit in commits])
 
 
-class OverlooksTheDigests(Member):
+class OverlooksTheDigests(WorkerStateMachine):
     def end_round(self, commits: Sequence[CommitMessage]) -> bool:
         return super().end_round([msgspec.structs.replace(commit, digest=0) for commit in commits])
 
 
-class SwitchesInEvaluations(Member):
+class SwitchesInEvaluations(WorkerStateMachine):
     def begin_round(self, step: int, *, may_switch: bool, call: m.Call = NOTHING) -> list[Action] | None:
         return super().begin_round(step, may_switch=may_switch or int(self.worker[1:]) % 2 == 0, call=call)
 
 
-class ReportsHoldsTooEarly(Member):
+class ReportsHoldsTooEarly(WorkerStateMachine):
     def on_message(self, message: m.Message) -> list[Action]:
         actions = super().on_message(message)
         for action in actions:
@@ -83,7 +83,7 @@ class ReportsHoldsTooEarly(Member):
         return actions
 
 
-class IgnoresStop(Member):
+class IgnoresStop(WorkerStateMachine):
     def on_message(self, message: m.Message) -> list[Action]:
         phase = self.phase
         actions = super().on_message(message)
@@ -92,13 +92,13 @@ class IgnoresStop(Member):
         return actions
 
 
-class PreparedBeforeConnected(Member):
+class PreparedBeforeConnected(WorkerStateMachine):
     def on_message(self, message: m.Message) -> list[Action]:
         actions = super().on_message(message)
         return [*actions, *self.connected(message.view)] if isinstance(message, m.Propose) else actions
 
 
-class RemembersTheAgreement(Member):
+class RemembersTheAgreement(WorkerStateMachine):
     """A view agreed on before a stop is applied after it."""
 
     def on_message(self, message: m.Message) -> list[Action]:
@@ -109,7 +109,7 @@ class RemembersTheAgreement(Member):
         return actions
 
 
-class KeepsItsOwnLineage(Member):
+class KeepsItsOwnLineage(WorkerStateMachine):
     def on_message(self, message: m.Message) -> list[Action]:
         lineage, round_ = self.lineage, self.round
         actions = super().on_message(message)
@@ -118,7 +118,7 @@ class KeepsItsOwnLineage(Member):
         return actions
 
 
-class DealsByTheOldSharesOnceMore(Member):
+class DealsByTheOldSharesOnceMore(WorkerStateMachine):
     """In the first round after they have changed, and only on some workers."""
 
     def begin_round(self, step: int, *, may_switch: bool, call: m.Call = NOTHING) -> list[Action] | None:
@@ -129,7 +129,7 @@ class DealsByTheOldSharesOnceMore(Member):
         return actions
 
 
-class SwitchesSharesWhenToldOf(Member):
+class SwitchesSharesWhenToldOf(WorkerStateMachine):
     """Other shares among the same members look harmless: it does not wait until all agree."""
 
     def connected(self, view: View) -> list[Action]:
@@ -139,7 +139,7 @@ class SwitchesSharesWhenToldOf(Member):
         return actions
 
 
-class TakesWordsOfOtherCalls(Member):
+class TakesWordsOfOtherCalls(WorkerStateMachine):
     def end_round(self, commits: Sequence[CommitMessage]) -> bool:
         return super().end_round([msgspec.structs.replace(commit, call=self.call.number) for commit in commits])
 
@@ -165,9 +165,9 @@ class LeavesTheFinishedWaiting(Coordinator):
         super().on_disconnect(worker, now)
         self.losing = False
 
-    def _settle(self, now: float) -> None:
+    def _next_decision(self, now: float) -> None:
         if not (self.losing and self.everyone_finished()):
-            super()._settle(now)
+            super()._next_decision(now)
 
     def on_pool_message(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         self.losing = True

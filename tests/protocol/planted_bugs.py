@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from farandole.collective import schedule
-from farandole.protocol.worker import member, session
+from farandole.protocol.worker import session, state_machine
 
 TAKES, COMMITS = (
     "serve += [*map(Take, gathered if routes.near else shared)]",
@@ -50,9 +50,9 @@ IN_THE_ROUTES = (
     ("self._host if own else", "self._host if not own else"),
 )  # fmt: skip
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
-    (member, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
+    (state_machine, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
     (
-        member,
+        state_machine,
         "elif message.commit:\n            self._next(None)",
         "elif message.commit:\n            self.lineage = None",
         {},

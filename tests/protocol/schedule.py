@@ -133,7 +133,7 @@ class Schedule(World):
             self.until(self.now + CALM_LIMIT, lambda: self.listens)
             if not self.coordinator.over and not self.coordinator.ending:
                 self.stop_code = STOP_CODE
-                self.coordinator.stop("enough", STOP_CODE, self.now)
+                self.coordinator.request_end("enough", STOP_CODE, self.now)
                 self.flush()
 
     def _settled(self) -> bool:

@@ -12,8 +12,8 @@ import pytest
 from farandole.errors import ProtocolError, Refused
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import BACKOFF_S, EXIT_ORPHANED, FIRST_S, SILENT_FRACTION
+from farandole.protocol.worker.state_machine import Exit, Save
 from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welcome
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def who_comes_back_may_be_sent_away() -> None:
     attempt = it.session.on_connected(1.0).attempt
     (exit_,) = it.session.on_message(attempt, m.Goodbye(reason="over", code=3, save=True), 1.0)
     assert it.session.instructions.exit == exit_ == Exit("over", 3, save=True)
-    assert it.session.instructions.orphaned
+    assert it.session.instructions.save_before_exit
 
 
 # --- what is heard ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def instructions_are_kept_for_the_training_side() -> None:
     )
     it.session.on_message(attempt, m.Goodbye(reason="over"), 0.0)
     told.leave(Exit("its lease is over, too", EXIT_ORPHANED, save=True))
-    assert (told.exit, told.orphaned) == (Exit("over", 0), False), "the first reason counts"
+    assert (told.exit, told.save_before_exit) == (Exit("over", 0), False), "the first reason counts"
 
 
 def what_is_for_others_is_handed_on() -> None:

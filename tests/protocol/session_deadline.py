@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 
 from farandole.protocol import messages as m
-from farandole.protocol.messages import EXIT_PREEMPTED, LONGEST_S, PART, SHORTEST_S
+from farandole.protocol.messages import EXIT_PREEMPTED
 from farandole.protocol.view import CommitMessage
-from farandole.protocol.worker.member import Exit
-from farandole.protocol.worker.session import EXIT_ORPHANED
+from farandole.protocol.worker.session import EXIT_ORPHANED, LONGEST_S, PART, SHORTEST_S
+from farandole.protocol.worker.state_machine import Exit
 from tests.support.mentioned import mentions
 from tests.support.played_session import ORPHAN_S, Worker
 
@@ -35,7 +35,7 @@ def who_is_still_there_saves_and_goes_a_quarter_of_its_notice_before_the_deadlin
         assert exit_ == Exit(exit_.reason, EXIT_PREEMPTED, save=True, within_s=2.5)
         assert mentions(exit_.reason, "5 s")
         assert it.session.instructions.exit == exit_
-        assert it.session.instructions.orphaned
+        assert it.session.instructions.save_before_exit
         assert it.session.watch(26.0) == [], "once"
 
 

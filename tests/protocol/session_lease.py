@@ -11,8 +11,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KEPT_LINES
 from farandole.protocol.values import MAX_LINES
 from farandole.protocol.view import CommitMessage, View
-from farandole.protocol.worker.member import Exit
 from farandole.protocol.worker.session import EXIT_ORPHANED
+from farandole.protocol.worker.state_machine import Exit
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import logged, stepped
 from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome
@@ -32,7 +32,7 @@ def a_heartbeat_says_where_the_worker_is() -> None:
     assert isinstance(first, m.Heartbeat)
     assert isinstance(second, m.Heartbeat)
     assert (first.number, second.number) == (1, 2)
-    assert (first.view, first.round, first.epoch, first.shards_computed, first.state_complete) == (1, 0, 3, 7, True)
+    assert (first.view, first.round, first.epoch, first.shards_computed, first.at_step_start) == (1, 0, 3, 7, True)
     assert it.asked == 2
 
 
@@ -237,7 +237,7 @@ def a_worker_goes_when_its_lease_is_over_and_not_before() -> None:
     assert exit_ == Exit(exit_.reason, EXIT_ORPHANED, save=True)
     assert mentions(exit_.reason, f"{ORPHAN_S:g} s")
     assert it.session.instructions.exit == exit_
-    assert it.session.instructions.orphaned
+    assert it.session.instructions.save_before_exit
     assert it.session.watch(ORPHAN_S + 1.0) == [], "once"
 
 
@@ -246,7 +246,7 @@ def who_was_sent_away_is_no_orphan() -> None:
     attempt = it.welcomed()
     it.session.on_message(attempt, m.Goodbye(reason="over"), 0.0)
     assert it.session.watch(ORPHAN_S + 1.0) == []
-    assert not it.session.instructions.orphaned
+    assert not it.session.instructions.save_before_exit
 
 
 def without_a_coordinator_ever_there_is_no_end() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from farandole.protocol.worker import member
+from farandole.protocol.worker import state_machine
 from farandole.simulate.witness import Violation
 from tests.protocol.schedule import Schedule, simulate
 
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    member.EVERY = 2  # simulated runs are short
+    state_machine.EVERY = 2  # simulated runs are short
     if options.seed is not None:
         return replay(options.seed)
     began = time.monotonic()

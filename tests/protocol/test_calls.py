@@ -6,7 +6,7 @@ import pytest
 
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
@@ -194,7 +194,7 @@ def test_a_call_in_the_view_before_is_none_that_the_others_make() -> None:
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str) -> None:
     scene = trained("a", "b")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     view = scene.last("a", m.Propose).view
     assert view.members == ()
@@ -209,12 +209,12 @@ def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str)
 # --- a worker's side -------------------------------------------------------------------------------------------------
 
 
-def member(name: str) -> Member:
-    made = Member(name)
+def member(name: str) -> WorkerStateMachine:
+    made = WorkerStateMachine(name)
     view = View(number=1, members=("a", "b"), group=1)
     made.on_message(m.Propose(view=view))
     made.connected(view)
-    made.adopt(0, 0, view=1)
+    made.enter_view(0, 0, view=1)
     return made
 
 

@@ -7,7 +7,7 @@ import pytest
 from farandole.plan.shards import Check
 from farandole.protocol.messages import NO_DIGESTS, Resume, RunTerms
 from farandole.protocol.view import CommitMessage, Lineage, View, unlike
-from farandole.protocol.worker.member import Checking, Member
+from farandole.protocol.worker.state_machine import Checking, WorkerStateMachine
 from tests.support.mentioned import mentions
 
 SEEN = ("the loss",)
@@ -15,8 +15,8 @@ VIEW = View(number=1, members=("a", "b", "c"), group=1)
 LINEAGE = Lineage(sets=(("a", "b", "c"),))
 
 
-def checking(worker: str, view: View = VIEW, **terms: float) -> tuple[Member, Checking]:
-    member = Member(worker)
+def checking(worker: str, view: View = VIEW, **terms: float) -> tuple[WorkerStateMachine, Checking]:
+    member = WorkerStateMachine(worker)
     member.view, member._admission_pending = view, True
     return member, Checking(member, RunTerms(wanted=3, **terms))  # type: ignore[arg-type]
 

@@ -119,7 +119,7 @@ def test_names() -> None:
 
 def test_who_comes_when_it_is_over_is_told_so() -> None:
     scene = Scene()
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.hello("a")
     assert scene.kinds("a") == ["Welcome", "Goodbye"]
     scene.say("a", m.Ready(signature=SIGNATURE))

@@ -8,14 +8,14 @@ from farandole.errors import UsageError
 from farandole.protocol import messages as m
 from farandole.protocol.messages import RunTerms
 from farandole.protocol.view import CommitMessage, View
-from farandole.protocol.worker.member import EVERY, Drift, Member
+from farandole.protocol.worker.state_machine import EVERY, Drift, WorkerStateMachine
 from tests.support.scene import trained
 
 VIEW = View(number=1, members=("a", "b", "c"), group=1)
 
 
-def member(*, tolerant: bool) -> Member:
-    it = Member("a")
+def member(*, tolerant: bool) -> WorkerStateMachine:
+    it = WorkerStateMachine("a")
     it.phase, it.view, it.synced = "member", VIEW, True
     it.drift = Drift() if tolerant else None
     return it

@@ -13,7 +13,7 @@ from farandole.plan.shards import Position
 from farandole.protocol.messages import RunTerms, Saved
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Instructions, Routine, Task, _join, join_view
-from farandole.protocol.worker.member import EVERY, Exit, Member
+from farandole.protocol.worker.state_machine import EVERY, Exit, WorkerStateMachine
 
 ONE = View(number=1, members=("a", "b"), group=1)
 TWO = View(number=2, members=("a",), group=1)
@@ -55,7 +55,7 @@ class Played:
 
 
 def driving(shards: int = 2, **terms: float) -> tuple[Driver, Played, Instructions]:
-    member, told, port = Member("a"), Instructions(), Played()
+    member, told, port = WorkerStateMachine("a"), Instructions(), Played()
     member.phase, member.view, member.synced = "member", ONE, True
     driver = Driver(member, told, port, RunTerms(**terms))  # pyright: ignore[reportArgumentType]
     assert play(driver.begin(Task(position=Position(), shards=lambda _: shards, is_step=True)))
@@ -83,7 +83,7 @@ def resumed(driver: Driver, round_: int) -> None:
     driver.member.lineage = Lineage(sets=(("a", "b"), ("a",)))
 
 
-def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_closed_and_settled() -> None:
+def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_closed_and_its_peers_released() -> None:
     driver, port, _ = driving()
     assert driver.todo() == (0,)
     resumed(driver, driver.number)
@@ -100,11 +100,11 @@ def test_a_round_that_was_committed_meanwhile_is_not_begun_again_in_the_next_vie
     assert driver.exchange.view == ONE
 
 
-@pytest.mark.parametrize(("state_verified", "saves"), [(True, ["save False", "save True"]), (False, [])])
-def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, saves: list[str]) -> None:
+@pytest.mark.parametrize(("fully_loaded", "saves"), [(True, ["save False", "save True"]), (False, [])])
+def test_a_worker_saves_before_its_exit_only_a_fully_loaded_state(fully_loaded: bool, saves: list[str]) -> None:
     """A joiner that was given up in its first round may hold a torn state without knowing it."""
     driver, port, told = driving()
-    driver.state_verified, told.orphaned, told.exit = state_verified, True, ORPHANED
+    driver.fully_loaded, told.save_before_exit, told.exit = fully_loaded, True, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == saves
@@ -113,11 +113,12 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(state_verified: bool, s
 def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> None:
     """It is none to go on from, and there is no time: others may go on, or the newest checkpoint is what is left."""
     driver, port, told = driving()
-    driver.state_verified, told.orphaned, told.exit = True, True, Exit("no coordinator", 0, save=True, within_s=2.0)
+    driver.fully_loaded, told.save_before_exit = True, True
+    told.exit = Exit("no coordinator", 0, save=True, within_s=2.0)
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
     assert port.asked == ["save False"]
-    assert not told.orphaned, "no other thread needs to"
+    assert not told.save_before_exit, "no other thread needs to"
 
 
 def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
@@ -146,7 +147,7 @@ def test_who_has_drifted_takes_the_state_over_before_it_computes_and_its_word_sa
 @pytest.mark.parametrize("owed", [(), (0,)])
 def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owed: tuple[int, ...]) -> None:
     view = View(number=2, members=("b", "a"), joining=("a",), group=2)
-    member, port = Member("a"), Played(view)
+    member, port = WorkerStateMachine("a"), Played(view)
     member.pending, member.prepared = view, 2
     nothing = SimpleNamespace(checks_left=lambda: owed)
     arriving = SimpleNamespace(header=(3, Position(), []), state={})
@@ -160,12 +161,12 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
     assert port.asked == ([] if owed else ["release 2"])
 
 
-@pytest.mark.parametrize("orphaned", [True, False])
-def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bool) -> None:
-    """It has proved nothing yet, and need not: what it began with is the run's. So it is saved where it is orphaned."""
+@pytest.mark.parametrize("save_before_exit", [True, False])
+def test_who_begins_the_run_holds_its_state_from_the_first_round_on(save_before_exit: bool) -> None:
+    """It has proved nothing yet, and need not: what it began with is the run's. So it can be saved before the exit."""
     driver, port, told = driving()
-    member, first = Member("a"), View(number=1, members=("a",), group=1)
-    driver.member, driver.state_verified = member, False
+    member, first = WorkerStateMachine("a"), View(number=1, members=("a",), group=1)
+    driver.member, driver.fully_loaded = member, False
     member.phase, member.pending, member.prepared = "candidate", first, 1
     entrance = SimpleNamespace(
         restore=lambda _: Position(), entered=lambda: None,
@@ -173,10 +174,10 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bo
     )  # fmt: skip
     assert play(join_view(driver, entrance))  # type: ignore[arg-type]
     port.asked.clear()
-    told.orphaned, told.exit = orphaned, ORPHANED
+    told.save_before_exit, told.exit = save_before_exit, ORPHANED
     with pytest.raises(Left, match="no coordinator"):
         play(driver.handle_requests())
-    assert port.asked == (["save False", "save True"] if orphaned else [])
+    assert port.asked == (["save False", "save True"] if save_before_exit else [])
 
 
 def there(*_: object) -> Routine[bool]:

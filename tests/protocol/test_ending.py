@@ -124,7 +124,7 @@ def test_a_leaving_worker_that_fails_between_two_steps_ends_the_run_like_any_mem
 
 def test_stop_and_savers() -> None:
     scene = trained("a", "b", "c")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     view = scene.last("a", m.Propose).view
     assert view.members == ()
@@ -141,7 +141,7 @@ def test_stop_and_savers() -> None:
 
 def test_a_crash_while_the_run_stops() -> None:
     scene = trained("a", "b", "c")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     empty = scene.last("a", m.Propose).view
     scene.switch(empty, 5, "b")
@@ -156,13 +156,13 @@ def test_a_crash_while_the_run_stops() -> None:
 def test_stop_before_there_is_a_view() -> None:
     scene = Scene()
     scene.hello("a")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     assert scene.look().last("a", m.Goodbye).code == 130
 
 
 def test_stop_and_then_everyone_dies() -> None:
     scene = trained("a")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.lose("a")
     assert scene.coordinator.over
     assert scene.events[-2:] == ["not saved", "over"]
@@ -184,7 +184,7 @@ def test_checkpoints_are_events_and_decide_nothing() -> None:
 
 def test_nobody_is_asked_for_or_released_while_the_run_ends() -> None:
     scene = trained("a", "b")
-    scene.coordinator.stop("farandole stop", 0, scene.now)
+    scene.coordinator.request_end("farandole stop", 0, scene.now)
     scene.forget()
     for ask in (lambda: scene.coordinator.scale(3, scene.now), lambda: scene.coordinator.release("a", scene.now)):
         with pytest.raises(UsageError, match="farandole stop"):

@@ -89,7 +89,7 @@ def test_the_next_coordinator_knows_that_the_run_ends() -> None:
     scene.say("a", FULL)
     scene.report("a", 7)
     assert scene.last("a", m.End).save
-    scene.coordinator.stop("farandole stop", 0, scene.now)
+    scene.coordinator.request_end("farandole stop", 0, scene.now)
     again = scene.restarted()
     assert again.coordinator.ending is not None
     assert (again.coordinator.ending.failed, again.coordinator.ending.code) == (True, 1)
@@ -228,7 +228,7 @@ def test_who_has_its_data_begins_the_run_without_the_others() -> None:
 
 def test_a_stop_that_was_asked_for_keeps_its_code() -> None:
     scene = trained("a")
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     scene.say("a", FULL)
     scene.report("a", 7)
@@ -250,7 +250,7 @@ def test_where_the_run_fails_it_is_not_let_go_it_may_have_to_save() -> None:
 def test_once_others_hold_the_final_state_it_is_not_waited_for() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Finished(fingerprint="f"))
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     assert scene.coordinator.deadline is not None
     scene.say("b", FULL)

@@ -98,7 +98,7 @@ def test_one_of_them_does_not_come_back() -> None:
 
 def test_a_stop_is_too_late_when_everyone_has_finished() -> None:
     scene = finished("a", "b")
-    scene.coordinator.stop("SIGTERM", 143, 0.0)
+    scene.coordinator.request_end("SIGTERM", 143, 0.0)
     scene.look()
     scene.say("a", m.Saved(path="checkpoint"))
     assert codes(scene, "a", "b") == {0}
@@ -111,7 +111,7 @@ def hurried() -> Scene:
     """Of three, b hangs; SIGTERM has come."""
     scene = trained("a", "b", "c")
     finished("c", "a", scene=scene)
-    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    scene.coordinator.request_end("SIGTERM", 143, scene.now)
     return scene.look()
 
 
@@ -148,7 +148,7 @@ def test_all_have_finished_before_the_first_has_saved() -> None:
 
 def test_the_first_stop_came_before_anybody_had_finished() -> None:
     scene = trained("a", "b")
-    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    scene.coordinator.request_end("SIGTERM", 143, scene.now)
     scene.look()
     finished("a", scene=scene)  # it will not switch to the empty view any more
     scene.report("a", 9)
@@ -183,7 +183,7 @@ def test_nobody_is_left_who_holds_the_final_state_but_who_has_not_finished() -> 
 def test_and_it_hangs() -> None:
     scene = trained("a", "b")
     finished("a", scene=scene)
-    scene.coordinator.stop("farandole stop", 0, scene.now)
+    scene.coordinator.request_end("farandole stop", 0, scene.now)
     scene.lose("a")
     scene.wait(END_S + 1, "b")
     assert scene.fields["hung"]["worker"] == "b"
@@ -252,7 +252,7 @@ def test_stop_on_nan_ends_the_run_with_the_state_before_that_step() -> None:
 def test_stop_on_nan_on_the_way_to_another_stop() -> None:
     """Who waits because of its loss takes no part in the round that would agree on the empty view."""
     scene = trained("a", "b", stop_on_nan=True)
-    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    scene.coordinator.request_end("SIGTERM", 143, scene.now)
     scene.look()
     scene.say("a", m.NotFinite(step=7, loss="nan"))
     assert scene.last("b", m.Stop)
@@ -285,7 +285,7 @@ def test_nobody_says_so_of_a_run_that_trains() -> None:
 def test_who_could_not_save_at_the_stop_is_asked_again_with_the_others() -> None:
     scene = trained("a", "b")
     finished("a", scene=scene)
-    scene.coordinator.stop("SIGINT", 130, scene.now)
+    scene.coordinator.request_end("SIGINT", 130, scene.now)
     scene.look()
     scene.say("a", m.Saved(error="disk full"))
     before = sum(scene.kinds(worker).count("End") for worker in "ab")

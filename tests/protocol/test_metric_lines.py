@@ -315,7 +315,7 @@ def test_what_an_external_worker_says_of_its_step_is_nobody_s_progress() -> None
 
 def stopped(scene: Scene, *workers: str) -> None:
     """All of them have agreed on the empty view after step 5."""
-    scene.coordinator.stop("farandole stop", 0, scene.now)
+    scene.coordinator.request_end("farandole stop", 0, scene.now)
     view = scene.look().coordinator.proposed
     assert view is not None
     assert view.members == ()
@@ -325,7 +325,7 @@ def stopped(scene: Scene, *workers: str) -> None:
 
 def test_what_rank_0_says_before_it_switches_to_the_empty_view_counts() -> None:
     scene = trained("a", "b")
-    scene.coordinator.stop("farandole stop", 0, scene.now)
+    scene.coordinator.request_end("farandole stop", 0, scene.now)
     view = scene.look().coordinator.proposed
     assert view is not None
     beat(scene, "a", 6, *steps(*range(6)), view=view.number)

@@ -28,7 +28,7 @@ import pytest
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
@@ -226,11 +226,11 @@ def test_a_dealing_of_the_views_first_round_is_not_one_of_a_later_one() -> None:
 
 def test_who_has_agreed_on_a_view_reports_that_it_is_prepared() -> None:
     """Though it has not begun anything in it."""
-    member = Member("a")
+    member = WorkerStateMachine("a")
     second = View(number=2, members=("a", "b"), group=1)
     member.on_message(m.Propose(view=View(number=1, members=("a",), group=1)))
     member.connected(View(number=1, members=("a",), group=1))
-    member.adopt(0, 0, view=1)
+    member.enter_view(0, 0, view=1)
     member.begin_round(0, may_switch=True)
     member.on_message(m.Propose(view=second))
     member.connected(second)

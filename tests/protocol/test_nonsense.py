@@ -80,7 +80,7 @@ class Play:
         self.coordinator.release(name, self.now)
 
     def stop(self, code: int) -> None:
-        self.coordinator.stop("enough", code, self.now)
+        self.coordinator.request_end("enough", code, self.now)
 
     def answer(self, count: int) -> None:
         """As an honest worker does."""

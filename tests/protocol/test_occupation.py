@@ -10,7 +10,7 @@ import pytest
 from farandole.protocol.values import TimeClass
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Driver, class_of
-from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 
 ONE = View(number=1, members=("a", "b"), group=1)
 TWO = View(number=2, members=("a", "b", "c"), joining=("c",), group=2)
@@ -21,7 +21,7 @@ def occupied(
     of: View = ONE, idle: bool = False, **member: Any,
 ) -> TimeClass:  # fmt: skip
     """`of`: the view of the exchange in hand."""
-    its = Member("a")
+    its = WorkerStateMachine("a")
     its.phase, its.view = "member", view
     for name, value in member.items():
         setattr(its, name, value)

@@ -81,7 +81,7 @@ def stopped_and_resumed() -> Scene:
 
 def ending_proposed() -> Scene:
     scene = training()
-    scene.coordinator.stop("SIGINT", 130, scene.now)
+    scene.coordinator.request_end("SIGINT", 130, scene.now)
     return scene.look()
 
 

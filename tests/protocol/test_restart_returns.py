@@ -22,11 +22,11 @@ from tests.support.scene import SIGNATURE, Scene, trained, view_of
 
 VIEWS = [view_of(number, "a", "b", group=1) for number in (7, 8, 9)]
 EVERYTHING = Durable(
-    number=9, stops=4, guests=2, pools=("p", "q"), wants={"p": 2, "q": 1}, shared=3, can={"p": 4},
-    startup_failures={"": 1},
-    losses=CrashLoop(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6,
+    number=9, stops=4, external_workers=2, pools=("p", "q"), fixed_targets={"p": 2, "q": 1}, shared_target=3,
+    pool_capacity={"p": 4}, startup_failures={"": 1},
+    crash_loop=CrashLoop(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6,
     signature=SIGNATURE, previous=VIEWS[0], view=VIEWS[1], proposed=VIEWS[2],
-    issued=tuple(IssuedView(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), parts=("a", "b"),
+    issued=tuple(IssuedView(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), waited_for=("a", "b"),
     workers=tuple(
         KnownWorker(id=worker, host="h", pid=3, pool="p", session=f"s-{worker}", state=state, leaving=leaving,
         entered=5, unreached="why")
@@ -34,7 +34,7 @@ EVERYTHING = Durable(
     ),
     expelled={"b": "why"},
     departed={"d": Departed(session="s-d", reason="why", code=3, started=True, pool="p", entered=2)},
-    gone=("e",), barred=("b", "d"), wrong_hosts=("h1", "h2"),
+    dead=("e",), banned=("b", "d"), wrong_hosts=("h1", "h2"),
     ending=Ending(code=1, reason="why", failed=True, between=True, finished=True, stored=True, replicas_differ=True,
     differing=("b",), where="at step 5", reporter="a"),
     over=Ending(code=2, reason="why", failed=False), newest=Newest(step=5, path="p"), unrecorded=7,
@@ -44,12 +44,12 @@ EVERYTHING = Durable(
 @pytest.mark.parametrize("over", [True, False])
 def test_all_that_was_kept_is_taken_over_and_kept_again(*, over: bool) -> None:
     """A field that is new, and forgotten on either way, shows here."""
-    default = Durable(wants={})
+    default = Durable(fixed_targets={})
     usual = [name for name in Durable.__struct_fields__ if getattr(EVERYTHING, name) == getattr(default, name)]
     assert usual == [], "each has to have another value than the usual one, here"
     known = EVERYTHING if over else msgspec.structs.replace(EVERYTHING, over=None)
     scene = Scene(msgspec.json.decode(msgspec.json.encode(known), type=Durable))
-    asked = {"expelled": {}, "parts": ("a", "b")} if over else {"stops": known.stops + 1}
+    asked = {"expelled": {}, "waited_for": ("a", "b")} if over else {"stops": known.stops + 1}
     assert to_durable(scene.coordinator) == msgspec.structs.replace(known, **asked)
 
 

@@ -191,7 +191,7 @@ def test_after_a_restart_everybody_is_told_again() -> None:
 
 
 def stopped(scene: Scene) -> Scene:
-    scene.coordinator.stop("SIGINT", 130, 0.0)
+    scene.coordinator.request_end("SIGINT", 130, 0.0)
     scene.look()
     return scene
 
@@ -211,7 +211,7 @@ def test_the_last_one_is_written_by_who_reaches_the_store_and_has_not_failed() -
 def test_what_is_saved_elsewhere_does_not_end_well() -> None:
     scene = training("a")
     scene.coordinator.workers["a"].unreached = ELSEWHERE
-    scene.coordinator.stop("farandole stop", 0, 0.0)
+    scene.coordinator.request_end("farandole stop", 0, 0.0)
     scene.look()
     settled(scene)
     scene.say("a", m.Saved(path="/far/p"))

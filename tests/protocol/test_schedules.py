@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from farandole.protocol.worker import member
+from farandole.protocol.worker import state_machine
 from farandole.simulate.replica import alone
 from tests.protocol.bugs import BUGS
 from tests.protocol.caught_by import CAUGHT_BY
@@ -25,7 +25,7 @@ PARTS = 6
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated runs are."""
-    monkeypatch.setattr(member, "EVERY", 2)
+    monkeypatch.setattr(state_machine, "EVERY", 2)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -17,8 +17,8 @@ from farandole.protocol.metrics import as_written, metrics_line, parse_line
 from farandole.protocol.values import MAX_COUNT, MAX_NAMED, abridged
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Activity
-from farandole.protocol.worker.member import Checking, Member
 from farandole.protocol.worker.session import Session
+from farandole.protocol.worker.state_machine import Checking, WorkerStateMachine
 from tests.support.metric_lines import stepped
 from tests.support.played_session import welcome
 from tests.support.scene import SIGNATURE, trained
@@ -53,7 +53,7 @@ MESSAGES = st.one_of(
 def session_of(**activity: Any) -> Session:
     """A worker's, whose connection stands, in the first view."""
     hello = m.Hello(kind="worker", session="s")
-    session = Session(hello, Member(""), lambda: Activity(**activity), lambda: None, 0.0)
+    session = Session(hello, WorkerStateMachine(""), lambda: Activity(**activity), lambda: None, 0.0)
     session.on_message(session.on_connected(0.0).attempt, welcome(worker="a"), 0.0)
     return session
 
@@ -177,7 +177,7 @@ def test_too_many_facts_are_an_error(facts: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("name", ["x", "\U0001f600" * 180], ids=["short", "long"])
 def test_a_report_of_many_checked_shards_fits_into_a_message(name: str) -> None:
-    member = Member("a")
+    member = WorkerStateMachine("a")
     member.view = View(number=1, members=("a", "b"), group=1)
     checking = Checking(member, m.RunTerms(audit=1.0))
     shards = 60

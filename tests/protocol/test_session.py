@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from farandole.protocol import kept_lines, messages
+from farandole.protocol import kept_lines
 from farandole.protocol.worker import driver
 from farandole.protocol.worker import session as lease
 from tests.protocol import session_connections, session_deadline, session_lease
@@ -76,10 +76,10 @@ BUGS: tuple[tuple[ModuleType, str, str], ...] = (
     (lease, "self._ended = self._ended or now > self.end", "self._ended = now > self.end"),
     (lease, "self.end = max(self.end, sent + orphan_s)", "self.end += orphan_s"),
     (lease, "max(stall_s, STEPS * (step_s or 0.0))", "stall_s"),
-    (messages, "now + seconds - left_s < self.at", "True"),
-    (messages, "seconds >= SHORTEST_S and ", ""),
-    (messages, "min(PART * seconds, LONGEST_S)", "PART * seconds"),
-    (lease, "return self._ends.over(now) or self._lease", "return self._lease"),
+    (lease, "now + seconds - left_s < self.at", "True"),
+    (lease, "seconds >= SHORTEST_S and ", ""),
+    (lease, "min(PART * seconds, LONGEST_S)", "PART * seconds"),
+    (lease, "return self._preemption.over(now) or self._lease", "return self._lease"),
     (lease, "within_s=left_s / 2)", "within_s=None)"),
     (lease, "            case m.PreemptionDeadline():", "            case None:"),
     (driver, "(exit_.save and self.exit is None)", "exit_.save"),

@@ -24,7 +24,7 @@ def beats(
             fields = {moving: number} if moving else {}
             beat = m.Heartbeat(
                 **{"view": view.number if view else 0, "round": step, "step": step, **fields},
-                waits_for_peers=worker in waits.split(), state_complete=whole,
+                waits_for_peers=worker in waits.split(), at_step_start=whole,
             )  # fmt: skip
             scene.say(worker, beat)
         scene.coordinator.tick(scene.now)
@@ -103,7 +103,7 @@ def test_nothing_is_said_while_nobody_should_move() -> None:
 
 
 def stop(scene: Scene) -> None:
-    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    scene.coordinator.request_end("SIGTERM", 143, scene.now)
     scene.look()
 
 

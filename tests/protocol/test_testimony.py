@@ -185,7 +185,7 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
 
 @pytest.mark.parametrize("wrong", ["c", "d"])
 def test_a_leaving_worker_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> None:
-    """The last to say in which round a view took effect says another one: it is expelled, and who leaves is asked."""
+    """The last to say in which round it switched says another one: it is expelled, and who leaves is asked."""
     scene = trained("a", "b", "c", "d")
     scene.say("d", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("a", m.Propose).view

@@ -117,7 +117,7 @@ def test_at_its_end_those_who_owe_it_are_asked_for_what_they_have_once() -> None
 def test_a_run_that_is_stopped_ends_it_and_has_no_other() -> None:
     scene = trained("a", "b")
     asked(scene)
-    scene.coordinator.stop("enough", 0, scene.now)
+    scene.coordinator.request_end("enough", 0, scene.now)
     scene.look()
     assert scene.last("a", m.Trace).steps == 0
     scene.now += accounting.LEASE_S  # the one before is in nobody's way

@@ -5,7 +5,7 @@ from __future__ import annotations
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import RunSettings, Send
-from farandole.protocol.worker.member import Exit, Member
+from farandole.protocol.worker.state_machine import Exit, WorkerStateMachine
 
 
 def test_who_holds_a_state_that_is_not_known_saves_it_and_goes() -> None:
@@ -15,7 +15,7 @@ def test_who_holds_a_state_that_is_not_known_saves_it_and_goes() -> None:
     assert isinstance(goodbye, m.Goodbye)
     assert (goodbye.code, goodbye.save) == (3, True)
     assert worker not in coordinator.workers, "it has no part in the run"
-    member = Member("w1")
+    member = WorkerStateMachine("w1")
     assert member.on_message(goodbye) == [Exit(goodbye.reason, 3, save=True)]
     assert member.phase == "out", "it gives no word any more"
 

@@ -124,19 +124,19 @@ class Worker:
         self.todo = [s for s in assign(shards, lineage)[self.name] if s not in self.done]
         if not self.todo:
             for bucket in range(len(self.layout.buckets)):
-                self.exchange.ready(bucket)
+                self.exchange.submit(bucket)
 
     def compute(self, step: int, *, only: int | None = None) -> None:
-        """The shards that are due; with `only`, no more than so many buckets of the last one are handed in."""
+        """The shards that are due; with `only`, no more than so many buckets of the last one are submitted."""
         for shard in self.todo:
             last = shard == self.todo[-1]
             told = iter(range(len(self.layout.buckets) if only is None else only))
 
-            def hand_in(bucket: int, told: Iterator[int] = told) -> None:
+            def submit_next(bucket: int, told: Iterator[int] = told) -> None:
                 if next(told, None) is not None:
-                    self.exchange.ready(bucket)
+                    self.exchange.submit(bucket)
 
-            self.partials.complete = hand_in if last else ignore
+            self.partials.complete = submit_next if last else ignore
             self.partials.open(shard)
             for index in sorted(self.layout.where, reverse=True):
                 value = gradient(self.layout, step, shard, index)
@@ -151,7 +151,7 @@ class Worker:
         self.partials.begin(shards)
         self.begin(step, shards, lineage)
         self.compute(step)
-        self.exchange.on_all_handed_in()
+        self.exchange.on_all_submitted()
         self.agreement.until(lambda: self.exchange.ended)
         return [flat.to(HOST, copy=True) for flat in self.exchange.reduced(self.layout)]
 

@@ -7,4 +7,4 @@ from farandole.protocol.events import LostEvent, ViewEvent
 
 VIEW = ViewEvent(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
 LOST = LostEvent(worker="w2", host="h", reason="why", time=11.5)
-BOOKS, OTHER = Durable(wants={"": 1}, number=2), Durable(wants={"": 3}, number=4, gone=("w2",))
+BOOKS, OTHER = Durable(fixed_targets={"": 1}, number=2), Durable(fixed_targets={"": 3}, number=4, dead=("w2",))

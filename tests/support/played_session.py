@@ -6,8 +6,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.messages import RunTerms
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Activity
-from farandole.protocol.worker.member import Member
 from farandole.protocol.worker.session import PeerWait, Session
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 
 READY, LEAVING = m.Ready(signature=m.Signature(facts=(("torch", "2"),))), m.LeaveRequest(reason="SIGTERM")
 ORPHAN_S, TIMEOUT_S, STALL_S = 60.0, 5.0, 30.0
@@ -20,11 +20,11 @@ class Worker:
         self.waiting: PeerWait | None = None
         self.asked = 0
         hello = m.Hello(kind="worker", worker=name, session="s")
-        self.session = Session(hello, Member(name), self._activity, lambda: self.waiting, 0.0)
+        self.session = Session(hello, WorkerStateMachine(name), self._activity, lambda: self.waiting, 0.0)
 
     def _activity(self) -> Activity:
         self.asked += 1
-        return Activity(epoch=3, shards_computed=7, state_complete=True)
+        return Activity(epoch=3, shards_computed=7, at_step_start=True)
 
     def welcomed(self, now: float = 0.0, *, worker: str = "a", run: str = "r", lines: tuple[int, int] = (-1, 0)) -> int:
         """The number of a connection that is answered as soon as it stands."""
@@ -37,7 +37,7 @@ class Worker:
         s, view = self.session, View(number=1, members=members, group=1)
         s.on_message(s.attempt, m.Propose(view=view), 0.0)
         s.member.connected(view)
-        s.member.adopt(0, 0, view=1)
+        s.member.enter_view(0, 0, view=1)
         s.member.begin_round(0, may_switch=True)
 
     def said(self) -> list[m.Message]:

@@ -18,7 +18,7 @@ from farandole.data.ledger import Ledger
 from farandole.platform import files
 from farandole.platform.files import write_atomically
 from farandole.pool.local import LocalPool
-from farandole.worker.participant import _make, _open_lines  # pyright: ignore[reportPrivateUsage]
+from farandole.worker.context import _make, _open_lines  # pyright: ignore[reportPrivateUsage]
 from tests.support.checkpoints import manifest
 
 

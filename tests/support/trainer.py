@@ -90,7 +90,7 @@ class Trainer:
             return
         joins = self.client.worker in view.joining
         begin = self._board.begins(view.number) if joins else 0
-        if begin is not None and self._say(member.adopt(begin, begin, view=view.number)):
+        if begin is not None and self._say(member.enter_view(begin, begin, view=view.number)):
             self._written = begin
             if joins:
                 self._say(member.become_synced())

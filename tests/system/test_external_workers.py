@@ -15,7 +15,7 @@ import pytest
 from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import EXIT_BANNED, EXIT_EVICTED
-from farandole.worker import departure
+from farandole.worker import process_exit
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.lines import naming
 from tests.support.scene import Scene, trained
@@ -93,7 +93,7 @@ import os, socket, sys
 from farandole.control import ticket
 from farandole.platform import output
 from farandole.settings import Settings
-from farandole.worker import departure
+from farandole.worker import process_exit
 
 def peek():  # what an honest worker's own code would hold
     return sys.argv[1:], os.getcwd(), os.getpid(), os.environ.get("CHANGED"), sorted(map(int, os.listdir("/dev/fd")))
@@ -101,12 +101,12 @@ def peek():  # what an honest worker's own code would hold
 output.show(0)
 returns = Settings.read().returns
 print(repr((returns, ticket.given(), *peek())), flush=True)
-departure.come_back("-", returns)
+process_exit.come_back("-", returns)
 leaked = socket.socket()
 os.set_inheritable(leaked.fileno(), True)
 os.chdir("/")
 os.environ["CHANGED"] = "yes"
-departure.leave(int(sys.argv[1]) if returns < 2 else 0)
+process_exit.leave(int(sys.argv[1]) if returns < 2 else 0)
 """
 
 
@@ -137,7 +137,7 @@ def test_who_ends_for_another_reason_does_not(code: int, tmp_path: Path) -> None
 
 
 def test_it_waits_longer_each_time_up_to_a_minute() -> None:
-    assert [departure._pause_s(n) for n in (1, 2, 3, 7, 10_000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+    assert [process_exit._pause_s(n) for n in (1, 2, 3, 7, 10_000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -178,7 +178,7 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
     journal = Journal(tmp_path)
     journal.commit(
         [an(ReadyEvent)],
-        Durable(wants={"": 1}, signature=Signature(facts=facts)),
+        Durable(fixed_targets={"": 1}, signature=Signature(facts=facts)),
     )
     journal.close()
     try:

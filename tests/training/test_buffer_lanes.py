@@ -322,7 +322,7 @@ def test_a_counter_of_samples_that_nothing_is_said_of_ends_the_run_before_the_up
 
     with pytest.raises(UsageError, match=r"model\.histogram"):
         inner_loop()
-    assert run._participant.state_complete
+    assert run._context.at_step_start
 
 
 def test_rows_and_buffers_at_the_wrong_place(run: farandole.Run) -> None:

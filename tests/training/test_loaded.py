@@ -213,7 +213,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, folder: Path, *epochs: int) -> str:
         monkeypatch.setenv("FARANDOLE_FOLDER", str(place))
         monkeypatch.setattr(joining, "_current", None)
         run = farandole.join()
-        atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
+        atexit.unregister(run._context._end)  # type: ignore[attr-defined]
         model = mlp()
         optimizer = head_only(model)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

@@ -23,7 +23,7 @@ from farandole.data.order import derive, set_random_state
 from farandole.errors import StepAbandoned, UsageError, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Line, Metrics, NotFinite
-from farandole.protocol.worker.member import Exit
+from farandole.protocol.worker.state_machine import Exit
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, N, begun, data, mlp, train
 
@@ -63,19 +63,19 @@ def test_the_state_is_whole_from_a_steps_beginning_to_its_inner_loops_end(run: f
     for step in run.steps(loader, epochs=2):
         assert run._loop is not None
         assert run._loop.state.position.step == step.number
-        assert run._participant.epoch == step.epoch
-        whole.append((run._participant.state_complete, run._loop.phase))
+        assert run._context.epoch == step.epoch
+        whole.append((run._context.at_step_start, run._loop.phase))
         for x, y in step:
-            whole.append((run._participant.state_complete, run._loop.phase))
+            whole.append((run._context.at_step_start, run._loop.phase))
             step.backward(F.cross_entropy(model(x), y))
-        whole.append((run._participant.state_complete, run._loop.phase))
+        whole.append((run._context.at_step_start, run._loop.phase))
     assert set(whole[:5]) == {(True, "within")}
     assert whole[5] == (False, "between")
     assert whole.count((False, "between")) == 4
     assert run._loop is not None
     assert run._loop.phase == "over"
     run._loop.end()
-    assert run._participant.state_complete
+    assert run._context.at_step_start
     assert run._loop.state.position == Position(epoch=2, offset=0, step=4)
 
 
@@ -85,11 +85,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
 
     def tell(message: Any) -> None:
         if isinstance(message, NotFinite):
-            told.append((message, run._participant.state_complete))
-            run._participant.instructions.exit = Exit("the loss is not finite", 1)
+            told.append((message, run._context.at_step_start))
+            run._context.instructions.exit = Exit("the loss is not finite", 1)
 
     run._terms = msgspec.structs.replace(run._terms, stop_on_nan=True)
-    run._participant.tell = tell  # type: ignore[method-assign]
+    run._context.tell = tell  # type: ignore[method-assign]
     model = mlp()
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=model)
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
     with pytest.raises(SystemExit):
         next(batches)
     assert told == [(NotFinite(step=0, loss="nan"), True)]
-    assert run._participant.state_complete
+    assert run._context.at_step_start
 
 
 def test_who_enters_takes_over_which_parameters_are_frozen(run: farandole.Run) -> None:
@@ -134,7 +134,7 @@ def test_the_script_finds_no_gradient_of_its_own_in_a_step(run: farandole.Run) -
 def test_lines_stand_in_the_order_in_which_they_are_sent(run: farandole.Run) -> None:
     """Whatever is logged before a step's own line would hold that one back, since it is not beyond what was sent."""
     lines: list[Line] = []
-    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    run._context.add_line = lines.append  # type: ignore[method-assign]
     with pytest.raises(UsageError, match=r"run\.log.*run\.steps"):
         run.log(early=1)
     model = mlp()
@@ -156,7 +156,7 @@ def test_lines_stand_in_the_order_in_which_they_are_sent(run: farandole.Run) -> 
 
 def test_a_step_is_timed_and_described(run: farandole.Run) -> None:
     lines: list[Line] = []
-    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    run._context.add_line = lines.append  # type: ignore[method-assign]
     step, _ = begun(run, mlp())
     (line,) = lines
     assert isinstance(line.fields, Metrics)
@@ -198,7 +198,7 @@ class Bad(TensorDataset):
 def test_a_step_without_any_sample_has_no_loss_to_judge(run: farandole.Run) -> None:
     """And one whose loss is not finite is told once, and known to the state from then on."""
     told: list[NotFinite] = []
-    run._participant.tell = lambda m: told.append(m) if isinstance(m, NotFinite) else None  # type: ignore[method-assign]
+    run._context.tell = lambda m: told.append(m) if isinstance(m, NotFinite) else None  # type: ignore[method-assign]
     model, bad = mlp(), Bad(*data(4 * BATCH).tensors)
     run.replicate(model=model)
     loader = run.loader(bad, batch=farandole.GlobalBatch(BATCH, micro=4), shuffle=False, on_bad_sample="skip")
@@ -267,7 +267,7 @@ def test_an_update_from_sums_that_others_have_used_again_is_no_state(
     with pytest.raises(WorkerSuperseded):
         next(steps)
     assert kept._loop is not None
-    assert not kept._loop.state.whole
+    assert not kept._loop.state.at_step_start
     with pytest.raises(WorkerSuperseded):
         kept._loop.end()
-    assert not kept._loop.state.whole
+    assert not kept._loop.state.at_step_start

@@ -114,7 +114,7 @@ def test_a_length_that_is_none(join: Join, length: dict[str, int], values: str) 
 def test_every_line_has_the_learning_rate_and_the_factor(join: Join, rule: Rule | None) -> None:
     """The rate as the schedule has set it, for the step that is told of."""
     run, lines = join("0 2\n"), []
-    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    run._context.add_line = lines.append  # type: ignore[method-assign]
     ticked(run, rule, 20)
     written = [line for said in lines if isinstance(line := metrics_line(said), StepLine)]
     assert {line.factor for line in written} == ({1.0} if rule is None else {2.0, 1.25})

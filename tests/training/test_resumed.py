@@ -42,9 +42,9 @@ def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
     monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "never")
     threads, processes = torch.get_num_threads(), dict[str, Any]()
 
-    def end(participant: Any) -> None:
-        participant._file.close()
-        os.close(participant._lock)
+    def end(context: Any) -> None:
+        context._file.close()
+        os.close(context._lock)
 
     def joined(folder: str) -> farandole.Run:
         if folder in processes:
@@ -52,13 +52,13 @@ def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
         monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path / folder))
         monkeypatch.setattr(joining, "_current", None)
         run = farandole.join()
-        processes[folder] = run._participant
+        processes[folder] = run._context
         atexit.unregister(processes[folder]._end)
         return run
 
     yield joined
-    for participant in processes.values():
-        end(participant)
+    for context in processes.values():
+        end(context)
     torch.set_num_threads(threads)
 
 

@@ -42,8 +42,8 @@ def test_a_setting_that_is_altered_is_told_where_it_is_first_in_force(
     run: farandole.Run, *, after: bool, seen_in: int
 ) -> None:
     told: list[Any] = []
-    tell = run._participant.tell
-    run._participant.tell = lambda message: (told.append(message), tell(message))[1]  # type: ignore[method-assign]
+    tell = run._context.tell
+    run._context.tell = lambda message: (told.append(message), tell(message))[1]  # type: ignore[method-assign]
     for _ in train(run, 1, after=after):
         pass
     changes = [message for message in told if isinstance(message, SettingChanged)]

@@ -171,7 +171,7 @@ def test_a_state_that_cannot_be_sent_is_an_error_at_the_start_not_at_the_first_j
 def test_numbers_of_every_kind_can_be_logged(run: farandole.Run, value: Any) -> None:
     begun(run, mlp())
     lines: list[Any] = []
-    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    run._context.add_line = lines.append  # type: ignore[method-assign]
     run.log(value=value)
     (line,) = lines
     assert type(line.fields["value"]) in (bool, int, float, str)

@@ -13,8 +13,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Task
 from farandole.worker import rounds
-from farandole.worker.fake import FakeParticipant
-from farandole.worker.rounds import Receiver, Rounds, hand_on, step_task
+from farandole.worker.fake import FakeContext
+from farandole.worker.rounds import Receiver, Rounds, send_state_to_joiners, step_task
 from tests.support.linking import in_memory
 
 pytestmark = pytest.mark.timeout(30)
@@ -47,9 +47,9 @@ class Nothing:
         return m.Digests(0, (), ())
 
 
-def worker(name: str) -> tuple[FakeParticipant, Rounds]:
+def worker(name: str) -> tuple[FakeContext, Rounds]:
     """It never gets a connection: they are gone when it looks for them."""
-    it = FakeParticipant(name)
+    it = FakeContext(name)
     made = Rounds(it, Nothing)
     return it, made
 
@@ -93,13 +93,13 @@ def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.Monke
     next_ = View(number=3, members=("w1",), group=3)
     handed: list[View] = []
 
-    def late(participant: FakeParticipant, view: View, *args: Any) -> None:
+    def late(context: FakeContext, view: View, *args: Any) -> None:
         it.hear(m.Stop(stop=1))
         it.hear(m.Resume(view=next_, round=2, commit=False, lineage=next_.lineage(("w1",))))
         handed.append(view)
-        hand_on(participant, view, *args)
+        send_state_to_joiners(context, view, *args)
 
-    monkeypatch.setattr(rounds, "hand_on", late)
+    monkeypatch.setattr(rounds, "send_state_to_joiners", late)
     it.hear(m.Propose(view=ALONE))
     assert enter(its_rounds) == [ALONE]
     assert compute(its_rounds)

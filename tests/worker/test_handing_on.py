@@ -10,7 +10,7 @@ from farandole.plan.shards import Position
 from farandole.protocol.messages import RunTerms
 from farandole.protocol.view import View
 from farandole.worker import rounds
-from farandole.worker.fake import FakeParticipant
+from farandole.worker.fake import FakeContext
 
 VIEW = View(number=2, members=("a", "b", "c"), joining=("c",), group=2)
 
@@ -19,7 +19,7 @@ VIEW = View(number=2, members=("a", "b", "c"), joining=("c",), group=2)
 def test_all_veterans_or_the_longest_standing_one(bits: str, who: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     for worker in "abc":
-        it = FakeParticipant(worker, RunTerms(bits=bits))
+        it = FakeContext(worker, RunTerms(bits=bits))
         it.groups[VIEW.group] = object()  # type: ignore[assignment]  there are connections
 
         def snapshot(state: Any, worker: str = worker) -> None:
@@ -28,5 +28,5 @@ def test_all_veterans_or_the_longest_standing_one(bits: str, who: list[str], mon
 
         monkeypatch.setattr(rounds, "Snapshot", snapshot)
         monkeypatch.setattr(rounds, "send_state", lambda *_: None)
-        rounds.hand_on(it, VIEW, 0, Position(), {})
+        rounds.send_state_to_joiners(it, VIEW, 0, Position(), {})
     assert taken == who

@@ -9,10 +9,10 @@ import pytest
 
 from farandole.platform import output
 from farandole.protocol import messages as m
-from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.worker import hung
-from farandole.worker.fake import FakeParticipant
-from farandole.worker.participant import NoTraining
+from farandole.worker.context import NoTraining
+from farandole.worker.fake import FakeContext
 
 
 class Saves(NoTraining):
@@ -29,7 +29,7 @@ class Saves(NoTraining):
 @dataclass(frozen=True)
 class Case:
     remark: str
-    whole: bool = True
+    at_step_start: bool = True
     begun: int = 7  # the member is in round 7
     taken: bool = False  # by the training thread
     between: bool = False
@@ -40,49 +40,49 @@ CASES = (
     Case("within a step: nothing writes to the state"),
     Case("it has reacted", taken=True, saves=False),
     Case("the round has ended: it is on its way to the update", begun=6, saves=False),
-    Case("between two steps: the answer is that", whole=False, begun=6),
-    Case("... or, if nobody has better, what is there", whole=False, begun=6, between=True),
-    Case("evaluating, between two steps", whole=False),
+    Case("between two steps: the answer is that", at_step_start=False, begun=6),
+    Case("... or, if nobody has better, what is there", at_step_start=False, begun=6, between=True),
+    Case("evaluating, between two steps", at_step_start=False),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.remark)
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
-    participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, allow_between=case.between)
-    participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
-    participant.instructions.save = None if case.taken else wanted
+    context, training, wanted = FakeContext(), Saves(), Save(save=True, allow_between=case.between)
+    context.member.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
+    context.instructions.save = None if case.taken else wanted
     monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
-    hung._take_up(participant, training, wanted)
+    hung._take_up(context, training, wanted)
     assert training.asked == ([case.between] if case.saves else [])
-    assert participant.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
+    assert context.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
     waits = not case.saves and not case.taken
     assert again == ([wanted] if waits else []), "it is looked at again"
-    assert participant.instructions.save is (wanted if waits else None)
+    assert context.instructions.save is (wanted if waits else None)
 
 
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
-    participant, wanted, done = FakeParticipant(), Save(save=True, allow_between=False), threading.Event()
-    participant.member.round = participant.begun = 7
-    participant.state_complete, participant.instructions.save = True, wanted
+    context, wanted, done = FakeContext(), Save(save=True, allow_between=False), threading.Event()
+    context.member.round = context.begun = 7
+    context.at_step_start, context.instructions.save = True, wanted
 
     class Late(Saves):
         def saved(self, between: bool) -> m.Saved:
             done.set()
             return super().saved(between)
 
-    hung.save_aside(participant, Late(), wanted)
+    hung.save_aside(context, Late(), wanted)
     assert done.wait(10)
-    assert participant.instructions.save is None
+    assert context.instructions.save is None
 
 
 @dataclass(frozen=True)
 class Going:
     remark: str
-    whole: bool = True
+    at_step_start: bool = True
     begun: int = 7  # the member is in round 7
-    orphaned: bool = True
+    save_before_exit: bool = True
     proven: bool = True
     saves: bool = False
     goes: bool = True
@@ -90,9 +90,9 @@ class Going:
 
 GOING = (
     Going("within a step: nothing writes to the state", saves=True),
-    Going("the training thread is at it", orphaned=False, goes=False),
+    Going("the training thread is at it", save_before_exit=False, goes=False),
     Going("the round has ended: it is on its way to the update", begun=6, goes=False),
-    Going("in an evaluation, between two steps", whole=False),
+    Going("in an evaluation, between two steps", at_step_start=False),
     Going("a joiner in its first round, whose state may be torn", proven=False),
 )
 
@@ -101,21 +101,21 @@ GOING = (
 def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Exit] = []
     left: list[int] = []
-    participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
-    participant.member.round, participant.begun, participant.state_complete = 7, case.begun, case.whole
-    participant.state_verified, participant.instructions.orphaned = case.proven, case.orphaned
+    context, training, exit_ = FakeContext(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
+    context.member.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
+    context.fully_loaded, context.instructions.save_before_exit = case.proven, case.save_before_exit
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)
-    hung._save_and_go(participant, training, exit_)
+    hung._save_and_go(context, training, exit_)
     assert training.asked == ([False] if case.saves else [])
-    assert participant.messages == ([m.Lapsed()] if case.goes else [])
+    assert context.messages == ([m.Lapsed()] if case.goes else [])
     assert left == ([0] if case.goes else [])
-    assert again == ([exit_] if not case.goes and case.orphaned else []), "it is looked at again"
+    assert again == ([exit_] if not case.goes and case.save_before_exit else []), "it is looked at again"
 
 
 def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Timer", None)
-    hung.leave_aside(FakeParticipant(), Saves(), Exit("no coordinator", 4, save=True))
+    hung.leave_aside(FakeContext(), Saves(), Exit("no coordinator", 4, save=True))
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

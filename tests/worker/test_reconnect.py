@@ -128,7 +128,7 @@ def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path)
             await it.scene.until(lambda: client.instructions.exit is not None)
             assert time.monotonic() - closed > 1.0, "it had been heard shortly before"
             assert client.instructions.exit is not None
-            assert (client.instructions.exit.code, client.instructions.orphaned) == (4, True)
+            assert (client.instructions.exit.code, client.instructions.save_before_exit) == (4, True)
             assert mentions(client.instructions.exit.reason, "2 s")
             assert member.phase == "member", "nobody has stopped it"
             view = trainer.view

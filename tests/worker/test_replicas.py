@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farandole.protocol import messages as m
-from farandole.worker.participant import NoTraining
+from farandole.worker.context import NoTraining
 from tests.support.crew import crew
 from tests.support.mentioned import mentions
 

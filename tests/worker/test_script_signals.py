@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farandole.worker.departure import ScriptSignals
+from farandole.worker.process_exit import ScriptSignals
 
 IT, OTHER = signal.SIGUSR1, signal.SIGUSR2
 

@@ -12,7 +12,7 @@ from farandole.collective.exchange import WaitRecord
 from farandole.protocol import messages as m
 from farandole.protocol.messages import MOST_TAKEN
 from farandole.protocol.values import SAID, TimeClass
-from farandole.worker.fake import FakeParticipant
+from farandole.worker.fake import FakeContext
 from farandole.worker.timing import SPARE_S, Meter, Tracer
 
 MS = 1_000_000
@@ -175,7 +175,7 @@ def test_a_meter_hands_over_each_span_once(moves: list[tuple[TimeClass, int, boo
     assert all(begin < end for _, begin, end in kept)
 
 
-def test_a_participant_tells_the_coordinator() -> None:
-    worker = FakeParticipant()
+def test_a_context_tells_the_coordinator() -> None:
+    worker = FakeContext()
     worker.tracer.ask(m.Trace(number=4, steps=0))
     assert worker.messages == [m.Spans(number=4)]

@@ -45,7 +45,7 @@ from farandole.training.loop import Loop, use
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.step import Step
-from farandole.worker.participant import Participant
+from farandole.worker.context import WorkerContext
 from farandole.worker.rounds import Rounds, task
 
 GROUP = "group"  # the file through which DistributedDataParallel's workers find each other
@@ -61,16 +61,16 @@ class Bench(Loop):
     """The bench of one worker."""
 
     def __init__(
-        self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,
+        self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
         terms: BenchTerms, folder: Path | None, device: torch.device, **other: Any,
     ) -> None:  # fmt: skip
         assert folder is not None, "a bench's run has a folder"
         self._watch = watch = Stopwatch(loader, replica.objects.values())
         super().__init__(
-            replica, loader, length, participant, rounds, folder=folder, device=device,
+            replica, loader, length, context, rounds, folder=folder, device=device,
             gradients=partial(TimedGradients, watch=watch), **other,
         )  # fmt: skip
-        participant.shard_timer = Loader.watch = watch
+        context.shard_timer = Loader.watch = watch
         self._terms, self._folder, self._device = terms, folder, device
         self._members: tuple[str, ...] = ()
         self._meeting = Partials(Layout([], lanes=1))
@@ -120,7 +120,7 @@ class Bench(Loop):
             yield self._plain(ahead, trial)
         if self._fit(trial.reason):
             [self._model] = trial.models.values()
-            rank, size = self._rounds.view.rank(self._participant.worker), len(self._members)
+            rank, size = self._rounds.view.rank(self._context.worker), len(self._members)
             files.make(self._folder / BENCH)
             try:
                 self._group = connect(self._folder / BENCH / GROUP, rank, size, self._device)
@@ -163,7 +163,7 @@ class Bench(Loop):
             partials.open(shard, last=True)
             partials.close(torch.zeros(partials.layout.lanes, dtype=torch.float64))
         began = clock()
-        rounds.hand_in()
+        rounds.submit_all()
         self._finish()
         return clock() - began
 
@@ -208,7 +208,7 @@ class Bench(Loop):
         lineage, position, result = view.lineage(view.members), progress.after, list[Ahead]()
         while len(result) < steps:
             taken = window(position, loader.epoch_samples, progress.whole, loader.batch.micro)
-            own = lineage.assign(taken.shards).get(self._participant.worker, ())
+            own = lineage.assign(taken.shards).get(self._context.worker, ())
             keys = [
                 Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
                 for shard, (start, stop) in ((shard, taken.shard(shard)) for shard in own)
@@ -272,9 +272,9 @@ class Bench(Loop):
             )
 
     def _write(self, record: Record) -> None:
-        bench.write(self._folder, self._participant.worker, record)
+        bench.write(self._folder, self._context.worker, record)
 
 
 def _keep(bucket: int) -> None:
-    """Do nothing with a full bucket: it is handed over later."""
+    """Do nothing with a full bucket: it is submitted later."""
     del bucket

@@ -38,7 +38,7 @@ def scale(
 
 # --- release ----------------------------------------------------------------------------------------------------------
 #
-# `farandole release`: drain a worker or a whole host.
+# `farandole release`: make a worker, or all workers of a host, leave gracefully.
 
 
 def release(

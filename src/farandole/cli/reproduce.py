@@ -71,7 +71,7 @@ def rehearse(
     """Train in one process as if workers joined and left, with the bits of such a run."""
     check_script(script)
     cpu.set_for(bits)
-    from farandole.worker.participant import read_history
+    from farandole.worker.context import read_history
 
     read_history(str(history))
     run = train(script, arguments or [], history=history, seed=seed, threads=threads, bits=bits, folder=folder)

@@ -24,7 +24,7 @@ from farandole.platform import cpu
 from farandole.platform.output import say, tell
 from farandole.pool import clouds
 from farandole.settings import AGENT, Settings
-from farandole.worker.departure import pause, set_stdin
+from farandole.worker.process_exit import pause, set_stdin
 
 if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
@@ -92,7 +92,7 @@ def join(
 def from_anywhere(ticket: str, prepare: str, notices: str) -> str:
     """Returns the absolute path of the ticket, and sets it in the command line.
 
-    The process may restart itself in another folder (`worker/departure.py`).
+    The process may restart itself in another folder (`worker/process_exit.py`).
     """
     ticket = ticket if ticket == "-" else os.path.abspath(ticket)
     options = [word for option in (("--prepare", prepare), ("--notices", notices)) if option[1] for word in option]

@@ -108,7 +108,7 @@ class Round:
         received: pending receives and their buffers, by sender and place.
         arrived: the tensors of the messages that have arrived, by sender and place.
         flushes: True if the training thread, which makes this object, flushes denormal numbers to zero. It is read
-            each time the thread hands in a bucket, because the script may change that mode in the loop's body.
+            each time the thread submits a bucket, because the script may change that mode in the loop's body.
         sent: pending sends; peers may read their tensors for as long as the round lasts.
         commits: the commit messages by worker; this worker's own after it is made.
     """
@@ -332,7 +332,7 @@ def _total(
 
 
 class Agreement(Protocol):
-    """The part of the member's state machine that the exchange needs."""
+    """The part of the worker's state machine that the exchange needs."""
 
     def commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None: ...
 
@@ -395,7 +395,7 @@ class Exchange:
         with self._wake:
             self._wake.notify_all()
 
-    def ready(self, bucket: int) -> None:
+    def submit(self, bucket: int) -> None:
         """Sends `bucket`, which has the gradients of all of this worker's shards."""
         round_ = self._round
         if round_ is None or self._abandoned:
@@ -417,8 +417,8 @@ class Exchange:
     def release(self) -> None:
         self._may_commit.set()
 
-    def on_all_handed_in(self) -> None:
-        """Ends the handing in of buckets. A single process executes its acts now; otherwise the view's thread does."""
+    def on_all_submitted(self) -> None:
+        """All buckets are submitted. A single process executes its acts now; otherwise the view's thread does."""
         if self._round:
             self._round.flushes = settings.flushes()
             if not self._peers and not self._round.ended:

@@ -6,9 +6,9 @@ worker's last shard has filled it:
 
 (a) scatter  each worker sends every other worker of its host its partial sums of the columns that the other serves;
 (b) host sum the worker that serves a column adds them, as far as the tree over shards goes within the host, and
-(c) across   sends the host's sums of each slice to the host leader (on another host) that owns the slice;
+(c) across   sends the host's sums of each slice to the host delegate (on another host) that owns the slice;
 (d) sum      the owner of a slice adds the sums in the tree's order, and
-(e) share    sends the result to the host leaders of the other hosts;
+(e) share    sends the result to the host delegates of the other hosts;
 (f) gather   a worker that has all slices of its columns sends those to every worker of its host.
 
 When every bucket is reduced, (g) commits: the workers exchange commit messages (R1). They send them directly within a
@@ -43,12 +43,12 @@ are garbage unless it has sent its commit message. The partial sums are unchange
 round: every bucket is scattered again, the shards of the lost worker are redistributed, with the tags and buffers of
 the new view (R3). So messages that are still pending in the old view meet only receives of the old view.
 
-Settling. A thread of the old view may wait for a message that a survivor has not sent, and only that message ends the
-wait (see `transport`). So each survivor, as it leaves the view, sends the messages that its peers still wait for
-(`unsent`), with any contents. It may do so only after every survivor has abandoned the view: then no worker takes the
-contents for a result, because `Agreement.commit_message` refuses. A message that the view's thread was about to send at
-that moment is sent twice; the second one has no receiver. That thread may continue long after, when the partial sums
-are those of a later round. So it adds the tensors that were scattered, by reference, and its results are not used.
+Releasing peers. A thread of the old view may wait for a message that a survivor has not sent, and only that message
+ends the wait (see `transport`). So each survivor, as it leaves the view, sends the messages that its peers still wait
+for (`unsent`), with any contents. It may do so only after every survivor has abandoned the view: then no worker takes
+the contents for a result, because `Agreement.commit_message` refuses. A message that the view's thread was about to
+send at that moment is sent twice; the second one has no receiver. That thread may continue long after, when the partial
+sums are those of a later round. So it adds the tensors that were scattered, by reference, and its results are not used.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from farandole.protocol.view import Lineage, View
 # The assignment of parts of a bucket to workers: first within each host, then between hosts (hierarchical reduction).
 #
 # A bucket is cut into *columns* (inter-host slices), as many as the largest number of workers on one host. Each host
-# has one *delegate* (host leader) for each column: it adds up the column over the workers of its host, and exchanges
+# has one *host delegate* for each column: it adds up the column over the workers of its host, and exchanges
 # the result with the delegates of the other hosts. So a column is cut once more, into one slice for each host, and that
 # host's delegate computes the sum of the slice. So the traffic between hosts has the size of the sums, for any number
 # of workers on a host. A worker exchanges with the workers of its host and with one on each other host; with several

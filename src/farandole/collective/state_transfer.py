@@ -19,7 +19,7 @@ Why the state is consistent:
    lacks a piece or a checksum has no state and sends no commit message.
 4. A frozen worker delays the thread of the veteran or of the joiner, and the step, until the control plane gives up the
    view. A thread that continues later sends the parameters of that time, but no joiner takes them: the joiner of a
-   view that was given up learns that before it reads them (`Member.become_synced`).
+   view that was given up learns that before it reads them (`WorkerStateMachine.become_synced`).
 
 With each piece a veteran computes a checksum over its own copy of the next veteran's stripe. So if there are several
 veterans, a joiner does not rely on a single one for any part of the state. The checksums are made and compared outside

@@ -38,7 +38,7 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. `state`: starting (not admitted yet), ready (asks to join), member, leaving (draining), finished.
+    """One worker. `state`: starting (not admitted yet), ready (asks to join), member, leaving, finished.
 
     `speed`: relative to the fastest worker, 1 for that one, None until it is measured. `shards`: the number of
     micro-batches of the worker in its newest step, of `of` in total.

@@ -160,7 +160,7 @@ class Rest:
 
     async def _stop(self, request: web.Request) -> web.Response:
         body = await _body(request, StopRequest)
-        self._server.coordinator.stop(body.reason, body.code, self._server.now())
+        self._server.coordinator.request_end(body.reason, body.code, self._server.now())
         self._server.flush()
         return _answer({"state": "over" if self._server.coordinator.over else "ending"})
 

@@ -8,7 +8,6 @@ in each direction. No code relies on an order across connections.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -549,14 +548,12 @@ FromPool = (
 
 # --- preemption deadline ----------------------------------------------------------------------------------------------
 #
-# A worker's preemption notice may have a deadline, when its machine goes. A `PART` of the notice before it the worker's
-# lease ends: it sends no commit message and ends no round from then on, saves, sends `Lapsed` and exits. So it saves
-# the state of the beginning of the current step, and nobody has ended that step with its help without holding the
-# result.
+# A worker's preemption notice may have a deadline, when its machine goes. Some time before it the worker's lease ends
+# (`PreemptionClock` in `protocol/worker/session.py`): it sends no commit message and ends no round from then on, saves,
+# sends `Lapsed` and exits. So it saves the state of the beginning of the current step, and nobody has ended that step
+# with its help without holding the result.
 # Argument: docs/protocol.md, Preemption deadline 1-5.
 
-PART, LONGEST_S = 0.25, 30.0  # how much of a notice is reserved for saving: a fraction, and seconds at most
-SHORTEST_S = 4.0
 EXIT_PREEMPTED = 0  # exit code of a worker that left because of a preemption notice
 
 
@@ -578,24 +575,6 @@ class PreemptionDeadline(Message):
 
 class Lapsed(Message):
     """The lease of this worker ended before it could leave: it commits nothing more, and has saved what it could."""
-
-
-class Ends:
-    """The end of a worker's lease because of a preemption deadline. Times are the caller's, in seconds."""
-
-    def __init__(self) -> None:
-        self.at = math.inf
-        self.left_s = 0.0  # from then to the deadline, in seconds
-
-    def within(self, seconds: float, now: float) -> None:
-        """Record a notice: the machine goes in `seconds`. The earliest deadline counts."""
-        left_s = min(PART * seconds, LONGEST_S)
-        if seconds >= SHORTEST_S and now + seconds - left_s < self.at:
-            self.at, self.left_s = now + seconds - left_s, left_s
-
-    def over(self, now: float) -> bool:
-        """Return True if the lease has ended."""
-        return now > self.at
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
@@ -785,7 +764,7 @@ class Heartbeat(Message):
         call: the script's call in `round`, once the round has begun here.
         shards_computed: how many shards the worker has computed in all.
         waits_for_peers: it has nothing to compute and waits for others.
-        state_complete: it holds the state of a complete step.
+        at_step_start: its state is that of the start of a step, and no update has begun.
         blocked_on: the peer that it has waited for beyond the soft limit, "" for none.
         time_us: microseconds in each time class (`SAID` in `values.py`).
         lines: lines of metrics, from rank 0 only.
@@ -802,7 +781,7 @@ class Heartbeat(Message):
     call: Call = Call()
     shards_computed: Count = 0
     waits_for_peers: bool = False
-    state_complete: bool = False
+    at_step_start: bool = False
     blocked_on: Name = ""
     time_us: Said = ()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
@@ -924,7 +903,7 @@ class JoinRefused(Message):
 
 
 class Propose(Message):
-    """Prepare this view. Members apply it once their commit messages agree on it; a first view is applied at once.
+    """Prepare this view. Members switch to it once their commit messages agree on it, to a first view at once.
 
     The workers that begin a first view must find the checkpoint `newest` or a newer one; else they answer
     `CannotStart`. `key` is the secret of the view's group, with which members authenticate each other. It exists only

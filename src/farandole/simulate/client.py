@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import Refused
 from farandole.protocol import messages as m
 from farandole.protocol.worker.driver import Activity, Instructions
-from farandole.protocol.worker.member import Action, Member
 from farandole.protocol.worker.session import Session
+from farandole.protocol.worker.state_machine import Action, WorkerStateMachine
 from farandole.simulate.replica import SHARDS
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class SimulatedClient:
     pool: str
     reaches: str  # the store that it reaches: "" the run's, "other" a wrong one, "none"
     instructions: Instructions  # of the session
-    member: Member
+    member: WorkerStateMachine
     shard_s: float
-    whole: bool
+    at_step_start: bool
     after: Callable[..., None]
     changed: Callable[[], None]
     resumed: Callable[[m.Resume], None]
@@ -148,4 +148,4 @@ class SimulatedClient:
 
     def _activity(self) -> Activity:
         shard_us = round(1e6 * self.shard_s * self.world.rng.uniform(0.9, 1.1))
-        return Activity(shard_us=shard_us, shards=1, shards_total=SHARDS["train"], state_complete=self.whole)
+        return Activity(shard_us=shard_us, shards=1, shards_total=SHARDS["train"], at_step_start=self.at_step_start)

@@ -139,7 +139,7 @@ class DataPlane(SimulatedClient):
         self.world.at(ARRIVED_S, self._judge, view, round_, kind)
 
     def _judge(self, view: View, round_: int, kind: str) -> None:
-        """Verifies that no peer still waits for a message of this worker, which has left the view and settled."""
+        """Verifies that no peer waits for this worker any more: it has left the view and released its peers."""
         world, group = self.world, view.group
         for peer in view.members:
             other = world.workers[peer]

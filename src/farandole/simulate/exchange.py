@@ -96,7 +96,7 @@ class SimulatedExchange:
             self._lose(lost.peer)
         self.go_on()
 
-    def ready(self, bucket: int) -> None:
+    def submit(self, bucket: int) -> None:
         if self.abandoned:
             return
         self._worker.check_shards(self)
@@ -113,7 +113,7 @@ class SimulatedExchange:
         self._scattered[bucket] = True
         self.go_on()
 
-    def on_all_handed_in(self) -> None: ...
+    def on_all_submitted(self) -> None: ...
 
     def withhold(self) -> None:
         self.may_commit = False

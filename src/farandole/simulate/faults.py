@@ -188,5 +188,5 @@ class Faults(Network):
         if "stop" not in self._once and self.listens:
             self._once.add("stop")
             self.stop_code = 3
-            self.coordinator.stop("SIGINT", 3, self.now)
+            self.coordinator.request_end("SIGINT", 3, self.now)
             self.flush()

@@ -9,7 +9,7 @@ from farandole.plan.shards import Position
 from farandole.protocol import messages as m
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Task
-from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.simulate.data_plane import HEADER, STATE
 from farandole.simulate.exchange import SimulatedExchange
 from farandole.simulate.process import ProcessEnd
@@ -40,7 +40,7 @@ class SimulatedPort:
                 worker.root = view.number
             elif not worker.member.synced:
                 worker.root = self._mail.root
-            world.witness.applied(worker, view, message.round)
+            world.witness.switched(worker, view, message.round)
             world.maybe_inject_fault("switch", worker)
         if isinstance(message, m.Synced):
             world.witness.become_synced(worker, self._loaded)
@@ -50,7 +50,7 @@ class SimulatedPort:
     def answer(self, save: Save) -> None:
         worker, world = self._worker, self._world
         world.witness.asked_to_save(worker, save)
-        between = not worker.whole and not save.allow_between
+        between = not worker.at_step_start and not save.allow_between
         error = "between two steps" if between else "disk full" if world.rng.random() < 0.1 else ""
         saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
         worker.after(world.delay(0.1), worker.tell, saved)
@@ -100,16 +100,16 @@ class SimulatedPort:
         worker.exchange.begin(round_, worker.kind, lineage, is_step=task.is_step)
         self._world.maybe_inject_fault("begin", worker)
 
-    def hand_in(self) -> None:
+    def submit_all(self) -> None:
         assert self._worker.exchange is not None
         for bucket in range(len(self._worker.world.buckets[self._worker.kind])):
-            self._worker.exchange.ready(bucket)
+            self._worker.exchange.submit(bucket)
 
     # --- the state -------------------------------------------------------------------------------------------
 
     def save(self, between: bool) -> m.Saved:
         worker = self._worker
-        if not worker.whole and not between:
+        if not worker.at_step_start and not between:
             return m.Saved(error="between two steps", between=True)
         if not between:
             worker.save_checkpoint()
@@ -145,7 +145,7 @@ class SimulatedPort:
         del flags
         worker = self._worker
         self._loaded = set()
-        worker.step, worker.whole = position.step, True
+        worker.step, worker.at_step_start = position.step, True
         return worker.step_task()
 
     def entered(self) -> None: ...

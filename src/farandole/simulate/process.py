@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
 from farandole.protocol.worker.driver import Change
-from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
+from farandole.protocol.worker.state_machine import Action, CompareDigests, Connect, Exit, Save, WorkerStateMachine
 from farandole.simulate.data_plane import DataPlane
 from farandole.simulate.replica import replica_digest
 from farandole.simulate.witness import Violation
@@ -28,7 +28,7 @@ class ProcessEnd(Exception):
 class Process(DataPlane):
     """A worker's process: its member, its training thread, its exchanges and its connections."""
 
-    def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
+    def __init__(self, world: World, name: str, member: WorkerStateMachine, *, pool: str) -> None:
         self.world = world
         self.name = name
         self.member = member
@@ -40,7 +40,7 @@ class Process(DataPlane):
         self.evicted = False
         self.start_client()
         self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
-        self.whole = False  # True if its state is that of a complete step
+        self.at_step_start = False  # True if its state is that of the start of a step
         self.finished = False
         self.code: int | None = None
         self.start_data_plane()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.protocol import messages as m
 from farandole.protocol.events import Event
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Save
+from farandole.protocol.worker.state_machine import Save
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
@@ -31,7 +31,7 @@ class Witness:
     def begun(self, worker: Process, before: View | None) -> None:
         """Called when the worker has begun a round; `before` is its view until then."""
 
-    def applied(self, worker: Process, view: View, round_: int) -> None: ...
+    def switched(self, worker: Process, view: View, round_: int) -> None: ...
 
     def resumed(self, worker: Process, message: m.Resume) -> None: ...
 

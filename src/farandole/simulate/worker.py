@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.plan.shards import Position
 from farandole.protocol import messages as m
 from farandole.protocol.worker.driver import Change, Driver, Task, join_view
-from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 from farandole.simulate.port import SimulatedPort
 from farandole.simulate.process import Process, Routine
 from farandole.simulate.replica import SHARDS, next_state, shard_value
@@ -35,7 +35,7 @@ class UnfedError(Exception):
 class SimulatedWorker(Process):
     """A worker with its training thread."""
 
-    def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
+    def __init__(self, world: World, name: str, member: WorkerStateMachine, *, pool: str) -> None:
         super().__init__(world, name, member, pool=pool)
         self._port = SimulatedPort(self)
         self.driver = Driver(member, self.instructions, self._port, world.settings)
@@ -45,7 +45,7 @@ class SimulatedWorker(Process):
             yield from self._training()
             if self.world.rng.random() < 0.2:
                 yield self.world.rng.choice((0.5, 3.0, 6.0))  # the script's code after its loop
-            self.finished = self.whole = True
+            self.finished = self.at_step_start = True
             view = self.member.view.number if self.member.view else 0
             self.tell(m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step))
         except ScriptError as error:
@@ -59,7 +59,7 @@ class SimulatedWorker(Process):
         yield from join_view(self.driver, self._port)
         while True:
             result = yield from self._round()
-            self.whole = False
+            self.at_step_start = False
             if self.fails:
                 raise ScriptError(f"after step {self.step}")
             exchange = self.exchange
@@ -86,7 +86,7 @@ class SimulatedWorker(Process):
                 raise ScriptError(f"before step {self.step}")
             if self.starves and self.world.drawn.random() < 0.5:  # a script may read data itself
                 raise UnfedError
-            self.whole = True
+            self.at_step_start = True
             yield from self.driver.begin(self.step_task())
             self._checkpoint_when_due()
 
@@ -129,7 +129,7 @@ class SimulatedWorker(Process):
                 exchange = self.exchange
                 assert exchange is not None
                 for bucket in range(len(self.world.buckets[self.kind])):
-                    exchange.ready(bucket)
+                    exchange.submit(bucket)
                     yield self.world.delay(0.002)
 
     def _finds(self, shard: int) -> int:

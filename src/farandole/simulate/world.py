@@ -1,4 +1,4 @@
-"""A simulated run: the shipped `Member`, `Driver`, `Session` and `Coordinator` on a fake clock and network.
+"""A simulated run: the shipped `WorkerStateMachine`, `Driver`, `Session` and `Coordinator` on a fake clock and network.
 
 All random choices come from one generator: the delays, the faults and their times. Time passes only between events.
 The model contains the conditions that the state machines meet in real processes:
@@ -26,7 +26,7 @@ from typing import Any
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import RunSettings
-from farandole.protocol.worker.member import Member
+from farandole.protocol.worker.state_machine import WorkerStateMachine
 from farandole.simulate.faults import Faults
 from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.process import Process
@@ -76,7 +76,7 @@ class World(Faults):
         rng: random.Random,
         *,
         witness: Callable[[World], Witness] = lambda _: Witness(),
-        member: type[Member] = Member,
+        member: type[WorkerStateMachine] = WorkerStateMachine,
         coordinator: type[Coordinator] = Coordinator,
         worker: type[SimulatedWorker] = SimulatedWorker,
         trace: bool = False,

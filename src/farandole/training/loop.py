@@ -44,7 +44,7 @@ from farandole.training.progress import Length, Progress
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState, signature
 from farandole.training.step import Guard, Step, StepClock
-from farandole.worker.participant import Participant
+from farandole.worker.context import WorkerContext
 from farandole.worker.rounds import Rounds, step_task
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ from farandole.worker.rounds import Rounds, step_task
 class MetricLines:
     """The metric lines of one worker. Used on the script's thread."""
 
-    def __init__(self, participant: Participant) -> None:
-        self._participant = participant
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._logged = 0  # lines since the current step began
         self._early: list[Line] = []
 
@@ -81,12 +81,12 @@ class MetricLines:
         if early:
             self._early.append(line)
         else:
-            self._participant.add_line(line)
+            self._context.add_line(line)
 
     def step_ended(self, step: int, fields: Metrics) -> None:
         """Send the step's own line, then the lines that waited for it."""
         for line in (Line(step=step, index=0, fields=fields), *self._early):
-            self._participant.add_line(line)
+            self._context.add_line(line)
         self._early.clear()
 
 
@@ -112,28 +112,28 @@ class Loop:
     """
 
     def __init__(
-        self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,
+        self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
         device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
         stop_on_nan: bool, bits: str, gradients: Callable[..., Gradients] = Gradients,
     ) -> None:  # fmt: skip
         guarded(self)
         self.replica = replica
-        self._loader, self._participant, self._rounds = loader, participant, rounds
+        self._loader, self._context, self._rounds = loader, context, rounds
         self._seed, self._ledger = seed, ledger
         self.phase: Phase = "entering"
-        self.lines = MetricLines(participant)
-        self.clock = StepClock(participant.meter)
+        self.lines = MetricLines(context)
+        self.clock = StepClock(context.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
-        self.gradients = gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)
+        self.gradients = gradients(replica, memory=context.memory, measures_noise=learning.measures_noise)
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
-        self.progress = Progress(loader, length, participant.workers_at, gains)
+        self.progress = Progress(loader, length, context.workers_at, gains)
         self._guard = Guard(
             replica, self.progress, entered=lambda: self.phase != "entering", within=lambda: self.within
         )
         replica.keep_buffers()
         self._signature = signature(device, loader, length, replica)
         self.state = RunState(
-            replica, participant, checkpoints, folder=folder, seed=seed, signature=self._signature,
+            replica, context, checkpoints, folder=folder, seed=seed, signature=self._signature,
             over=self.progress.over, ledger=ledger, learning_rate=learning, stop_on_nan=stop_on_nan,
             bits=bits,
         )  # fmt: skip
@@ -150,13 +150,13 @@ class Loop:
 
     def steps(self) -> Iterator[Step]:
         """Join the view, and yield the steps. See `Run.steps`."""
-        rounds, participant, state = self._rounds, self._participant, self.state
+        rounds, context, state = self._rounds, self._context, self.state
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
         run_state.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
         self.gradients.partials.warm()
-        participant.make_room(self.replica.most_bytes)
-        self._loader.warm(WARM_S if participant.joins else 0.0)
-        participant.ask_in(self._signature, state.unreached())
+        context.make_room(self.replica.most_bytes)
+        self._loader.warm(WARM_S if context.joins else 0.0)
+        context.ask_in(self._signature, state.unreached())
         rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))
         _log.info(
             "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
@@ -181,7 +181,7 @@ class Loop:
     def _expect(self) -> None:
         """Have the loader fetch this worker's shards, after these have changed."""
         mine, view = self._rounds.todo(), self._rounds.view
-        self._loader.expect(self.progress.upcoming(self._participant.worker, view.lineage(view.members), mine))
+        self._loader.expect(self.progress.upcoming(self._context.worker, view.lineage(view.members), mine))
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Loop:
             self._rounds.layout = self.gradients.layout
         self.gradients.clear()
         self.state.begin(position)
-        self._participant.epoch = position.epoch
+        self._context.epoch = position.epoch
         return step_task(self.gradients.partials, lambda workers: self.progress.enter(position, workers), position)
 
     def _find_replaced_tensors(self, *, whole: bool = True) -> None:
@@ -234,7 +234,7 @@ class Loop:
         self.state.attributes.shards_begin()
         self._find_replaced_tensors(whole=False)
         for name, before, now in self.state.settings.look():
-            self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
+            self._context.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
     def _end(self, step: Step) -> None:
         self.replica.stays()
@@ -242,7 +242,7 @@ class Loop:
         self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
-        self.state.whole = False
+        self.state.at_step_start = False
         self.state.parts.updated(self._rounds.view, self.gradients.layout, step.number)
         self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
         if self._ledger:

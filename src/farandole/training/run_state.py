@@ -51,7 +51,7 @@ from farandole.training.digest import UNKNOWN, ModuleAttributes, PartsDigest, St
 from farandole.training.learning_rate import LearningRate
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
-from farandole.worker.participant import Participant
+from farandole.worker.context import WorkerContext
 
 # --- options ----------------------------------------------------------------------------------------------------------
 #
@@ -102,14 +102,15 @@ class RunState:
 
     Attributes:
         position: the state is that at the beginning of this step.
-        whole: True if the state is that of a whole step; False between a step's end and the next one's beginning.
+        at_step_start: True if the state is that of the start of a step, and no update has begun; False between a step's
+            end and the next one's beginning.
         settings: torch's settings, with the script's changes.
     """
 
     def __init__(
         self,
         replica: Replica,
-        participant: Participant,
+        context: WorkerContext,
         settings: Checkpoints,
         *,
         folder: Path | None,
@@ -122,8 +123,8 @@ class RunState:
         bits: str = "same",
     ) -> None:
         self.position = Position()
-        self._participant = participant
-        self.whole = True
+        self._context = context
+        self.at_step_start = True
         self._replica = replica
         self.settings = Alterations()
         self.attributes = ModuleAttributes(replica.objects)
@@ -153,17 +154,17 @@ class RunState:
         if own:
             every = Every.parse(settings.every)
             self._saver = CheckpointSaver(
-                Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=participant.tell,
+                Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=context.tell,
                 parameters=replica.parameters.keys(),
             )  # fmt: skip
 
     @property
-    def whole(self) -> bool:
-        return self._participant.state_complete
+    def at_step_start(self) -> bool:
+        return self._context.at_step_start
 
-    @whole.setter
-    def whole(self, whole: bool) -> None:
-        self._participant.state_complete = whole  # heartbeats report it
+    @at_step_start.setter
+    def at_step_start(self, value: bool) -> None:
+        self._context.at_step_start = value  # heartbeats report it
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class RunState:
     def digests(self) -> Digests:
         """Return the digests of all parts of the replica: between two steps, or at the current step's beginning."""
         try:
-            if not self.whole:
+            if not self.at_step_start:
                 self._copy_values()
             names, digests = digest.each(self._replica, self._compared)
             parts, rest = self.parts.at(self.position.step, self._compared)
@@ -196,7 +197,7 @@ class RunState:
             UnknownState: the state has a value that can't be sent or saved.
         """
         self._copy_values()
-        self.position, self.whole = position, True
+        self.position, self.at_step_start = position, True
 
     def _copy_values(self) -> None:
         """Copy the values that may change before the step's update. See `Replica.keep_buffers`."""
@@ -213,7 +214,7 @@ class RunState:
     @property
     def _begins_step(self) -> bool:
         """True if a checkpoint written now would hold the state at a step's beginning."""
-        return self.whole and not self._replica.plain.changed()
+        return self.at_step_start and not self._replica.plain.changed()
 
     def began(self, workers: int) -> None:
         """Record that `workers` workers have begun the current step."""
@@ -228,7 +229,7 @@ class RunState:
         finite = math.isfinite(loss)
         stops = self._stop_on_nan and not finite
         if not finite and (self._finite or stops):
-            self._participant.tell(NotFinite(step=step, loss=str(loss)))
+            self._context.tell(NotFinite(step=step, loss=str(loss)))
         if not stops:
             self._finite = finite
         return not stops
@@ -236,11 +237,9 @@ class RunState:
     def checkpoint(self) -> None:
         """Copy the state for a checkpoint, if one is due and this worker is the one that writes checkpoints."""
         if self._saver:
-            at_once, self._participant.instructions.save_at_once = self._participant.instructions.save_at_once, False
+            at_once, self._context.instructions.save_at_once = self._context.instructions.save_at_once, False
             snapshot = partial(self.snapshot, own=True)
-            self._saver.step_begins(
-                self.position, snapshot, leads=self._participant.instructions.saves, at_once=at_once
-            )
+            self._saver.step_begins(self.position, snapshot, leads=self._context.instructions.saves, at_once=at_once)
 
     # --- sending and loading ---------------------------------------------------------------------------------
 
@@ -265,9 +264,9 @@ class RunState:
 
     def renew(self, state: dict[str, Any]) -> None:
         """Load another worker's state of the same step, because this replica differs from it."""
-        self.whole = False
+        self.at_step_start = False
         self._load(state)
-        self.whole = True
+        self.at_step_start = True
 
     def unreached(self) -> str:
         """Return why this worker can't write to the run's checkpoints; "" if it can, or the run has none."""
@@ -287,9 +286,9 @@ class RunState:
         """
         with reaching(" and ".join(self._places)):
             try:
-                reach.see(self._places, self._participant.member.newest, self._identity)
+                reach.see(self._places, self._context.member.newest, self._identity)
             except CheckpointsGone as gone:
-                self._participant.short(view, gone)
+                self._context.short(view, gone)
                 return None
             found = self._found = restore.find(self._places, self._identity)
         if found.manifest is None:
@@ -313,7 +312,7 @@ class RunState:
         found.differences += [f"{name} differs: load_state_dict() has changed or lost it" for name in unlike]
         self._has_state = True
         if self._over(found.position):
-            self._participant.tell(Restored(step=found.position.step, path=found.path, done=True))
+            self._context.tell(Restored(step=found.position.step, path=found.path, done=True))
             return None
         return found.position
 
@@ -339,7 +338,7 @@ class RunState:
             self._ledger.resumed(origin=origin, step=position.step, parent=parent)
         self._enter(origin, position)
         if found.path or found.damaged:
-            self._participant.tell(
+            self._context.tell(
                 Restored(
                     step=position.step,
                     path=found.path,
@@ -392,7 +391,7 @@ class RunState:
             saved.between = between
         except Exception as error:  # noqa: BLE001  no error may look like a normal end
             saved = Saved(error=first_line(error))
-        self._participant.tell(saved)
+        self._context.tell(saved)
         return not saved.error
 
     def _manifest(self, position: Position, whole: bool) -> Manifest:
@@ -403,7 +402,7 @@ class RunState:
             whole=whole,
             run=self._run,
             run_id=self._identity.id if self._identity else "",
-            worker=self._participant.worker,
+            worker=self._context.worker,
             seed=self._seed,
             facts=self._facts,
             time=time.time(),

@@ -33,13 +33,13 @@ from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleE
 from farandole.platform.process import age_s, beside
 from farandole.protocol import messages as m
 from farandole.protocol.view import CommitMessage, View
-from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
+from farandole.protocol.worker.state_machine import Action, CompareDigests, Connect, Exit, Save, WorkerStateMachine
 from farandole.settings import Settings
-from farandole.worker.departure import exit_after_grace
+from farandole.worker.context import NoTraining, Training, WorkerContext
 from farandole.worker.groups import Groups
 from farandole.worker.hung import leave_aside, save_aside, write_stacks
-from farandole.worker.participant import NoTraining, Participant, Training
+from farandole.worker.process_exit import exit_after_grace
 
 _log = logging.getLogger(__name__)
 _RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw here would change its results
@@ -50,7 +50,7 @@ Socket = aiohttp.ClientWebSocketResponse[bool]
 
 
 @final
-class Connected(Participant):
+class Connected(WorkerContext):
     """A worker with a coordinator.
 
     `sent` and `received` count messages by kind; tests use them to show that no step waits for the coordinator. `leave`
@@ -66,7 +66,7 @@ class Connected(Participant):
             kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool,
             session=secrets.token_hex(16),
         )  # fmt: skip
-        member = Member(settings.worker)
+        member = WorkerStateMachine(settings.worker)
         self._session = Session(hello, member, self.activity, lambda: self._training.waiting_for(), time.monotonic())
         super().__init__(member, self._session.instructions, already_s=0.0 if settings.returns else age_s())
         self.sent: Counter[str] = Counter()
@@ -294,7 +294,7 @@ class Connected(Participant):
     def _connect(self, connect: Connect) -> None:
         current, view = self.member.view, connect.view
         keep = (view.group, current.group if current else 0)
-        self._groups.leave(view, keep)  # a view is proposed only after all members have left earlier ones
+        self._groups.prepare_for(view, keep)  # a view is proposed only after all members have left earlier ones
         self._groups.arrange(connect, self.worker, lambda: self._training.prepare(view), lambda: self._connected(view))
 
     def _connected(self, view: View) -> None:

@@ -1,4 +1,4 @@
-"""A participant for tests, whose coordinator is the caller: for tests of training code, of this package and its users.
+"""A worker context whose coordinator is the caller, for tests of training code: this package's and its users'.
 
 It records the messages of the worker, and performs the member's actions at once: a proposed view is connected and
 prepared when `hear` returns. It has no thread.
@@ -13,12 +13,12 @@ from farandole.errors import CheckpointsGone
 from farandole.protocol import messages as m
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Instructions
-from farandole.protocol.worker.member import Action, CompareDigests, Connect, Exit, Member, Save
-from farandole.worker.participant import NoTraining, Participant, Training
+from farandole.protocol.worker.state_machine import Action, CompareDigests, Connect, Exit, Save, WorkerStateMachine
+from farandole.worker.context import NoTraining, Training, WorkerContext
 
 
 @final
-class FakeParticipant(Participant):
+class FakeContext(WorkerContext):
     """One worker of a run that the caller simulates.
 
     Attributes:
@@ -28,7 +28,7 @@ class FakeParticipant(Participant):
     """
 
     def __init__(self, worker: str = "w1", terms: m.RunTerms | None = None) -> None:
-        super().__init__(Member(worker), Instructions())
+        super().__init__(WorkerStateMachine(worker), Instructions())
         self.messages: list[m.Message] = []
         self.lines: list[m.Line] = []
         self.lapsed = False

@@ -16,7 +16,7 @@ from farandole.collective.shm import ByHost
 from farandole.collective.transport import Links, PeerLost, Unproved
 from farandole.protocol import messages as m
 from farandole.protocol.view import View
-from farandole.protocol.worker.member import Connect
+from farandole.protocol.worker.state_machine import Connect
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ MAX_ADDRESS = 200  # characters
 class Groups:
     """The groups of connections of one worker.
 
-    `groups` is the worker's own table of links by group number; `leave` removes past groups from it. Tensors in
+    `groups` is the worker's own table of links by group number; `prepare_for` removes past groups from it. Tensors in
     `memory` can be shared with peers.
 
     Attributes:
@@ -46,7 +46,7 @@ class Groups:
         self._rendezvous: dict[int, Rendezvous] = {}
         self._unused: list[Links] = []  # to be closed
 
-    def leave(self, view: View, keep: Collection[int]) -> None:
+    def prepare_for(self, view: View, keep: Collection[int]) -> None:
         """Prepares for the proposed `view`: removes all groups except those in `keep`. Does not block."""
         self._unused += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
         for number in [n for n in self._rendezvous if n < view.number]:

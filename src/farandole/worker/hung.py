@@ -1,7 +1,7 @@
 """A worker whose training thread hangs in the script: its connection's thread writes the stacks, and starts the save.
 
 The same goes for a worker whose machine goes, if it has no time to wait for its training thread. Invariant: what is
-saved is the state of a step's beginning, whole, or is named as the state between two steps.
+saved is the state of the beginning of a step, or is named as the state between two steps.
 Argument: docs/protocol.md, Saving from another thread 1-4.
 """
 
@@ -13,9 +13,9 @@ import logging
 import threading
 
 from farandole.protocol import messages as m
-from farandole.protocol.worker.member import Exit, Save
-from farandole.worker.departure import leave
-from farandole.worker.participant import Participant, Training
+from farandole.protocol.worker.state_machine import Exit, Save
+from farandole.worker.context import Training, WorkerContext
+from farandole.worker.process_exit import leave
 
 _log = logging.getLogger(__name__)
 REACT_S = 2.0  # for the training thread to handle the request itself; it does so at once if it waits for peers
@@ -29,47 +29,47 @@ def write_stacks(reason: str) -> None:
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
 
 
-def save_aside(participant: Participant, training: Training, wanted: Save) -> None:
+def save_aside(context: WorkerContext, training: Training, wanted: Save) -> None:
     """Ensures that `wanted` is answered, by another thread if the training thread hangs. Returns at once."""
-    timer = threading.Timer(REACT_S, _take_up, (participant, training, wanted))
+    timer = threading.Timer(REACT_S, _take_up, (context, training, wanted))
     timer.daemon = True
     timer.start()
 
 
-def _take_up(participant: Participant, training: Training, wanted: Save) -> None:
-    with participant.condition:
-        if participant.instructions.save is not wanted:
+def _take_up(context: WorkerContext, training: Training, wanted: Save) -> None:
+    with context.condition:
+        if context.instructions.save is not wanted:
             return  # the training thread handles it
-        if participant.state_complete and participant.begun != participant.member.round:
-            save_aside(participant, training, wanted)
+        if context.at_step_start and context.begun != context.member.round:
+            save_aside(context, training, wanted)
             return
-        participant.instructions.save = None
+        context.instructions.save = None
     if wanted.save:
-        participant.tell(training.saved(wanted.allow_between))
+        context.tell(training.saved(wanted.allow_between))
 
 
-def leave_aside(participant: Participant, training: Training, exit_: Exit) -> None:
+def leave_aside(context: WorkerContext, training: Training, exit_: Exit) -> None:
     """Ensures that a worker with a deadline saves and exits, by another thread if the training thread is busy.
 
     Returns at once.
     """
     if exit_.within_s is not None:
-        timer = threading.Timer(min(REACT_S, exit_.within_s / 2), _save_and_go, (participant, training, exit_))
+        timer = threading.Timer(min(REACT_S, exit_.within_s / 2), _save_and_go, (context, training, exit_))
         timer.daemon = True
         timer.start()
 
 
-def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
-    with participant.condition:
-        if participant.state_verified and not participant.instructions.orphaned:
+def _save_and_go(context: WorkerContext, training: Training, exit_: Exit) -> None:
+    with context.condition:
+        if context.fully_loaded and not context.instructions.save_before_exit:
             return  # the training thread handles it
-        holds = participant.state_verified and participant.state_complete
-        if holds and participant.begun != participant.member.round:
-            leave_aside(participant, training, exit_)
+        holds = context.fully_loaded and context.at_step_start
+        if holds and context.begun != context.member.round:
+            leave_aside(context, training, exit_)
             return
-        participant.instructions.orphaned = False
+        context.instructions.save_before_exit = False
     if holds:
         training.saved(False)
-    participant.tell(m.Lapsed())
-    participant.close()
+    context.tell(m.Lapsed())
+    context.close()
     leave(exit_.code)

@@ -4,7 +4,7 @@ The training thread calls `begin`, computes the shards that `todo` returns, and 
 round has ended. Meanwhile the view may be stopped and resumed any number of times. `sync` and `wait_for_round_end`
 follow these changes, with the same partial sums, and `todo` then returns the inherited shards too.
 
-The driver is resumed with the participant's lock held; every thread that changes the driver's inputs holds the same
+The driver is resumed with the context's lock held; every thread that changes the driver's inputs holds the same
 lock. The work that the driver yields is done without the lock.
 """
 
@@ -27,10 +27,10 @@ from farandole.protocol.messages import Digests, Message, Saved
 from farandole.protocol.values import TimeClass
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Routine, Task, class_of, join_view
-from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import PeerWait
-from farandole.worker.departure import lower_priority
-from farandole.worker.participant import Participant
+from farandole.protocol.worker.state_machine import Exit, Save
+from farandole.worker.context import WorkerContext
+from farandole.worker.process_exit import lower_priority
 
 # --- receiver ---------------------------------------------------------------------------------------------------------
 #
@@ -44,16 +44,16 @@ class Receiver:
     If the connections of `view` are closed, the view was given up meanwhile: then no state ever arrives.
     """
 
-    def __init__(self, view: View, participant: Participant, parameters: int) -> None:
+    def __init__(self, view: View, context: WorkerContext, parameters: int) -> None:
         self._view = view
         self.header: tuple[int, Position, list[bool]] | None = None
         self._state: Any = None
         self._disputed: StateDisputed | None = None
-        self._participant = participant
-        links = participant.groups.get(view.group)
+        self._context = context
+        links = context.groups.get(view.group)
         if links is not None:
-            ahead, participant.room = participant.room, None  # an earlier receiver may still write into its memory
-            arrival = Arrival(view, view.senders(participant.terms.bits), links, parameters, ahead)
+            ahead, context.room = context.room, None  # an earlier receiver may still write into its memory
+            arrival = Arrival(view, view.senders(context.terms.bits), links, parameters, ahead)
             threading.Thread(target=self._receive, args=(arrival,), name="state", daemon=True).start()
 
     @property
@@ -70,31 +70,31 @@ class Receiver:
     def _receive(self, arrival: Arrival) -> None:
         try:
             self.header = arrival.header()
-            self._participant.changed()
+            self._context.changed()
             self._state = arrival.state()
-            self._participant.changed()
+            self._context.changed()
         except StateDisputed as error:
             self._disputed = error
-            self._participant.changed()
+            self._context.changed()
         except PeerLost as lost:
-            self._participant.lost(self._view.number, lost.peer, lost.reason)
+            self._context.lost(self._view.number, lost.peer, lost.reason)
 
 
-def hand_on(participant: Participant, view: View, round_: int, position: Position, state: Any) -> None:
+def send_state_to_joiners(context: WorkerContext, view: View, round_: int, position: Position, state: Any) -> None:
     """Sends a veteran's part of `state`, as of this round's start, to the joiners of `view`, in the background.
 
     If the connections of `view` are closed, the view was given up meanwhile, and nothing is sent.
     """
-    links, veterans = participant.groups.get(view.group), view.senders(participant.terms.bits)
-    if links is None or participant.worker not in veterans:
+    links, veterans = context.groups.get(view.group), view.senders(context.terms.bits)
+    if links is None or context.worker not in veterans:
         return
     snapshot = Snapshot(state)
 
     def send() -> None:
         try:
-            send_state(view, veterans, participant.worker, links, round_, position, snapshot, participant.memory)
+            send_state(view, veterans, context.worker, links, round_, position, snapshot, context.memory)
         except PeerLost as lost:
-            participant.lost(view.number, lost.peer, lost.reason)
+            context.lost(view.number, lost.peer, lost.reason)
 
     threading.Thread(target=send, name=f"state-{view.number}", daemon=True).start()
 
@@ -133,9 +133,9 @@ class RoundsPort:
 
     parameters = 0  # number of parameters that have a flag in the state's header
 
-    def __init__(self, participant: Participant, held: Callable[[], HeldState], replan: Callable[[], None]) -> None:
+    def __init__(self, context: WorkerContext, held: Callable[[], HeldState], replan: Callable[[], None]) -> None:
         self.exchange: Exchange | None = None
-        self._participant = participant
+        self._context = context
         self._held, self._replan = held, replan
         self._prepared: dict[int, Exchange] = {}  # for proposed views, by view
         self._partials = Partials(Layout([], 0))
@@ -144,17 +144,17 @@ class RoundsPort:
     # --- without waiting -------------------------------------------------------------------------------------
 
     def tell(self, message: Message) -> None:
-        self._participant.tell(message)
+        self._context.tell(message)
 
     def answer(self, save: Save) -> None:
         """Saves in a thread, because the caller holds the lock that the heartbeats need.
 
         If no thread can be started, it saves in this one.
         """
-        participant = self._participant
+        context = self._context
 
         def save_and_report() -> None:
-            participant.tell(self.saved(save.allow_between))
+            context.tell(self.saved(save.allow_between))
 
         try:
             threading.Thread(target=save_and_report, daemon=True).start()
@@ -166,7 +166,7 @@ class RoundsPort:
         raise SystemExit(exit_.code)
 
     def workers(self, step: int, begun: int) -> int:
-        return self._participant.workers_at(step, begun)
+        return self._context.workers_at(step, begun)
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -179,14 +179,14 @@ class RoundsPort:
 
     def prepare(self, view: View, layout: Layout) -> None:
         """Makes the exchange of a proposed view, with its buffers for `layout`; called in the background."""
-        if self._participant.worker in view.members:
+        if self._context.worker in view.members:
             exchange = self._make(view)
             exchange.warm(layout)
-            with self._participant.condition:
+            with self._context.condition:
                 self._prepared[view.number] = exchange
 
     def open(self, view: View) -> Exchange:
-        with self._participant.condition:
+        with self._context.condition:
             new = self._prepared.pop(view.number, None)
             for number in [n for n in self._prepared if n < view.number]:
                 self._prepared.pop(number).close()
@@ -194,15 +194,15 @@ class RoundsPort:
         return new
 
     def _make(self, view: View) -> Exchange:
-        participant = self._participant
-        links, memory, waits = participant.groups.get(view.group), participant.memory, participant.tracer.waits
-        return Exchange(view, participant.worker, links, participant, memory=memory, waits=waits)
+        context = self._context
+        links, memory, waits = context.groups.get(view.group), context.memory, context.tracer.waits
+        return Exchange(view, context.worker, links, context, memory=memory, waits=waits)
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
-        hand_on(self._participant, view, round_, position, self._held().snapshot())
+        send_state_to_joiners(self._context, view, round_, position, self._held().snapshot())
 
     def receive(self, view: View) -> Receiver:
-        return Receiver(view, self._participant, self.parameters)
+        return Receiver(view, self._context, self.parameters)
 
     def renew(self, state: Any) -> None:
         self._held().renew(state)
@@ -217,15 +217,15 @@ class RoundsPort:
             self._replan()
         self.exchange.begin(round_, self._partials, shards, lineage, is_step=task.is_step)
 
-    def hand_in(self) -> None:
+    def submit_all(self) -> None:
         assert self.exchange is not None
         for bucket in range(len(self._partials.layout.buckets)):
-            self.exchange.ready(bucket)
+            self.exchange.submit(bucket)
 
     def open_shard(self, shard: int, *, last: bool) -> None:
-        """Begins `shard` in the partial sums; with the `last` one, buckets are handed over as they are filled."""
+        """Begins `shard` in the partial sums; with the `last` one, buckets are submitted as they are filled."""
         assert self.exchange is not None
-        self._partials.complete = self.exchange.ready if last else _not_yet
+        self._partials.complete = self.exchange.submit if last else _not_yet
         self._partials.open(shard, last=last)
 
     def reduced(self) -> list[Any]:
@@ -276,18 +276,18 @@ def task(partials: Partials, shards: Callable[[int], int], step: int, doing: str
 class Rounds:
     """Runs the rounds of one worker. `held` returns the state that it holds. The training thread calls its methods."""
 
-    def __init__(self, participant: Participant, held: Callable[[], HeldState]) -> None:
-        self._participant = participant
+    def __init__(self, context: WorkerContext, held: Callable[[], HeldState]) -> None:
+        self._context = context
         self._held = held
         self.layout = Layout([], 0)  # of training steps; the buffers of a proposed view are made for it
         self.replan: Callable[[], None] = _nothing  # called when this worker's shards differ from the expected
-        self._port = RoundsPort(participant, held, lambda: self.replan())
-        self._driver = Driver(participant.member, participant.instructions, self._port, participant.terms)
-        self.meter = participant.meter
+        self._port = RoundsPort(context, held, lambda: self.replan())
+        self._driver = Driver(context.member, context.instructions, self._port, context.terms)
+        self.meter = context.meter
         self._entered = False
         self._patient = False
         self._updating: Exchange | None = None  # the exchange whose sums the update uses
-        participant.set_training(self)
+        context.set_training(self)
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class Rounds:
         """
         self._patient = False
         if task.is_step:
-            self._participant.tracer.begins(task.position.step)
+            self._context.tracer.begins(task.position.step)
         self._drive(self._driver.begin(task))
         self._patient = patient
 
@@ -322,15 +322,15 @@ class Rounds:
         return self._driver.todo()
 
     def open(self, shard: int) -> None:
-        """Begins `shard`. With the last one, buckets are handed over as the backward pass fills them."""
+        """Begins `shard`. With the last one, buckets are submitted as the backward pass fills them."""
         self._port.open_shard(shard, last=self.todo() == (shard,))
-        self._participant.shard_timer.open()
+        self._context.shard_timer.open()
 
     def close(self, shard: int) -> None:
         self._driver.computed_shards.add(shard)
-        self._participant.done += 1
+        self._context.done += 1
         if self._driver.computes_step:  # evaluations compute before they open a shard
-            self._participant.shard_timer.close()
+            self._context.shard_timer.close()
 
     def computes(self, shard: int, *, mine: bool = True) -> None:
         """Records that the micro-batch of `shard` is loaded. `mine` is False if it is computed to check a peer."""
@@ -338,15 +338,15 @@ class Rounds:
 
     def checks_left(self) -> tuple[int, ...]:
         """Returns the shards of another worker that this one has yet to compute, to check it. Call it after `todo`."""
-        return self._driver.checking.checks_left() if self._participant.member.synced else ()
+        return self._driver.checking.checks_left() if self._context.member.synced else ()
 
     def examined(self, shard: int) -> bool:
         """Returns True if another worker checks this worker's `shard`: then call `found` with its digests."""
         return self._driver.checking.concerns(shard)
 
     def found(self, shard: int, names: Sequence[str], digests: Sequence[int], *, mine: bool) -> None:
-        """Records the digests of a shard that two workers compute; for its own shard, before all of it is handed in."""
-        with self._participant.condition:
+        """Records the digests of a shard that two workers compute; for its own shard, before all of it is submitted."""
+        with self._context.condition:
             if mine:
                 self._driver.checking.on_digests(shard, names, digests)
             else:
@@ -356,10 +356,10 @@ class Rounds:
         """Follows the member if its view has changed."""
         self._drive(self._driver.sync())
 
-    def hand_in(self) -> None:
-        """Hands over all buckets. All of this worker's shards are in them, and none was handed over before."""
+    def submit_all(self) -> None:
+        """Submits all buckets. All of this worker's shards are in them, and none was submitted before."""
         self._driver.computed_shards.update(self.todo())
-        self._port.hand_in()
+        self._port.submit_all()
 
     def wait_for_round_end(self) -> bool:
         """Waits for the round's end. Returns True if it has ended, and False if the view changed: call `todo` again."""
@@ -367,8 +367,8 @@ class Rounds:
         ended = self._drive(self._driver.wait_for_round_end())
         self.meter.enter("compute")
         if ended and self._driver.computes_step:
-            self._participant.shard_timer.step_ended(len(self._driver.computed_shards), self._driver.shards)
-            self._participant.tracer.ended()
+            self._context.shard_timer.step_ended(len(self._driver.computed_shards), self._driver.shards)
+            self._context.tracer.ended()
         return ended
 
     def reduced(self) -> list[Any]:
@@ -396,7 +396,7 @@ class Rounds:
         """
 
         def begin(view: View) -> Position | None:
-            self._participant.room = None  # no worker sends a state
+            self._context.room = None  # no worker sends a state
             return restore(view)
 
         self._port.parameters = parameters
@@ -408,7 +408,7 @@ class Rounds:
     def end(self) -> None:
         """Records that the script has ended."""
         self.meter.enter("end")
-        self._participant.tracer.closes()
+        self._context.tracer.closes()
 
     def obey_until_goodbye(self) -> NoReturn:
         """Handles the coordinator's requests after the script has ended, until it sends Goodbye."""
@@ -417,7 +417,7 @@ class Rounds:
         raise AssertionError("a worker leaves by an exception")
 
     def _drive(self, script: Routine[T]) -> T:
-        participant, condition = self._participant, self._participant.condition
+        context, condition = self._context, self._context.condition
         resume, before = partial(next, script), self.meter.current
         with condition:
             while True:
@@ -427,11 +427,11 @@ class Rounds:
                     self.meter.enter(before)
                     return end.value
                 finally:
-                    participant.begun, participant.waits_for_peers = (
+                    context.begun, context.waits_for_peers = (
                         self._driver.begun_round,
                         self._driver.waits_for_peers,
                     )
-                    participant.state_verified = self._driver.state_verified
+                    context.fully_loaded = self._driver.fully_loaded
                 self.meter.enter(self._class(isinstance(wanted, Change), before))
                 if isinstance(wanted, Change):
                     condition.wait(wanted.at_most_s)
@@ -448,7 +448,7 @@ class Rounds:
     def _class(self, waits: bool, before: TimeClass) -> TimeClass:
         return class_of(self._driver, entered=self._entered, waits=waits, before=before)
 
-    # --- requests of the participant -------------------------------------------------------------------------
+    # --- requests of the coordinator ---------------------------------------------------------------------
 
     def prepare(self, view: View) -> None:
         self._port.prepare(view, self.layout)

@@ -75,15 +75,15 @@ def _write(state: CoordinatorState, workers: Iterable[str], *, ended: tuple[str,
     lines = {worker: _time(times[worker]) for worker in new}
     for worker in ended:
         record = times.pop(worker)
-        rest: TimeClass = "end" if _in_order(state, worker) else "lost"
+        rest: TimeClass = "end" if _left_gracefully(state, worker) else "lost"
         lines[worker] = _time(record, rest, max(now - record.heard_at, 0.0))
     for worker in new:
         times[worker].written = sum(times[worker].reported)
     state.record(events.TimeSpentEvent(workers=lines, ended=ended))
 
 
-def _in_order(state: CoordinatorState, worker: str) -> bool:
-    """Return True if the worker has left in order, with exit code 0 or at the end of the run."""
+def _left_gracefully(state: CoordinatorState, worker: str) -> bool:
+    """Return True if the worker has left gracefully, with exit code 0, or at the end of the run."""
     departed = state.departed.get(worker)
     return departed.code == 0 if departed else worker in state.workers and state.over is not None
 

@@ -7,8 +7,8 @@ stopped, all participants within reach have reported, and it is fenced.
     reconfiguration  Propose(v+1) -> [workers agree by commit messages, R2] -> Switched from every member -> next
     recovery         Stop -> Stopped from all within reach -> recovery.decide -> Resume(v')     -> next
 
-This file has the inputs, and workers that come and go. After each input `_settle` looks at what is due next, so no way
-to lose or gain a worker can leave a change half done. After the run is over, nothing more is decided.
+This file has the inputs, and workers that come and go. After each input `_next_decision` looks at what is due, so no
+way to lose or gain a worker can leave a change half done. After the run is over, nothing more is decided.
 See docs/protocol.md, Who knows what.
 """
 
@@ -46,7 +46,7 @@ from farandole.protocol.failure_detector import Silence
 # What pools report about their workers and hosts, and what follows.
 #
 #     WorkerProcessExited   a process has ended, for certain
-#     PreemptionNotice      a host will go: its workers drain, those that have not come yet as soon as they come
+#     PreemptionNotice      a host will go: its workers leave gracefully, others as soon as they come
 #     Capacity              how many workers the pool can have; other pools are asked for the rest
 #     HostPriced            the price of a host is written down
 #     StartFailed, NoCapacity, RebalanceAdvice, HostSeen   become events: nobody was lost, and nobody has to leave
@@ -148,7 +148,7 @@ class Coordinator(CoordinatorState):
         actions, self.actions = self.actions, []
         return actions
 
-    def _settle(self, now: float) -> None:
+    def _next_decision(self, now: float) -> None:
         """End the run, stop the view or plan the next one if that is due. Called after every input."""
         metric_lines.release_lines(self)
         if not self.over:
@@ -191,7 +191,7 @@ class Coordinator(CoordinatorState):
                 reconnection.on_return(self, record, now)
                 if disputes.returns_too_often(self, record.id):
                     view_changes.remove(self, record.id, Removal.EVICTED, "its connection breaks too often")
-                self._settle(now)
+                self._next_decision(now)
                 return record.id
             del self.workers[record.id]  # it has no part yet: it joins again from the start
         departed = self.departed.get(hello.worker)
@@ -248,7 +248,7 @@ class Coordinator(CoordinatorState):
             self._dispatch(record, message)
         except ProtocolError as error:  # it contradicts the state: the worker cannot stay in the run
             self.ban_and_remove(worker, str(error), now)
-        self._settle(now)
+        self._next_decision(now)
 
     def _dispatch(self, record: Worker, message: m.Message) -> None:
         """Call the handler of a message that is neither a heartbeat nor Prepared.
@@ -316,13 +316,13 @@ class Coordinator(CoordinatorState):
             view_changes.remove(self, worker, Removal.DIED, self.dead[worker] or "its process has ended")
         else:
             reconnection.on_absence(self, self.workers[worker], now)
-        self._settle(now)
+        self._next_decision(now)
 
     def on_pool_message(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         """Handle a message of `pool`, whose process is on `host`, about its workers and hosts."""
         if not self.over:
             on_pool_message(self, pool, host, message)
-            self._settle(now)
+            self._next_decision(now)
 
     def tick(self, now: float) -> None:
         """Check all time limits. Call it a few times a second."""
@@ -339,13 +339,13 @@ class Coordinator(CoordinatorState):
         for worker in view_changes.late_members(self, now):
             recovery.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
         failures.watch_for_stalls(self, now)
-        self._settle(now)
+        self._next_decision(now)
 
     def ban_and_remove(self, worker: str, reason: str, now: float) -> None:
         """Evict `worker`, and tell it not to rejoin."""
         self.ban(worker)
         view_changes.remove(self, worker, Removal.EVICTED, reason)
-        self._settle(now)
+        self._next_decision(now)
 
     # --- inputs from users ---------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class Coordinator(CoordinatorState):
             UsageError: see `scaling.scale`.
         """
         scaling.scale(self, wanted, pool)
-        self._settle(now)
+        self._next_decision(now)
 
     def release(self, name: str, now: float) -> list[str]:
         """Handle `farandole release`, and return the IDs of the workers that were asked to leave.
@@ -365,16 +365,20 @@ class Coordinator(CoordinatorState):
             UsageError: see `scaling.release`.
         """
         released = scaling.release(self, name)
-        self._settle(now)
+        self._next_decision(now)
         return released
 
-    def stop(self, reason: str, code: int, now: float) -> None:
-        """Handle `farandole stop` or SIGINT: all members leave after the same step, and one writes a checkpoint."""
+    def request_end(self, reason: str, code: int, now: float) -> None:
+        """Handle `farandole stop` or SIGINT: all members leave after the same step, and one writes a checkpoint.
+
+        This ends the run. A stop of a view (`Stop`, `recovery.stop_view`) is something else; the event `stopping` and
+        the settings `stop_s` and `stop_on_nan` are about the end of the run, as the command is.
+        """
         if self.ending or self.over:
             return
         self.record(events.StoppingEvent(reason=reason))
         self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
-        self._settle(now)
+        self._next_decision(now)
 
     def roster(self, pool: str = "") -> m.Roster:
         """Return the roster of `pool`; without a name, that of the run's own pool."""

@@ -147,8 +147,8 @@ def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: b
 # --- corroboration ----------------------------------------------------------------------------------------------------
 #
 # What all holders of the state see in the same step (a loss that is not finite, replicas that differ, the round in
-# which a view was applied). Invariant: with three or more holders, such a report counts only once two have made it of
-# the same step; until then nothing is stopped for it.
+# which members switched to a view). Invariant: with three or more holders, such a report counts only once two have made
+# it of the same step; until then nothing is stopped for it.
 # Argument: docs/protocol.md, Corroboration 1-6.
 
 KEPT_FACTS = 100  # facts whose reports are remembered
@@ -220,7 +220,7 @@ def disputed(state: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple
 
 
 def agreed_round(reported: dict[str, int], workers: int) -> int:
-    """Return the round in which a view was applied, as enough of the `workers` report; -1 for none yet."""
+    """Return the round in which members switched to a view, as enough of the `workers` report; -1 for none yet."""
     if not reported:
         return -1
     round_, count = Counter(reported.values()).most_common(1)[0]

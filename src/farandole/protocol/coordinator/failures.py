@@ -398,8 +398,8 @@ def _cut_short(state: CoordinatorState, ending: Ending, now: float) -> None:
     limit = progress.limit(state.settings.stop_s, STOP_STEPS)
     if state.view is not None:
         stands = min(stands, progress.unchanged_s(now))
-        whole = any(state.workers[w].heartbeat.state_complete for w in state.view.members if w in state.workers)
-        limit *= 1 if whole else BETWEEN_STEPS_FACTOR
+        at_step_start = any(state.workers[w].heartbeat.at_step_start for w in state.view.members if w in state.workers)
+        limit *= 1 if at_step_start else BETWEEN_STEPS_FACTOR
     if stands <= limit:
         return
     names = hung_workers(state)

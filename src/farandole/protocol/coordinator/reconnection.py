@@ -139,17 +139,20 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the state that must outlive the coordinator. The workers report everything else when they return."""
+    """The part of the state that must outlive the coordinator. The workers report everything else when they return.
+
+    Fields have the names that they have in `CoordinatorState`. `name=` is a field's name in journals.
+    """
 
     number: int = 0
     stops: int = 0
-    guests: int = 0
+    external_workers: int = msgspec.field(default=0, name="guests")
     pools: tuple[str, ...] = ()
-    wants: dict[str, int]
-    shared: int | None = 0
-    can: dict[str, int] = {}
+    fixed_targets: dict[str, int] = msgspec.field(name="wants")
+    shared_target: int | None = msgspec.field(default=0, name="shared")
+    pool_capacity: dict[str, int] = msgspec.field(default_factory=dict[str, int], name="can")
     startup_failures: dict[str, int] = {}
-    losses: CrashLoop = CrashLoop()
+    crash_loop: CrashLoop = msgspec.field(default=CrashLoop(), name="losses")
     not_finite: int = -1
     unpromised: int | None = None
     signature: m.Signature | None = None
@@ -157,12 +160,13 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     view: View | None = None
     proposed: View | None = None
     issued: tuple[IssuedView, ...] = ()
-    parts: tuple[str, ...] = ()  # IDs of workers that the others may have to wait for
+    # IDs of workers that the others may have to wait for (`CoordinatorState.is_waited_for`)
+    waited_for: tuple[str, ...] = msgspec.field(default=(), name="parts")
     workers: tuple[KnownWorker, ...] = ()
     expelled: dict[str, str] = {}
     departed: dict[str, Departed] = {}
-    gone: tuple[str, ...] = ()
-    barred: tuple[str, ...] = ()
+    dead: tuple[str, ...] = msgspec.field(default=(), name="gone")
+    banned: tuple[str, ...] = msgspec.field(default=(), name="barred")
     wrong_hosts: tuple[str, ...] = ()
     ending: Ending | None = None
     over: Ending | None = None
@@ -178,13 +182,13 @@ def to_durable(state: CoordinatorState) -> Durable:
     return Durable(
         number=state.number,
         stops=state.stops,
-        guests=state.external_workers,
+        external_workers=state.external_workers,
         pools=tuple(state.pools),
-        wants=dict(state.fixed_targets),
-        shared=state.shared_target,
-        can=dict(state.pool_capacity),
+        fixed_targets=dict(state.fixed_targets),
+        shared_target=state.shared_target,
+        pool_capacity=dict(state.pool_capacity),
         startup_failures=dict(state.startup_failures),
-        losses=state.crash_loop,
+        crash_loop=state.crash_loop,
         not_finite=state.not_finite,
         unpromised=state.unpromised,
         signature=state.signature,
@@ -192,7 +196,7 @@ def to_durable(state: CoordinatorState) -> Durable:
         view=state.view,
         proposed=state.proposed,
         issued=tuple(state.issued),
-        parts=tuple(worker for worker in state.workers if state.is_waited_for(worker)),
+        waited_for=tuple(worker for worker in state.workers if state.is_waited_for(worker)),
         workers=tuple(
             KnownWorker(
                 id=w.id,
@@ -209,8 +213,8 @@ def to_durable(state: CoordinatorState) -> Durable:
         ),
         expelled=dict(state.stopping.expelled) if state.stopping else {},
         departed=dict(state.departed),
-        gone=tuple(state.dead),
-        barred=tuple(state.banned),
+        dead=tuple(state.dead),
+        banned=tuple(state.banned),
         wrong_hosts=tuple(sorted(state.wrong_hosts)),
         ending=state.ending,
         over=state.over,
@@ -221,15 +225,16 @@ def to_durable(state: CoordinatorState) -> Durable:
 
 def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
     """Restore the state of a coordinator that was killed: all workers are unreachable, and a stop is in progress."""
-    state.number, state.stops, state.external_workers = durable.number, durable.stops, durable.guests
+    state.number, state.stops, state.external_workers = durable.number, durable.stops, durable.external_workers
     state.pools = list(durable.pools)
-    state.fixed_targets, state.startup_failures = dict(durable.wants), dict(durable.startup_failures)
+    state.fixed_targets, state.startup_failures = dict(durable.fixed_targets), dict(durable.startup_failures)
     state.signature = durable.signature
     state.previous, state.view, state.proposed = durable.previous, durable.view, durable.proposed
-    state.issued, state.shared_target, state.pool_capacity = list(durable.issued), durable.shared, dict(durable.can)
-    state.departed, state.dead = dict(durable.departed), dict.fromkeys(durable.gone, "")
-    state.crash_loop, state.clock, state.ending_at = durable.losses, now, now
-    state.banned = dict.fromkeys(durable.barred)
+    state.issued, state.shared_target = list(durable.issued), durable.shared_target
+    state.pool_capacity = dict(durable.pool_capacity)
+    state.departed, state.dead = dict(durable.departed), dict.fromkeys(durable.dead, "")
+    state.crash_loop, state.clock, state.ending_at = durable.crash_loop, now, now
+    state.banned = dict.fromkeys(durable.banned)
     state.unrecorded, state.wrong_hosts = durable.unrecorded, set(durable.wrong_hosts)
     state.ending, state.over = durable.ending, durable.over
     state.newest, state.not_finite, state.unpromised = durable.newest, durable.not_finite, durable.unpromised
@@ -247,7 +252,7 @@ def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
     state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in durable.workers)))
     if not state.over and state.views():
         state.stops += 1
-        waiting = set(durable.parts).intersection(state.workers)
+        waiting = set(durable.waited_for).intersection(state.workers)
         state.stopping = Stopping(
             number=state.stops, unanswered=waiting, expelled=dict(durable.expelled), cause="the coordinator is back"
         )

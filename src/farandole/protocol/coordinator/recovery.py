@@ -83,7 +83,7 @@ def decide(reports: Mapping[str, Stopped], *, must_redo: bool = False) -> Outcom
     commit = not must_redo and len(at_last) == len(survivors) and all(report.has_result for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
-    lineage = newest.lineage(survivors)  # of the round after a commit, or if only a leaving worker has applied `newest`
+    lineage = newest.lineage(survivors)  # of the round after a commit, or if only a leaving worker switched to it
     if longest and not commit:
         lineage = Lineage(sets=(*longest.sets, survivors), shares=longest.shares)
     return Outcome(
@@ -126,8 +126,8 @@ def recover_if_ready(state: CoordinatorState) -> None:
     for each in outvoted:
         del reports[each.worker]
     if not _fenced(state, stop, reports):
-        if not stop.blocked_reported:
-            stop.blocked_reported = True
+        if not stop.unfenced_reported:
+            stop.unfenced_reported = True
             missing = sorted(stop.unanswered)
             state.record(events.OutOfReachEvent(workers=tuple(missing), reason="they may still train: waiting"))
         return
@@ -173,10 +173,10 @@ def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
     reported = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in reported), default=0)
     synced = {worker for worker, report in reports.items() if report.synced}
-    settled = {*stop.reports, *state.dead}
+    answered_or_dead = {*stop.reports, *state.dead}
     open_ = [view for view in (*reported, *state.views()) if view.number >= newest and view.members]
     return all(
-        synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in state.workers)
+        synced.intersection(view.members) or answered_or_dead.issuperset(w for w in view.members if w in state.workers)
         for view in open_
     )
 

@@ -1,7 +1,7 @@
 """Scaling: what users and notices ask of a run. More workers, fewer, or without certain workers.
 
 `targets` is how many workers the run wants of each pool: `scale` and `release` change it, a crash does not. Where a run
-has several pools, capacity that returns in one makes the next ones drain workers (`shrink`).
+has several pools, capacity that returns in one makes workers of the next ones leave (`shrink`).
 See docs/protocol.md, Pools.
 """
 
@@ -154,7 +154,7 @@ def scale(state: CoordinatorState, wanted: int, pool: str = "") -> None:
     state.record(events.ScaleEvent(wanted=wanted, before=before))
     after = targets(state)
     for mark in marks:
-        _drain(state, mark, after.get(mark, 0), f"scaled to {wanted}")
+        _make_leave(state, mark, after.get(mark, 0), f"scaled to {wanted}")
 
 
 def shrink(state: CoordinatorState) -> None:
@@ -164,7 +164,7 @@ def shrink(state: CoordinatorState) -> None:
     before, state.targets = state.targets, targets(state)
     for mark, wanted in state.targets.items():
         if wanted < before.get(mark, 0):
-            _drain(state, mark, wanted, "a preferred pool provides a worker instead")
+            _make_leave(state, mark, wanted, "a preferred pool provides a worker instead")
 
 
 def release(state: CoordinatorState, name: str) -> list[str]:
@@ -203,7 +203,7 @@ def fix_target(state: CoordinatorState, mark: str, wanted: int, before: int) -> 
     state.fixed_targets[mark] = wanted
 
 
-def _drain(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None:
+def _make_leave(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None:
     """Ask the newest workers of the pool to leave, so that `wanted` remain."""
     workers = [w for w in state.workers.values() if w.pool and pool_mark(state, w.pool) == mark and not w.leaving]
     for worker in workers[wanted:]:  # the newest go first
@@ -211,7 +211,7 @@ def _drain(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None
 
 
 def request_leave(state: CoordinatorState, worker: Worker, reason: str) -> None:
-    """Record that the worker is to leave in order. `view_changes.next_view` leaves it out of the next view.
+    """Record that the worker is to leave gracefully. `view_changes.next_view` leaves it out of the next view.
 
     It gets `Goodbye` when all its members have switched to that view.
     """

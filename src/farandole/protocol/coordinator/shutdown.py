@@ -58,7 +58,7 @@ def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpoint
     if not state.has_trained(worker.id):
         return  # its reports do not count yet
     if isinstance(message, m.Restored):
-        if worker.id != state.founder:
+        if worker.id != state.first_founder:
             return
         state.newest = m.Newest(step=message.step, path=message.path)
         metric_lines.on_restored(state, message.step)
@@ -107,18 +107,18 @@ def helper(state: CoordinatorState) -> str:
 
 
 def founders(state: CoordinatorState, ready: Sequence[str]) -> tuple[str, ...]:
-    """Return the members of a first view, the one whose state it begins with first; () if none may begin.
+    """Return the founders: the members of a first view, first the one that begins the run; () if none may begin.
 
     See docs/protocol.md, Saving and shutdown 4.
     """
-    leader = next((worker for worker in ready if state.workers[worker].reaches), None)
-    if leader is None:
+    first = next((worker for worker in ready if state.workers[worker].reaches), None)
+    if first is None:
         why = state.workers[ready[0]].unreached
         reason = f"no ready worker reaches {_place(state)}; waiting for one that does ({why})"
         _once(state, events.NoLeaderEvent(reason=reason))
         return ()
     state.reported_once.discard(events.NoLeaderEvent)
-    return (leader, *(worker for worker in ready if worker != leader))
+    return (first, *(worker for worker in ready if worker != first))
 
 
 def no_way_to_save(state: CoordinatorState) -> str:

@@ -219,7 +219,7 @@ class Stopping:
     failed: dict[str, int] = field(default_factory=dict)
     difference_reporters: set[str] = field(default_factory=set[str])
     cause: str
-    blocked_reported: bool = False  # an event says that the stop cannot be decided yet
+    unfenced_reported: bool = False  # an event says that the stop cannot be decided yet
     patient: bool = False  # the overdue workers have been given one more timeout
 
 
@@ -387,7 +387,7 @@ class Speeds:
 
         A second call in the same window returns None.
         """
-        if view.number != self._view or view.size < 2 or not self._settled(view):
+        if view.number != self._view or view.size < 2 or not self._window_complete(view):
             return None
         times = [self._believed(worker) for worker in view.members]
         proposed = shares_for([each.middle for each in times])
@@ -425,7 +425,7 @@ class Speeds:
             for worker in [worker for worker in records if worker not in view.members]:
                 del records[worker]
 
-    def _settled(self, view: View) -> bool:
+    def _window_complete(self, view: View) -> bool:
         """Return True if every member has the figures of another window, or is known to have no shards to measure."""
         wanted = (self._judged + 1) * self._window
         return bool(self._fresh) and all(
@@ -623,9 +623,9 @@ class CoordinatorState:
         self.view_began = 0
         # The number of the newest view in which a step is known to have ended.
         self.view_with_step = 0
-        # The first round of `view`, in which its members apply it; -1 until enough workers report the same one.
-        self.applied_round = -1
-        # The round that each worker reports for `applied_round`.
+        # The first round of `view`, in which its members switch to it; -1 until enough workers report the same one.
+        self.switch_round = -1
+        # The round that each worker reports for `switch_round`.
         self.switches: dict[str, int] = {}
         # For a worker that reported its switch: the workers that reported a later round of the view before it.
         self.ahead: dict[str, set[str]] = {}
@@ -677,9 +677,9 @@ class CoordinatorState:
         # --- checkpoints ---
         # The newest checkpoint that is known to be in the run's store.
         self.newest = settings.newest
-        # `saver` is the worker that writes checkpoints while the run trains, "" if no worker can. `founder` is the
-        # worker whose state the first view began with.
-        self.saver = self.founder = ""
+        # `saver` is the worker that writes checkpoints while the run trains, "" if no worker can. `first_founder` is
+        # the worker whose state the first view began with.
+        self.saver = self.first_founder = ""
         # The workers that failed to write a checkpoint, with the number of the newest failed try of each.
         self.failed: dict[str, int] = {}
         # The number of the newest try, and that of the newest success. Invariant: succeeded <= tries.

@@ -1,10 +1,10 @@
-"""Reconfiguration: planned views for joins, leaves, an orderly end and other shares, agreed by commit messages (R2).
+"""Reconfiguration: planned views for joins, leaves, the end of the run and other shares, agreed by commit message (R2).
 
     next_view    the view that is due, when nothing is outstanding
     next_group   ... the same members over new connections, before the numbers of views wrap in the tags of messages
     next_shares  ... the same members with other shares, when nothing else is due
     propose      every member prepares it; the commit messages agree on it without the coordinator
-    on_switched  the first report puts the view in force; the last one closes the proposal, and draining workers may go
+    on_switched  the first report puts the view in force; the last one closes the proposal, and leaving workers may go
     on_synced    the last joiner holds the state: the next view may be planned
 
 A loss of any member concerned, at any point, is a recovery: the proposal is given up. New connections alone are
@@ -96,7 +96,7 @@ def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differen
     See docs/protocol.md, Same calls 5.
     """
     for other, round_ in state.switches.items():
-        if round_ == beat.round or round_ == state.applied_round < beat.round:
+        if round_ == beat.round or round_ == state.switch_round < beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
         if round_ < beat.round:  # no worker could begin this round without `other`: two that report it are right
             state.ahead.setdefault(other, set()).add(worker)
@@ -352,20 +352,20 @@ def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) ->
 def _compare_rounds(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
     """Expel each worker that reports another switching round than two others. Honest workers report the same (R2)."""
     state.switches[worker.id] = message.round
-    if state.applied_round < 0:
-        state.applied_round = disputes.agreed_round(state.switches, len(state.participants()))
-    for odd in [w for w, round_ in state.switches.items() if round_ != state.applied_round >= 0 and w in state.workers]:
+    if state.switch_round < 0:
+        state.switch_round = disputes.agreed_round(state.switches, len(state.participants()))
+    for odd in [w for w, round_ in state.switches.items() if round_ != state.switch_round >= 0 and w in state.workers]:
         state.ban(odd)
         recovery.expel(
-            state, odd, f"it reports that view {view.number} took effect in round {state.switches[odd]}, "
-            f"but others report round {state.applied_round}",
+            state, odd, f"it reports that it switched to view {view.number} in round {state.switches[odd]}, "
+            f"but others report round {state.switch_round}",
         )  # fmt: skip
 
 
 def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
     """Put `view` in force, on the first report that a worker has switched to it."""
     before = state.view
-    state.previous, state.view, state.applied_round = before, view, -1
+    state.previous, state.view, state.switch_round = before, view, -1
     state.switches, state.ahead = {}, {}
     state.unsynced = set(view.joining)
     state.unswitched = set(state.participants())
@@ -378,7 +378,7 @@ def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Sw
     for member in view.members:
         state.workers[member].state = "member"
     if before is None:
-        state.founder = view.members[0]
+        state.first_founder = view.members[0]
     for joiner in view.joining if before else ():
         state.workers[joiner].entered = message.step
     if view.group == view.number:
@@ -416,7 +416,7 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
     return [w for w in slow if w in view.joining] or list(view.joining)
 
 
-# --- departures -------------------------------------------------------------------------------------------------------
+# --- unplanned removals -----------------------------------------------------------------------------------------------
 #
 # How workers leave other than by a planned view: evicted (alive or not, the run goes on without it as soon as that is
 # safe); its process has ended, for certain; its machine goes before it could leave (`Lapsed`); its script has failed

@@ -9,7 +9,7 @@ So what stands between two yields is atomic. A generator yields what comes next 
              and the peers' commit messages come in meanwhile
 
 So what it knows may be out of date as soon as it has yielded. That does no harm: only this driver begins rounds, and
-only `Member` ends them or moves them on.
+only `WorkerStateMachine` ends them or moves them on.
 Argument: docs/protocol.md, Driver 1-6.
 """
 
@@ -24,7 +24,7 @@ from farandole.plan.shards import Position
 from farandole.protocol.messages import Message, RunTerms, Saved
 from farandole.protocol.values import NOTHING, Call, TimeClass
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.member import CallRounds, Checking, Drift, Exit, Member, Save
+from farandole.protocol.worker.state_machine import CallRounds, Checking, Drift, Exit, Save, WorkerStateMachine
 
 # --- generators -------------------------------------------------------------------------------------------------------
 #
@@ -63,7 +63,7 @@ class Activity:
     epoch: int = 0
     shards_computed: int = 0
     waits_for_peers: bool = False
-    state_complete: bool = False
+    at_step_start: bool = False
     shard_us: int = 0
     shards: int = 0
     shards_total: int = 0
@@ -76,21 +76,21 @@ class Instructions:
 
     Attributes:
         exit: leave the run, None while the worker stays.
-        orphaned: before that, save the state that this worker holds: no other worker may hold it.
+        save_before_exit: before that, save the state that this worker holds: no other worker may hold it.
         save: the request for the last checkpoint, None if there is none.
         saves: this worker writes the checkpoints while the run trains.
         save_at_once: write the first one without waiting until one is due, since another worker could not write it.
     """
 
     exit: Exit | None = None
-    orphaned: bool = False
+    save_before_exit: bool = False
     save: Save | None = None
     saves: bool = False
     save_at_once: bool = False
 
     def leave(self, exit_: Exit) -> None:
         """Request the exit. The first request counts, later ones are ignored."""
-        self.orphaned = self.orphaned or (exit_.save and self.exit is None)
+        self.save_before_exit = self.save_before_exit or (exit_.save and self.exit is None)
         self.exit = self.exit or exit_
 
 
@@ -108,7 +108,7 @@ class Task:
         position: the step, and its place in the data.
         shards: returns the number of shards if the given number of workers begins the round; called without the lock.
         sizes: the sizes of the round's messages, as text.
-        is_step: this is a training step: an agreed view is applied where it begins.
+        is_step: this is a training step: the worker switches to an agreed view where it begins.
         doing: the call of the script, if it is no training step; the same text on all workers.
         content: what the port sums up, None for nothing.
     """
@@ -150,12 +150,12 @@ class ExchangePort(Protocol):
 
     def release(self) -> None: ...
 
-    def on_all_handed_in(self) -> None:
-        """Everything of this worker is handed in."""
+    def on_all_submitted(self) -> None:
+        """Everything of this worker is submitted."""
         ...
 
     def close(self) -> None:
-        """The view is over, in order or abandoned: use its connections no more."""
+        """The view is over, by agreement or abandoned: use its connections no more."""
         ...
 
     def release_peers(self) -> None:
@@ -218,7 +218,7 @@ class Port(Protocol):
         """Start the round in the exchange that was opened last, over the partial sums of `take_up`."""
         ...
 
-    def hand_in(self) -> None:
+    def submit_all(self) -> None:
         """This worker has nothing left to compute in the round."""
         ...
 
@@ -245,11 +245,11 @@ class Driver:
         computed_shards: the shards of the round that this worker has computed.
         begun_round: the number of the round that was begun last, set before its work starts.
         waits_for_peers: this worker has nothing to compute and waits for others.
-        state_verified: the state is known to be complete, since this worker has ended a round or begun the run. A
-            joiner that is abandoned before may hold an incomplete state without knowing it.
+        fully_loaded: every part of the state is known to be loaded, since this worker has ended a round or begun the
+            run. A joiner that is abandoned before may hold an incomplete state without knowing it.
     """
 
-    def __init__(self, member: Member, instructions: Instructions, port: Port, terms: RunTerms) -> None:
+    def __init__(self, member: WorkerStateMachine, instructions: Instructions, port: Port, terms: RunTerms) -> None:
         self.member = member
         self.task = Task(position=Position(), shards=_none)
         self.exchange: ExchangePort = _Before()
@@ -258,7 +258,7 @@ class Driver:
         self.computed_shards: set[int] = set()
         self.begun_round = -1
         self.waits_for_peers = True
-        self.state_verified = False
+        self.fully_loaded = False
         self.calls = CallRounds()
         self._instructions = instructions
         self.port = port
@@ -325,7 +325,7 @@ class Driver:
         yield from self._start(lineage)
 
     def _renew(self, view: View, renewal: View) -> Routine[None]:
-        """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `member.py`."""
+        """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `state_machine.py`."""
         if self.member.worker in renewal.senders(self._terms.bits):
             yield from do(self.port.send_state, renewal, self.number, self.task.position)
         elif self.member.worker in renewal.joining:
@@ -398,14 +398,14 @@ class Driver:
         """Wait for the end of the round. Returns False if the view has changed instead: then look at `todo` again."""
         member, exchange = self.member, self.exchange
         self.waits_for_peers = True
-        yield from do(exchange.on_all_handed_in)
+        yield from do(exchange.on_all_submitted)
         while not exchange.ended and member.round <= self.number:
             yield from self.handle_requests()
             if member.phase == "member" and member.view is not None and member.view.number != exchange.view.number:
                 yield from self.sync()
                 return False
             yield Change()
-        self.state_verified, self.waits_for_peers = True, False
+        self.fully_loaded, self.waits_for_peers = True, False
         return True
 
     def _open(self, view: View) -> Routine[None]:
@@ -414,7 +414,7 @@ class Driver:
             return
         self.exchange = yield from do(self.port.open, view)
         old.close()
-        yield from do(old.release_peers)  # all workers that live have abandoned the view, or left it in order
+        yield from do(old.release_peers)  # all workers that live have abandoned the view, or left it gracefully
 
     def _start(self, lineage: Lineage) -> Routine[None]:
         self.lineage, self.waits_for_peers = lineage, False
@@ -423,7 +423,7 @@ class Driver:
             self.exchange.withhold()
         yield from do(self.port.start, self.task, self.number, self.shards, lineage)
         if not self.todo():
-            yield from do(self.port.hand_in)
+            yield from do(self.port.submit_all)
 
     # --- requests of the coordinator -------------------------------------------------------------------------
 
@@ -435,8 +435,8 @@ class Driver:
             if request.save:
                 port.answer(request)
         if instructions.exit is not None:
-            if instructions.orphaned and self.state_verified:
-                instructions.orphaned = False
+            if instructions.save_before_exit and self.fully_loaded:
+                instructions.save_before_exit = False
                 saved = yield from do(port.save, bool(self.member.differing))
                 if saved.between and instructions.exit.within_s is None:  # in an evaluation, or the script has ended
                     yield from do(port.save, True)
@@ -472,7 +472,7 @@ class _Before:
 
     def release(self) -> None: ...
 
-    def on_all_handed_in(self) -> None: ...
+    def on_all_submitted(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -532,9 +532,9 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[b
     if position is None:
         yield from driver.until(view, lambda: False)
         return False
-    if not _adopt(driver, 0, position, view):
+    if not _enter_view(driver, 0, position, view):
         return False
-    driver.state_verified = True
+    driver.fully_loaded = True
     yield from driver.begin((yield from do(entrance.first, position, None)))
     yield from do(entrance.entered)
     return True
@@ -547,7 +547,7 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
         return False
     round_, position, flags = arriving.header
-    if not _adopt(driver, round_, position, view):
+    if not _enter_view(driver, round_, position, view):
         return False
     yield from driver.begin((yield from do(entrance.first, position, flags)))
     yield from do(entrance.entered)
@@ -576,8 +576,8 @@ def _proposed(driver: Driver) -> Routine[View]:
         yield Change()
 
 
-def _adopt(driver: Driver, round_: int, position: Position, view: View) -> bool:
-    reports = driver.member.adopt(round_, position.step, view=view.number)
+def _enter_view(driver: Driver, round_: int, position: Position, view: View) -> bool:
+    reports = driver.member.enter_view(round_, position.step, view=view.number)
     driver.tell(reports or ())
     return reports is not None
 

@@ -19,15 +19,15 @@ from farandole.errors import Refused, UsageError
 from farandole.platform.bounds import MAX_SECONDS
 from farandole.protocol import messages as m
 from farandole.protocol.kept_lines import KeptLines
-from farandole.protocol.messages import EXIT_PREEMPTED, Ends, RunTerms
+from farandole.protocol.messages import EXIT_PREEMPTED, RunTerms
 from farandole.protocol.view import CommitMessage
 from farandole.protocol.worker.driver import Activity, Instructions
-from farandole.protocol.worker.member import Action, Exit, Member, Save
+from farandole.protocol.worker.state_machine import Action, Exit, Save, WorkerStateMachine
 
 # --- patience ---------------------------------------------------------------------------------------------------------
 #
 # How long a worker waits for a peer before it reports so. Times are in seconds. Two reports: (a) stalled, after
-# max(stall_s, 10 median steps): the coordinator evicts the peer; (b) held up, in heartbeats: two members that both wait
+# max(stall_s, 10 median steps): the coordinator evicts the peer; (b) blocked, in heartbeats: two members that both wait
 # for each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other. Before the first step has ended,
 # the limit of (b) is the stall limit.
 # Argument: docs/protocol.md, Session, "Waiting for a peer".
@@ -97,6 +97,32 @@ class Lease:
         return self._ended
 
 
+# How much of a preemption notice is reserved for saving: a fraction, and seconds at most.
+PART, LONGEST_S = 0.25, 30.0
+SHORTEST_S = 4.0  # a shorter notice does not end the lease
+
+
+class PreemptionClock:
+    """The end of a worker's lease because of a preemption deadline. Times are the caller's, in seconds.
+
+    Argument: docs/protocol.md, Preemption deadline 2 and 5.
+    """
+
+    def __init__(self) -> None:
+        self.at = math.inf
+        self.left_s = 0.0  # from then to the deadline, in seconds
+
+    def within(self, seconds: float, now: float) -> None:
+        """Record a notice: the machine goes in `seconds`. The earliest deadline counts."""
+        left_s = min(PART * seconds, LONGEST_S)
+        if seconds >= SHORTEST_S and now + seconds - left_s < self.at:
+            self.at, self.left_s = now + seconds - left_s, left_s
+
+    def over(self, now: float) -> bool:
+        """Return True if the lease has ended."""
+        return now > self.at
+
+
 # --- session ----------------------------------------------------------------------------------------------------------
 
 # Sent again on every new connection.
@@ -128,7 +154,7 @@ class Session:
     """
 
     def __init__(
-        self, hello: m.Hello, member: Member, activity: Callable[[], Activity],
+        self, hello: m.Hello, member: WorkerStateMachine, activity: Callable[[], Activity],
         waiting_for: Callable[[], PeerWait | None], now: float,
     ) -> None:  # fmt: skip
         self.member = member
@@ -146,7 +172,7 @@ class Session:
         self._repeated: list[m.Message] = []
         self._outgoing: deque[m.Message] = deque()
         self._lease = Lease()
-        self._ends = Ends()
+        self._preemption = PreemptionClock()
         self._lines = KeptLines()
         self._was_rank_0 = False  # it was rank 0 when last seen in a view, and not all of its lines are sent yet
 
@@ -216,7 +242,7 @@ class Session:
                 self.instructions.saves = message.worker == self.member.worker
                 self.instructions.save_at_once = self.instructions.saves and message.at_once
             case m.PreemptionDeadline():
-                self._ends.within(message.within_s, now)
+                self._preemption.within(message.within_s, now)
             case m.Published() | m.Stacks() | m.Trace():
                 return [message]
             case _:
@@ -258,7 +284,7 @@ class Session:
         if isinstance(message, m.NotFinite):  # only the newest one is kept
             self._repeated = [each for each in self._repeated if not isinstance(each, m.NotFinite)]
         if isinstance(message, m.LeaveRequest) and message.within_s is not None:
-            self._ends.within(message.within_s, now)
+            self._preemption.within(message.within_s, now)
         repeats = isinstance(message, REPEATED) or (isinstance(message, m.Restored) and message.done)
         if repeats and message not in self._repeated:
             self._repeated.append(message)
@@ -302,7 +328,7 @@ class Session:
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
             lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed,
-            waits_for_peers=activity.waits_for_peers, state_complete=activity.state_complete,
+            waits_for_peers=activity.waits_for_peers, at_step_start=activity.at_step_start,
             shard_us=activity.shard_us, shards=activity.shards, shards_total=activity.shards_total,
             time_us=activity.time_us,
             blocked_on=peer_over_soft_limit(
@@ -316,18 +342,18 @@ class Session:
 
     def lease_over(self, now: float) -> bool:
         """Return True if the lease is over, or ended early because the machine goes."""
-        return self._ends.over(now) or self._lease.over(now)
+        return self._preemption.over(now) or self._lease.over(now)
 
     def commit_message(
         self, now: float, *, view: int, round_: int, compute_us: int, shards: int
     ) -> CommitMessage | None:
-        """Return `Member.commit_message`, or None once the lease is over."""
+        """Return `WorkerStateMachine.commit_message`, or None once the lease is over."""
         if self.lease_over(now):
             return None
         return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, now: float, commits: Sequence[CommitMessage]) -> bool:
-        """Return `Member.end_round`, or False once the lease is over."""
+        """Return `WorkerStateMachine.end_round`, or False once the lease is over."""
         self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
         return not self.lease_over(now) and self.member.end_round(commits)
 
@@ -345,8 +371,8 @@ class Session:
         return actions
 
     def _exit(self, now: float) -> Exit:
-        if self._ends.over(now):
-            left_s = self._ends.left_s
+        if self._preemption.over(now):
+            left_s = self._preemption.left_s
             return Exit(f"this machine is preempted in {left_s:.0f} s", EXIT_PREEMPTED, save=True, within_s=left_s / 2)
         return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker exits", EXIT_ORPHANED, save=True)
 

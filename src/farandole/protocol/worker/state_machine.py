@@ -3,8 +3,8 @@
 Three threads call it under one lock: the control connection's `on_message`; the view's `commit_message`, `end_round`
 and `on_peer_lost`; the training side the rest. What makes the races between them harmless:
 
-- once `Stop` has been answered, `commit_message`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until
-  `Resume` (or `ViewWithdrawn`), so what was reported stays true;
+- once `Stop` has been answered, `commit_message`, `end_round`, `begin_round`, `enter_view` and `become_synced` refuse
+  until `Resume` (or `ViewWithdrawn`), so what was reported stays true;
 - `Resume` advances `round` at once when the current round is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
 
@@ -81,7 +81,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Connect:
-    """Open this view's missing connections and make its buffers, in the background; then call `Member.connected`.
+    """Open this view's missing connections and make its buffers, in the background; then call `connected`.
 
     `key` is the secret of the view's group. Members authenticate each other with it.
     """
@@ -122,16 +122,16 @@ class CompareDigests:
 Action = m.Message | Connect | Exit | Save | CompareDigests
 
 
-class Member:
+class WorkerStateMachine:
     """The state machine of one worker; the module's head says why its callers cannot race.
 
     Attributes:
         phase: "candidate" (waits for a view), "member" of one, "stopped" (has answered `Stop`, awaits `Resume`),
-            "left" its last view in order, or "out" of the run.
-        view: the view in force, None before the first.
+            "left" its last view gracefully, or "out" of the run.
+        view: the view that it is in, None before the first.
         pending: the proposed view, None if there is none.
         prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
-        agreed: the view that is applied where the next training step begins (R2), None if there is none.
+        agreed: the view that it switches to where the next training step begins (R2), None if there is none.
         round: the number of the round in progress, or of the next one between two rounds.
         step: the training step of that round.
         has_result: this worker holds every reduced bucket of `round`.
@@ -265,8 +265,8 @@ class Member:
 
     # --- from the training side --------------------------------------------------------------------------------
 
-    def adopt(self, round_: int, step: int, *, view: int) -> list[m.Message] | None:
-        """Enter the proposed `view` at `round_` and `step`: a joiner reads from the state's header that it is in force.
+    def enter_view(self, round_: int, step: int, *, view: int) -> list[m.Message] | None:
+        """Switch to the proposed `view`, from no view: a joiner reads `round_` and `step` in the header of the state.
 
         Returns the messages to send, or None if the view is not proposed any more.
         """
@@ -292,7 +292,7 @@ class Member:
         return [m.Synced(view=self.view.number)]
 
     def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> list[m.Message] | None:
-        """Begin a round of `step`, and apply an agreed switch first if `may_switch` (R2). Returns the messages to send.
+        """Begin a round of `step`; first switch to an agreed view if `may_switch` (R2). Returns the messages to send.
 
         Returns None while stopped: wait, then call again.
         """
@@ -409,7 +409,7 @@ ShardDigests = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # by shard: n
 class Checking:
     """The checked shards of one worker. Sets the member's `checks`, `own_results` and `check_results` for its round."""
 
-    def __init__(self, member: Member, terms: RunTerms) -> None:
+    def __init__(self, member: WorkerStateMachine, terms: RunTerms) -> None:
         self._member = member
         self._terms = terms
         self._mine: ShardDigests = {}  # own shards that another worker checks
@@ -442,7 +442,7 @@ class Checking:
     def on_digests(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """Record the digests of one of this worker's own shards.
 
-        Call it before the last gradient of the shard is handed in: the commit message may follow at once.
+        Call it before the last gradient of the shard is submitted: the commit message may follow at once.
         """
         self._mine[shard] = (tuple(names), tuple(digests))
         self._update_member()

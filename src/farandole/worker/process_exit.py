@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from farandole.control.ticket import given
 from farandole.protocol.coordinator.state import EXIT_EVICTED
 
-# --- departure --------------------------------------------------------------------------------------------------------
+# --- process exit -----------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 LONG_S = 600.0  # after so long in the run, the next restart waits like the first

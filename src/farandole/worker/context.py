@@ -1,9 +1,9 @@
-"""A worker's place in the run: the member's state machine under a lock.
+"""A worker's context: what its threads share, with the worker's state machine under a lock.
 
 The training thread, the view's exchange thread and the connection's thread share one condition variable. The training
 thread waits on it for "my round ended, or the view changed, or I must exit". No step waits for the coordinator. There
 are three final classes: `Connected` has a coordinator, `SingleProcess` runs without one (`world_size=1`), and
-`FakeParticipant` is for tests. `tests/worker/test_participant.py` tests what all of them must guarantee.
+`FakeContext` is for tests. `tests/worker/test_context.py` tests what all of them must guarantee.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from farandole.protocol.metrics import Line as MetricsLine
 from farandole.protocol.metrics import as_written, metrics_line
 from farandole.protocol.view import CommitMessage, View
 from farandole.protocol.worker.driver import Activity, Instructions
-from farandole.protocol.worker.member import Action, Exit, Member
 from farandole.protocol.worker.session import PeerWait
+from farandole.protocol.worker.state_machine import Action, Exit, WorkerStateMachine
 from farandole.worker.timing import Meter, ShardTimer, Tracer
 
-# --- participant ------------------------------------------------------------------------------------------------------
+# --- context ----------------------------------------------------------------------------------------------------------
 
 
 class Training(Protocol):
-    """The training side's interface to the other threads of a participant."""
+    """The training side's interface to the other threads of its worker."""
 
     def prepare(self, view: View) -> None:
         """Allocates the buffers of a proposed view, before this worker reports that it is ready for the view."""
@@ -90,7 +90,7 @@ class Training(Protocol):
 
 
 class NoTraining:
-    """The `Training` of a participant before `set_training`."""
+    """The `Training` of a worker before `set_training`."""
 
     def prepare(self, view: View) -> None:
         del view
@@ -105,7 +105,7 @@ class NoTraining:
         return m.Digests(step=0, names=(), digests=())
 
 
-class Participant(ABC):
+class WorkerContext(ABC):
     """The interface of a run to the training side; see the docstring of the module.
 
     Attributes:
@@ -115,15 +115,19 @@ class Participant(ABC):
         tracer: records the next steps for a trace.
         begun: the round that the training thread has begun last.
         waits_for_peers: True if it has nothing to compute and waits for peers.
-        state_complete: True if the replicated state is that of a complete step; see `hung.py`.
-        state_verified: True if the replicated state is known to be complete; see `Driver`.
+        at_step_start: True if the replicated state is that of the start of a step: no update has begun; see `hung.py`.
+        fully_loaded: True if every part of the replicated state is known to be loaded; see `Driver`.
         joins: True if other workers were training when this one was admitted.
         memory: the allocator of tensors that are exchanged.
         room: memory that is allocated ahead for the state from other workers; the receiver takes it.
     """
 
     def __init__(
-        self, member: Member, instructions: Instructions, history: History | None = None, already_s: float = 0.0
+        self,
+        member: WorkerStateMachine,
+        instructions: Instructions,
+        history: History | None = None,
+        already_s: float = 0.0,
     ) -> None:
         """`history`: the workers that a single process stands for; `already_s`: the age of this process, in seconds."""
         self.member = member
@@ -133,7 +137,7 @@ class Participant(ABC):
         self.memory: Memory = Ordinary()
         self.room: torch.Tensor | None = None
         self.epoch = 0
-        self.state_complete = self.state_verified = self.joins = False
+        self.at_step_start = self.fully_loaded = self.joins = False
         self.begun = -1
         self.waits_for_peers = True
         self.done = 0
@@ -199,11 +203,11 @@ class Participant(ABC):
 
     @abstractmethod
     def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        """`Member.commit_message`, as long as this worker may send one; otherwise None."""
+        """`WorkerStateMachine.commit_message`, as long as this worker may send one; otherwise None."""
 
     @abstractmethod
     def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
-        """`Member.end_round`, as long as this worker may end a round; otherwise False."""
+        """`WorkerStateMachine.end_round`, as long as this worker may end a round; otherwise False."""
 
     @abstractmethod
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -236,7 +240,7 @@ class Participant(ABC):
             epoch=self.epoch,
             shards_computed=self.done,
             waits_for_peers=self.waits_for_peers,
-            state_complete=self.state_complete,
+            at_step_start=self.at_step_start,
             shard_us=shard_us,
             shards=shards,
             shards_total=of,
@@ -246,7 +250,7 @@ class Participant(ABC):
 
 # --- alone ------------------------------------------------------------------------------------------------------------
 #
-# A single process (`world_size=1`) without a coordinator: the same code over a participant without peers.
+# A single process (`world_size=1`) without a coordinator: the same code over a `WorkerContext` without peers.
 #
 # With a folder it saves when the process ends, in any way, as a run does: the state after the script's loop is the
 # final state; in the middle of a step the state of the step's beginning is saved; a state between two steps is saved
@@ -262,8 +266,8 @@ QUIET = (
 
 
 @final
-class SingleProcess(Participant):
-    """The participant of a single process (`world_size=1`) without a coordinator.
+class SingleProcess(WorkerContext):
+    """The context of a single process (`world_size=1`) without a coordinator.
 
     Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity` is that of the run in the folder, "" without a folder.
 
@@ -279,7 +283,7 @@ class SingleProcess(Participant):
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
         instructions = Instructions(saves=True)
         parsed = read_history(history) if history else None
-        super().__init__(Member("alone"), instructions, history=parsed, already_s=age_s())
+        super().__init__(WorkerStateMachine("alone"), instructions, history=parsed, already_s=age_s())
         self._recorded_at = time.monotonic()  # the last record of its time
         self._lock, self.identity = _take(Path(folder), _make(Path(folder))) if folder else (-1, "")
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()

@@ -13,7 +13,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 LEAVER = """
 import os
 from pathlib import Path
-from farandole.worker.departure import lower_priority
+from farandole.worker.process_exit import lower_priority
 lower_priority()
 print(os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/autogroup").read_text().split()[-1])
 """

@@ -1,4 +1,4 @@
-"""What every kind of participant keeps, of which the training side relies on no more: one battery, three kinds."""
+"""What every kind of `WorkerContext` keeps, of which the training side relies on no more: one battery, three kinds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from farandole.protocol import messages as m
 from farandole.protocol.view import View
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
-from farandole.worker.fake import FakeParticipant
-from farandole.worker.participant import NoTraining, Participant, SingleProcess
+from farandole.worker.context import NoTraining, SingleProcess, WorkerContext
+from farandole.worker.fake import FakeContext
 from tests.support.metric_lines import stepped
 from tests.support.stage import stage
 
@@ -33,7 +33,7 @@ class Prepares(NoTraining):
         self.views.append(view)
 
 
-def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
+def battery(it: WorkerContext, propose: Callable[[], None]) -> Prepares:
     """In a run of one: asked in, let in, through one round, and out. `propose`: the coordinator's part, if any."""
     training = Prepares()
     it.set_training(training)
@@ -52,10 +52,10 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
         assert it.condition.wait_for(lambda: it.member.pending and it.member.prepared == it.member.pending.number, 30)
         assert it.member.pending is not None
         view = it.member.pending.number
-    assert not it.member.adopt(0, 0, view=view + 1), "another view"
-    adopted = it.member.adopt(0, 0, view=view)
+    assert not it.member.enter_view(0, 0, view=view + 1), "another view"
+    adopted = it.member.enter_view(0, 0, view=view)
     assert adopted
-    assert not it.member.adopt(0, 0, view=view), "once"
+    assert not it.member.enter_view(0, 0, view=view), "once"
     begun = it.member.begin_round(0, may_switch=True)
     assert begun is not None
     for message in (*adopted, *begun):
@@ -103,7 +103,7 @@ def test_alone_has_exit_code_1_where_nothing_was_saved(save: Callable[[], bool],
 
 
 def test_fake() -> None:
-    it = FakeParticipant()
+    it = FakeContext()
     view = View(number=1, members=("w1",), group=1)
     training = battery(it, lambda: it.hear(m.Propose(view=view)))
     assert training.views == [view]
