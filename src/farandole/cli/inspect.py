@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import RUNS, Live, RunOption, live, past_of, place_of
-from farandole.control.run_folder import METRICS, held
+from farandole.control.run_folder import METRICS, is_locked
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.observe.past import Past
@@ -119,7 +119,7 @@ def _alive() -> list[Path]:
     found: list[Path] = []
     for folder in sorted(RUNS.glob("*")):
         with suppress(OSError):
-            if not files.foreign(folder.stat()) and held(folder):
+            if not files.foreign(folder.stat()) and is_locked(folder):
                 found.append(folder)
     return found
 
@@ -129,7 +129,7 @@ async def _list(folders: list[Path]) -> None:
     from farandole.observe.live import list_picture
 
     async def look() -> RenderableType | None:
-        alive = [folder for folder in folders if held(folder)]
+        alive = [folder for folder in folders if is_locked(folder)]
         answers = await asyncio.gather(*(asyncio.to_thread(_status, folder) for folder in alive))
         return list_picture(dict(zip((folder.name for folder in alive), answers, strict=True))) if alive else None
 
@@ -151,7 +151,7 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
     status, answered = await asyncio.to_thread(api.status), time.monotonic()
     over, killed = asyncio.Event(), False
     watching = (
-        asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or held(folder)))
+        asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or is_locked(folder)))
         if sys.stdout.isatty()
         else None
     )
@@ -166,7 +166,7 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
         try:
             status, answered = await asyncio.to_thread(api.status), time.monotonic()
         except CoordinatorUnreachable:
-            killed = folder is not None and not held(folder)
+            killed = folder is not None and not is_locked(folder)
             if killed:
                 return None
             note = f"no answer for {time.monotonic() - answered:.0f} s; a run continues without its coordinator"
@@ -291,7 +291,7 @@ def report(
 
     settled = read(prices) if prices else None
     folders = [place_of(run), *map(place_of, against or ())]
-    runs = [run_content(folder, time.time(), settled, live=held(folder)) for folder in folders]
+    runs = [run_content(folder, time.time(), settled, live=is_locked(folder)) for folder in folders]
     output = output or folders[0] / REPORT
     try:
         files.write(output, page_of(runs).encode())
@@ -324,7 +324,7 @@ async def _serve(folder: Path, port: int) -> None:
             return live(folder).api
         return None
 
-    watch = RunWatch(folder, api, lambda: held(folder))
+    watch = RunWatch(folder, api, lambda: is_locked(folder))
     server = DashboardServer(watch, api)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -438,7 +438,7 @@ class _Asking:
                     reported = answered
                     say(self._waiting_for())
             except CoordinatorUnreachable as error:
-                if not held(self._folder) or time.monotonic() - answered > PATIENCE_S:
+                if not is_locked(self._folder) or time.monotonic() - answered > PATIENCE_S:
                     self._why = self._unreachable(error)
                     return
 
@@ -453,7 +453,7 @@ class _Asking:
             self._why = self._unreachable(error)
 
     def _unreachable(self, error: Exception) -> str:
-        return f"out of reach ({error})" if held(self._folder) else "the run is over"
+        return f"out of reach ({error})" if is_locked(self._folder) else "the run is over"
 
     def in_order(self) -> dict[str, Spans]:
         """Returns the answers so far, in rank order."""

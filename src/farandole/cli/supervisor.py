@@ -142,15 +142,15 @@ class Coordinators:
         FarandoleError: the run's folder is gone.
     """
 
-    def __init__(self, folder: Path, listen: str, show: Callable[[str], None], *, again: bool = False) -> None:
+    def __init__(self, folder: Path, listen: str, show: Callable[[str], None], *, is_restart: bool = False) -> None:
         self._folder = folder
         self._show = show
         self._over = False
         self._over_event = asyncio.Event()
         host, port = parse(listen)
-        self._listener = bind(host, port or (port_of(folder) if again else 0))
+        self._listener = bind(host, port or (port_of(folder) if is_restart else 0))
         self._state = journal.allocate_state_memory()
-        self._process = self._start(*(["--again"] if again else []))
+        self._process = self._start(*(["--again"] if is_restart else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:
         """Returns the run's ticket once the first coordinator serves, or None if `given_up` is set before.
@@ -228,14 +228,14 @@ class Coordinators:
         self._listener.close()
         os.close(self._state)
 
-    def _start(self, *again: str) -> subprocess.Popen[bytes]:
+    def _start(self, *options: str) -> subprocess.Popen[bytes]:
         environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`
         with self._log() as log:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.coordinator.process", str(self._folder),
                     "--die-with", str(os.getpid()), "--state", str(self._state),
-                    "--listener", str(self._listener.fileno()), *again,
+                    "--listener", str(self._listener.fileno()), *options,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,
                 pass_fds=(self._state, self._listener.fileno()),
@@ -463,8 +463,8 @@ class Supervisor:
         self._earlier = len(
             list((self._folder / LOGS).glob("*.log"))
         )  # logs of the run's earlier workers, if it is resumed
-        show, again = self._display.show, self._left is not None
-        self._coordinators = Coordinators(self._folder, self._settings.listen, show, again=again)
+        show, is_restart = self._display.show, self._left is not None
+        self._coordinators = Coordinators(self._folder, self._settings.listen, show, is_restart=is_restart)
         pools = Pools(
             self._settings, self._script, self._arguments, self._specs, prepare=self._prepare, fresh=self._fresh,
             show=show, left=self._left,
@@ -624,7 +624,7 @@ def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> 
     with contextlib.suppress(FileNotFoundError):  # on another machine
         os.chdir(settings.directory)
     script, *arguments = settings.command
-    make_folder(Path(settings.folder), script, again=True)
+    make_folder(Path(settings.folder), script, run_is_alive=True)
     if settings.checkpoints.url and settings.checkpoints.identity:
         claim(
             settings.checkpoints.url,

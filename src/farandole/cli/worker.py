@@ -107,7 +107,7 @@ def _fetched(ticket: str) -> Job:
     """
     from farandole.control.api import Api
     from farandole.control.client import unpacked
-    from farandole.control.ticket import given, load
+    from farandole.control.ticket import load, read_stdin
     from farandole.pool.local import set_up
 
     loaded = load(ticket)
@@ -117,7 +117,7 @@ def _fetched(ticket: str) -> Job:
     os.environ["FARANDOLE_PACK"] = job.pack
     if python := set_up(job.setup, folder, host=Settings.read().host):
         if ticket == "-":
-            set_stdin(given())
+            set_stdin(read_stdin())
         os.execv(python, [str(python), *sys.orig_argv[1:]])
     return job
 

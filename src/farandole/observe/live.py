@@ -26,7 +26,7 @@ from rich.text import Text
 
 from farandole.checkpoint.store import incomplete_here, step_of
 from farandole.control.client import subscribe
-from farandole.control.run_folder import ASIDE, CHECKPOINTS, LOGS, METRICS, Tail
+from farandole.control.run_folder import CHECKPOINTS, HIDDEN_LOG_PREFIX, LOGS, METRICS, Tail
 from farandole.control.status import RATE_STEPS, Status, samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
@@ -289,7 +289,7 @@ READ_BYTES = 1024 * 1024  # per file and call
 COUNT_BYTES = 32 * READ_BYTES
 LONGEST = 10_000  # characters of a line
 _KEPT = 4 * LONGEST + 4  # bytes of a line: 4 per character at most, and one character more to detect a longer line
-_ASIDE = ASIDE.encode()
+_HIDDEN_PREFIX = HIDDEN_LOG_PREFIX.encode()
 
 
 class _Log:
@@ -314,7 +314,7 @@ class _Log:
             self.passed += 1
             del whole[0]
         self.rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :][:_KEPT]
-        self.lines = [line for line in whole if not line.startswith(_ASIDE)]
+        self.lines = [line for line in whole if not line.startswith(_HIDDEN_PREFIX)]
 
     def _pass_over(self, size: int) -> None:
         self.rest = b""
@@ -375,7 +375,7 @@ class Follower:
         pairs = self.lines()
         for log in self._logs.values():
             pairs += _pairs(log.name, (), *log.flow.end())
-            pairs += [(log.name, _shown(log.rest))] if log.rest and not log.rest.startswith(_ASIDE) else []
+            pairs += [(log.name, _shown(log.rest))] if log.rest and not log.rest.startswith(_HIDDEN_PREFIX) else []
             log.rest = b""
         return pairs
 

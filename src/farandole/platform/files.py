@@ -334,7 +334,7 @@ def take(handle: int, place: Path | str, remedy: str, *, wait: bool = False) -> 
     return True
 
 
-def held(handle: int) -> bool:
+def is_locked(handle: int) -> bool:
     """True if another process holds the lock on an open file. False also if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
