@@ -29,7 +29,7 @@ def prepared(
 ) -> Index | int:
     return image_folder.prepare(
         image_folder.list_folder(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
-        begin=os.getpgid, made=heard, check=check,
+        begin=os.getpgid, on_result=heard, check=check,
     )  # fmt: skip
 
 

@@ -288,7 +288,7 @@ def runs(context: typer.Context, place: Place = Path("runs")) -> None:
     """List the runs in a folder, with their outcome and the disk space that they use."""
     context.obj = place
     if context.invoked_subcommand is None:
-        _show(sorted(found(place), key=lambda run: run.used))
+        _show(sorted(list_runs(place), key=lambda run: run.used))
 
 
 @app.command()
@@ -306,7 +306,7 @@ def prune(
 
     if not keep and not older:
         raise UsageError("runs prune: give --keep NUMBER or --older DAYS")
-    over = sorted((run for run in found(context.obj) if not run.live), key=lambda run: -run.used)
+    over = sorted((run for run in list_runs(context.obj) if not run.live), key=lambda run: -run.used)
     removed = [run for run in over[keep:] if time.time() - run.used > older * DAY_S]
     _show(removed)
     freed = in_words(sum(run.size for run in removed))
@@ -318,7 +318,7 @@ def prune(
     tell(f"{len(removed)} runs removed, {freed} freed")
 
 
-def found(place: Path) -> Iterator[RunFolderState]:
+def list_runs(place: Path) -> Iterator[RunFolderState]:
     """Yields the runs of this user in `place`.
 
     Raises:

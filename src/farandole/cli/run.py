@@ -216,7 +216,7 @@ def run(
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.options import read as read_prices
     from farandole.cli.supervisor import Supervisor, check, go_on
-    from farandole.cli.takeover import fetch, left
+    from farandole.cli.takeover import fetch, find_takeover
     from farandole.code import pack as copies
     from farandole.code import snapshot
     from farandole.code.pack import FACT, pack
@@ -261,7 +261,7 @@ def run(
         fetch(folder, checkpoints, lost, files)
     if folder is not None:
         check_folder(folder)
-        if was := left(folder, (script, *(arguments or ())), listen):
+        if was := find_takeover(folder, (script, *(arguments or ())), listen):
             raise typer.Exit(go_on(was, prepare, fresh, taken_over=lost is not None))
     travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
     packed = pack(Path.cwd(), script, files, run=folder) if travels else None
@@ -312,7 +312,7 @@ def run(
         exports=exports.within(place),
     )
     tell(f"run folder: {place}")
-    for note in filter(None, (*(packed.summary if packed else ()), others, settled.said)):
+    for note in filter(None, (*(packed.summary if packed else ()), others, settled.note)):
         tell(note)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0

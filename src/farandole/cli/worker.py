@@ -173,7 +173,7 @@ def agent(
         folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads
     )
     marked.leave_ticket(folder, loaded)
-    if (held := marked.lock(folder)) is None:
+    if (lock := marked.lock(folder)) is None:
         tell("the agent is already running")
         return
     os.environ[AGENT] = folder.name
@@ -191,7 +191,7 @@ def agent(
         _become(post)
         _serve_and_answer(post, loaded, writing)
         return
-    os.close(held)
+    os.close(lock)
     os.close(writing)
     answer = _answer(reading)
     if answer != "joined":

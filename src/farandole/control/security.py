@@ -109,7 +109,8 @@ class Examination:
         ticket, theirs = match.groups()
         ours = secrets.token_hex(32)
         self._opening = (ticket, theirs, ours)
-        return f"Farandole nonce={ours}, proof={_mac(self._secrets_by_id.get(ticket, _no_key), 'server', ticket, theirs, ours)}"
+        secret = self._secrets_by_id.get(ticket, _no_key)
+        return f"Farandole nonce={ours}, proof={_mac(secret, 'server', ticket, theirs, ours)}"
 
     def passed(self, authorization: str) -> str:
         """The id of the ticket whose secret the client has proved to know; "" if it has not."""

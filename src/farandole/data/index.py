@@ -72,11 +72,11 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     samples: SamplesFile | None = None
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
+        urls: set[str] = set()
         for number, shard in enumerate(self.shardlist):
-            if shard.url in seen:
+            if shard.url in urls:
                 raise ValueError(f"url {shard.url!r} of shardlist[{number}] repeats that of an earlier entry")
-            seen.add(shard.url)
+            urls.add(shard.url)
 
 
 def read_index(place: str) -> Index:

@@ -78,11 +78,11 @@ class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.end_of_document < self.vocabulary:
             raise ValueError(f"end_of_document {self.end_of_document} is not below the vocabulary, {self.vocabulary}")
-        seen: set[str] = set()
+        urls: set[str] = set()
         for shard in self.shardlist:
-            if shard.url in seen:
+            if shard.url in urls:
                 raise ValueError(f"url {shard.url!r} occurs in shardlist twice")
-            seen.add(shard.url)
+            urls.add(shard.url)
             if shard.filesize != shard.nsamples * width or not shard.nsamples:
                 raise ValueError(
                     f"filesize {shard.filesize} of {shard.url} is not that of nsamples={shard.nsamples} tokens of "
@@ -171,7 +171,7 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._dtype = np.dtype(index.dtype).newbyteorder("<")
         self._any_id = index.vocabulary == 1 << 8 * WIDTHS[index.dtype]
         self._shards = index.shardlist
-        self._begins = np.array([0, *accumulate(shard.nsamples for shard in index.shardlist)])  # in the stream
+        self._starts = np.array([0, *accumulate(shard.nsamples for shard in index.shardlist)])  # in the stream
         self._copies = Copies(cache, cache_bytes)
         self._verified = Verified() if verify else None
         self._maps: list[npt.NDArray[Any]] = self._mapped()
@@ -208,12 +208,12 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     # --- the stream -------------------------------------------------------------------------------------------
 
-    def _windows(self, begins: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Returns the length + 1 tokens from each of `begins` on, as stored; shape `(len(begins), length + 1)`."""
+    def _windows(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Returns the length + 1 tokens from each of `starts` on, as stored; shape `(len(starts), length + 1)`."""
         maps = self._maps = self._maps or self._mapped()
-        windows = np.empty((len(begins), self.length + 1), self._dtype)
-        shards = self._begins.searchsorted(begins, side="right") - 1
-        within = begins - self._begins[shards]
+        windows = np.empty((len(starts), self.length + 1), self._dtype)
+        shards = self._starts.searchsorted(starts, side="right") - 1
+        within = starts - self._starts[shards]
         for window, number, begin in zip(windows, shards.tolist(), within.tolist(), strict=True):
             chunk = maps[number][begin : begin + self.length + 1]
             window[: len(chunk)] = chunk
@@ -228,10 +228,10 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def _no_id(self, samples: npt.NDArray[np.int64], windows: npt.NDArray[Any]) -> ShardError:
         row, column = np.argwhere(windows >= self.vocabulary)[0]
         place = int(samples[row]) * self.length + int(column)
-        number = int(self._begins.searchsorted(place, side="right")) - 1
+        number = int(self._starts.searchsorted(place, side="right")) - 1
         return torn(
             f"{self.url}/{self._shards[number].url}",
-            f"its token {place - int(self._begins[number])} is {windows[row, column]}, and ids are below the "
+            f"its token {place - int(self._starts[number])} is {windows[row, column]}, and ids are below the "
             f"vocabulary, {self.vocabulary}",
         )
 

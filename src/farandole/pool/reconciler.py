@@ -157,8 +157,8 @@ class Placing:
         if now < trouble.until:
             return 0.0
         trouble = trouble if now - trouble.until < LONGEST_REST_S else Trouble()
-        self._unfed[host] = again = trouble.again(now, start=True)
-        return again.until - now
+        self._unfed[host] = longer = trouble.again(now, start=True)
+        return longer.until - now
 
     def is_data_unavailable(self, host: str, now: float) -> bool:
         """Returns True if the host is in back-off because it could not get the data."""
@@ -429,10 +429,10 @@ class PoolReconciler:
 
     def _stopped(self, workers: Collection[str], now: float) -> list[str]:
         """Those of `workers` that got no stop yet, or got it more than `GRACE_S` ago. Records the stop."""
-        due = [w for w in dict.fromkeys(workers) if not 0 <= now - self._workers[w].stopped_at <= GRACE_S]
-        for worker in due:
+        to_stop = [w for w in dict.fromkeys(workers) if not 0 <= now - self._workers[w].stopped_at <= GRACE_S]
+        for worker in to_stop:
             self._workers[worker].stopped_at = now
-        return due
+        return to_stop
 
     def _give_up(self, now: float) -> list[str]:
         """Cancel starts without an event for too long, or too long after a stop; add workers of cancelled starts."""
@@ -602,10 +602,10 @@ class _Service:
             self._unsent.popleft()
 
     def _act(self) -> None:
-        due = self.reconciler.due(self._pool.list(), self._now())
-        for worker in due.stop:
+        actions = self.reconciler.due(self._pool.list(), self._now())
+        for worker in actions.stop:
             self._pool.stop(worker)
-        for worker, host in due.start:
+        for worker, host in actions.start:
             self._pool.start(worker, host)
 
     def _update(self, roster: Roster) -> None:
