@@ -214,7 +214,7 @@ class CheckpointSaver:
         if self._every == Every():
             return
         now = time.monotonic()
-        is_due = self._every.due(position.step, now, last_step=self._last_step, last_time=self._last_time)
+        is_due = self._every.is_due(position.step, now, last_step=self._last_step, last_time=self._last_time)
         if not leads:
             self._steps_led, self._at_once = 0, False
             if self._every.steps:

@@ -195,7 +195,7 @@ def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] =
             "the run began from another run's checkpoint" if steps and missing == 0 else "its metrics have no such line"
         )
         raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
-    return History.of(steps)
+    return History.from_steps(steps)
 
 
 def _others_script(settings: RunSettings, *, copied: bool) -> str:
@@ -235,7 +235,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(state.signature.facts) if state and state.signature else {}
-    differences = numeric_facts.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
+    differences = numeric_facts.unlike_then(then.items(), run_state.local_facts(settings.threads, settings.bits))
     for each in differences.words(numeric_facts.REPLAYED):
         say(f"farandole: warning: {each}; results may differ")
     if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
@@ -318,7 +318,7 @@ def numerics(
         import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     theirs = other.facts if other else {}
-    own = dict(run_state.here(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
+    own = dict(run_state.local_facts(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
     if json is not None:
         write(json, own, bits)
     if other is None or rows:

@@ -358,7 +358,7 @@ class Pools:
             threads=s.threads,
             environ={
                 **os.environ,
-                **cpu.of(s.bits),
+                **cpu.environment_of(s.bits),
                 "FARANDOLE_CODE": str(self._folder / CODE),
                 "FARANDOLE_PACK": s.job.pack if s.job else "",
             },

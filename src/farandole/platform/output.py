@@ -91,7 +91,9 @@ def is_name(text: str) -> bool:
 
 
 class RawStream(io.RawIOBase):
-    """The raw end of a stream on `descriptor`. Every write counts as done; `lost_bytes`: the bytes that were not written."""
+    """The raw end of a stream on `descriptor`. Every write counts as done. `lost_bytes`: the number of bytes that were
+    not written.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()

@@ -429,7 +429,7 @@ async def beside(awaitable: Awaitable[T], other: Awaitable[object]) -> T:
         await asyncio.wait({task})
 
 
-def aside(call: Callable[[], T]) -> asyncio.Future[T]:
+def on_new_thread(call: Callable[[], T]) -> asyncio.Future[T]:
     """The result of `call`, run in its own thread, which does not keep the process from ending: use it for a file on a
     disk that may not answer. Cancel the future if the result is no longer needed; the thread goes on until the call
     ends.

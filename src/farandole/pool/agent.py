@@ -113,7 +113,7 @@ class AgentIdentity:
 
 def environ(ticket: Ticket) -> Mapping[str, str]:
     """The environment of the workers, with the variables that torch reads only when it is loaded."""
-    return {**os.environ, **cpu.of(ticket.bits)}
+    return {**os.environ, **cpu.environment_of(ticket.bits)}
 
 
 # --- reconciler -------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class AgentReconciler:
             self._failed.pop(worker, None)
         return True
 
-    def due(self) -> AgentActions:
+    def take_actions(self) -> AgentActions:
         """The actions that are due now, recorded as done."""
         ordered = set(self.order.workers) if self.order and not self.order.end else set[str]()
         stop = tuple(w for w in self._running if w not in ordered and w not in self._stopped)
@@ -402,7 +402,7 @@ class Agent:
             self._changed.set()
 
     def _act(self) -> None:
-        actions = self._reconciler.due()
+        actions = self._reconciler.take_actions()
         for worker in actions.stop:
             assert self._workers is not None
             self._workers.stop(worker)

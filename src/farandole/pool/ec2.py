@@ -197,7 +197,7 @@ class InstanceRequest:
     token: str
     number: int
     offer: Offer
-    asked: float
+    requested_at: float
     open: int
     doubt: float = math.inf  # the end of the wait for a request whose answer was lost
 
@@ -236,7 +236,7 @@ class PriceTable:
     day: date | None = None
     dollars: Mapping[tuple[str, str, str], float] = field(default_factory=dict[tuple[str, str, str], float])
 
-    def of(self, kind: str, zone: str, market: str) -> float | None:
+    def price(self, kind: str, zone: str, market: str) -> float | None:
         return self.dollars.get((kind, zone, market), self.dollars.get((kind, "", market)))
 
 
@@ -276,7 +276,7 @@ class InstanceHours:
 
     def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
         """Record that the instance exists now. Returns its price the first time."""
-        price, new = self.prices.of(kind, zone, market), instance not in self._instances
+        price, new = self.prices.price(kind, zone, market), instance not in self._instances
         self._instances[instance] = (launched, now, price)
         day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
         return (Priced(instance, price, launched, day),) if new else ()
@@ -494,7 +494,7 @@ class Aws:
             raise UsageError(f"AWS: {error}; set AWS_REGION and AWS_PROFILE, or run `aws configure`") from None
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Returns True if the address is a server on this machine that imitates AWS; then its instances are here
         too.
         """
@@ -776,7 +776,7 @@ class AccountFacts:
             for zone in self.zones
             for kind in zone.types
             for market in self.markets
-            if self.prices.of(kind, zone.name, market) is None
+            if self.prices.price(kind, zone.name, market) is None
         ]
 
     @property
@@ -1064,7 +1064,7 @@ class Fleet:
 
     # --- what is due -----------------------------------------------------------------------------------------
 
-    def due(self, now: float) -> FleetActions:
+    def take_actions(self, now: float) -> FleetActions:
         for request in list(self.requests.values()):
             if now > request.doubt:
                 self.refused(request.token, "AWS has not answered, and no instance has appeared")
@@ -1102,7 +1102,7 @@ class Fleet:
                 return
             number = -(-missing // min(map(self.slots, offer.types)))
             token = next(self._token)
-            request = InstanceRequest(token=token, number=number, offer=offer, asked=now, open=number)
+            request = InstanceRequest(token=token, number=number, offer=offer, requested_at=now, open=number)
             self.requests[token] = request
             self._actions.asks.append(request)
         self._covered.update(self.waiting)
@@ -1234,7 +1234,7 @@ class Ec2Pool:
 
     async def _run_fleet(self) -> None:
         while True:
-            self._carry_out(self.fleet.due(self._loop.time()))
+            self._carry_out(self.fleet.take_actions(self._loop.time()))
             self._changed.clear()
             await up_to(min(1.0, self._look_s), self._changed)
 
@@ -1535,7 +1535,7 @@ class Ec2Kind:
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
         aws, account = settle(terms.options)
-        if is_loopback(parse(listen)[0]) and not aws.here:
+        if is_loopback(parse(listen)[0]) and not aws.is_local:
             raise UsageError(
                 f"--pool {terms.name}: instances can't reach a run that listens at {listen} alone; name an address of "
                 f"this machine in their network with --listen, or 0.0.0.0"

@@ -98,7 +98,9 @@ def size(source: Path) -> int:
 
 
 def send(source: Path, target: str, line: HostLine, remote: RemoteCommand, on_bytes_sent: Callable[[int], None]) -> str:
-    """Copy to one host. `on_bytes_sent` is called with each further number of bytes. Returns "", or the reason of a failure."""
+    """Copy to one host. `on_bytes_sent` is called with each further number of bytes. Returns "", or the reason of a
+    failure.
+    """
     if line.local and Path(target).expanduser().resolve() == source.resolve():
         return ""
     path = PurePosixPath(target)

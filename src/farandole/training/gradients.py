@@ -245,7 +245,7 @@ class Gradients:
                         raise
         if self._measures_noise and samples:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
-            self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)
+            self.noise = Noise.estimate(float(lanes[_SQUARES]), square, samples, shards)
         if shards:
             self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
         return float(lanes[_LOSS]), samples
