@@ -61,9 +61,9 @@ class SimulatedPort:
             self._worker.tell(m.Lapsed())
         raise ProcessEnd
 
-    def workers(self, step: int, count: int) -> int:
+    def workers(self, step: int, begun: int) -> int:
         del step
-        return count
+        return begun
 
     # --- a round ---------------------------------------------------------------------------------------------
 

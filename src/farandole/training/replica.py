@@ -170,10 +170,8 @@ class BufferLanes:
                 elif part.kind == AGREE:
                     part.values(lanes).zero_()
         if agreed.numel() and float(agreed.abs().max()) > MOST_OF_AGREED:
-            [name] = [p.name for p in self._parts if p.kind == AGREE and p.select(lanes).abs().max() > MOST_OF_AGREED][
-                :1
-            ]
-            raise UsageError(_too_large(name))
+            too_large = (p for p in self._parts if p.kind == AGREE and p.select(lanes).abs().max() > MOST_OF_AGREED)
+            raise UsageError(_too_large(next(too_large).name))
         lanes[self._squares] = _residue(agreed).square_()
 
     def _fill(
