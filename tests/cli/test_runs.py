@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.cli.folders import DAY_S, list_runs, in_words
+from farandole.cli.folders import DAY_S, in_words, list_runs
 from farandole.control.run_folder import hold
 
 OVER = b'{"event":"over","time":1.0,"code":0,"reason":"the script has run to its end"}\n'
