@@ -90,7 +90,7 @@ def measure(rounds: int, period: int) -> None:
             step.backward(model(rows).square().mean())
         optimizer.step()
         now = time.perf_counter()
-        saver = run._held()._saver
+        saver = run._require_state()._saver
         assert saver is not None
         number = step.number - warmup
         with_checkpoints = number >= 0 and number // block % 2 == 1
@@ -101,7 +101,7 @@ def measure(rounds: int, period: int) -> None:
                 kind = kind if saver._writing or kind.startswith("that") else "between two"
             times[kind].append((now - ended) * 1e3)
         if number >= 0 and number % block == 0:
-            copies += bare_copy(run._held().snapshot(), 5)
+            copies += bare_copy(run._require_state().snapshot(), 5)
         saver._every = Every(steps=period) if (number + 1) // block % 2 == 1 and number >= -1 else Every()
         ended = time.perf_counter()
 

@@ -66,7 +66,7 @@ def measured(model_name: str, make: Callable[[Any], torch.optim.Optimizer], step
     for step in range(steps + WARMUP):
         began = time.perf_counter()
         settings.look()
-        digest.at(step, settings.known)
+        digest.at(step, settings.known_values)
         digested = time.perf_counter()
         optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()

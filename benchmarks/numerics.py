@@ -100,7 +100,7 @@ def measured(bits: str) -> dict[str, dict[str, str]]:
 
     if bits == "portable":
         portable.take_over(1, torch.device("cpu"))
-    facts = dict(run_state.here(1, bits))
+    facts = dict(run_state.local_facts(1, bits))
     sys.path.insert(0, str(EXAMPLES))
 
     trainings: dict[str, str] = {}

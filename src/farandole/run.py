@@ -95,7 +95,7 @@ class Run:
         if terms.ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._context.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._context.tell(Unrecorded(reason=reason)))
-        self._rounds = Rounds(self._context, self._held)
+        self._rounds = Rounds(self._context, self._require_state)
         self._evaluation = Evaluation(self._rounds, self.device, self._seed, self._loader_ended)
         self._once = Once(self._rounds)
         self._replica: Replica | None = None  # None until the script calls `replicate`
@@ -183,7 +183,7 @@ class Run:
         """
         if self._replica is None:
             raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): call run.replicate first")
-        length = Length.of(epochs, base_steps)
+        length = Length.parse(epochs, base_steps)
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop over all epochs, see step.epoch")
         numeric_settings.refuse_altered(self.device, self._terms.bits)
@@ -263,21 +263,21 @@ class Run:
         """The loop; None before its first step has begun."""
         return self._loop if self._loop is not None and self._loop.phase != "entering" else None
 
-    def _looping(self, what: str) -> Loop:
+    def _looping(self, operation: str) -> Loop:
         """Return the loop. Raises UsageError if its first step has not begun, or within `once`."""
         if self._entered is None:
-            raise UsageError(f"run.{what} before the run.steps loop: call it within the loop or after it")
-        self._once.refuse(what)
+            raise UsageError(f"run.{operation} before the run.steps loop: call it within the loop or after it")
+        self._once.refuse(operation)
         return self._entered
 
-    def _between(self, what: str) -> Loop:
-        """Return the loop. Raises StepAbandoned within a step's inner loop, where `what` is not allowed."""
-        loop = self._looping(what)
+    def _between(self, operation: str) -> Loop:
+        """Return the loop. Raises StepAbandoned within a step's inner loop, where `operation` is not allowed."""
+        loop = self._looping(operation)
         if loop.within:
-            raise StepAbandoned(f"run.{what} within step {loop.number}: call it after the step's inner loop")
+            raise StepAbandoned(f"run.{operation} within step {loop.number}: call it after the step's inner loop")
         return loop
 
-    def _held(self) -> RunState:
+    def _require_state(self) -> RunState:
         if self._loop is None:
             raise FarandoleError("this worker holds no state of the run yet")
         return self._loop.state

@@ -32,7 +32,7 @@ class Option:
         unit: of a real number, for messages; "" for other values.
         least, most: the limits of a number.
         variable: its environment variable, for a process without a coordinator; "" if it has none.
-        kept: a run that is resumed keeps the value that it had, unless the option is given.
+        is_kept: a run that is resumed keeps the value that it had, unless the option is given.
         hidden: `--help` does not show it.
     """
 
@@ -47,7 +47,7 @@ class Option:
     least: int = 0
     most: int = MAX_COUNT
     variable: str = ""
-    kept: bool = False
+    is_kept: bool = False
     hidden: bool = False
 
     def check(self, value: Any, name: str = "") -> None:
@@ -98,7 +98,7 @@ RUN_OPTIONS: dict[str, Option] = {
         least=1,
         most=MAX_THREADS,
         variable="FARANDOLE_THREADS",
-        kept=True,
+        is_kept=True,
         group=WORKERS,
     ),
     "by_speed": Option(
@@ -119,14 +119,14 @@ RUN_OPTIONS: dict[str, Option] = {
         help="Time between checkpoints: 10m, 30s, 2h, 500steps or never.",
         default="10m",
         variable="FARANDOLE_CHECKPOINT_EVERY",
-        kept=True,
+        is_kept=True,
         group=DATA,
     ),
     "keep": Option(
         flag="--keep",
         help="How many checkpoints to keep.",
         default=3,
-        kept=True,
+        is_kept=True,
         group=DATA,
     ),
     "ledger": Option(
@@ -143,7 +143,7 @@ RUN_OPTIONS: dict[str, Option] = {
         least=-MAX_SEED,
         most=MAX_SEED,
         variable="FARANDOLE_SEED",
-        kept=True,
+        is_kept=True,
         group=BITS,
     ),
     "bits": Option(
@@ -153,7 +153,7 @@ RUN_OPTIONS: dict[str, Option] = {
         "same bits. any: admit every machine; an event marks the step after which results are not reproducible.",
         default="same",
         variable="FARANDOLE_BITS",
-        kept=True,
+        is_kept=True,
         group=BITS,
     ),
     "audit": Option(

@@ -25,7 +25,7 @@ from typing import NoReturn
 from farandole import joining
 from farandole.code import snapshot
 from farandole.control import ticket as tickets
-from farandole.control.run_folder import ASIDE
+from farandole.control.run_folder import HIDDEN_LOG_PREFIX
 from farandole.errors import (
     CoordinatorUnreachable,
     FarandoleError,
@@ -175,7 +175,7 @@ def _dismissed(exit_: SystemExit) -> int:
 def _put_aside(text: str) -> None:
     """Print `text` as hidden lines of the worker's log file; do nothing if the worker has no log file."""
     if Settings.read().pool:
-        print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
+        print(*(HIDDEN_LOG_PREFIX + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
 def _execute(executed: snapshot.Sources) -> None:

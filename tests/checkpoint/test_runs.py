@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.run_folder import ASIDE
+from farandole.control.run_folder import HIDDEN_LOG_PREFIX
 from farandole.data.ledger import count
 from tests.jobs import small
 from tests.support import forked
@@ -129,4 +129,4 @@ def test_a_checkpoint_of_other_data_ends_the_run_and_says_so(tmp_path: Path) -> 
         [failed] = run.events("failed")
         assert re.search(r"^[^\n]*\b130\b[^\n]*\b131\b[^\n]*\Z", failed["traceback"]), "one line"
         log = (run.folder / "logs" / f"{failed['worker']}.log").read_text()
-        assert f"{ASIDE}Traceback" in log
+        assert f"{HIDDEN_LOG_PREFIX}Traceback" in log

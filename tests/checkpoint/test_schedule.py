@@ -26,7 +26,7 @@ DUE = [
 
 @pytest.mark.parametrize(("text", "step", "now", "last_step", "last_time", "due"), DUE)
 def test_due(text: str, step: int, now: float, last_step: int, last_time: float, due: bool) -> None:
-    assert Every.parse(text).due(step, now, last_step=last_step, last_time=last_time) is due
+    assert Every.parse(text).is_due(step, now, last_step=last_step, last_time=last_time) is due
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "0s", "0steps", "-5m", "10 m", "5days", "nan"])

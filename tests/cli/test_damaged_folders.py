@@ -12,7 +12,7 @@ import pytest
 
 from farandole.cli import command
 from farandole.cli.resume import GivenOptions, settle
-from farandole.cli.takeover import left
+from farandole.cli.takeover import find_takeover
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
@@ -73,7 +73,7 @@ def ask_all() -> None:
             pass
         except BaseException as error:
             raise AssertionError(verb) from error
-    left(Path("r"), ("train.py",))
+    find_takeover(Path("r"), ("train.py",))
     with contextlib.suppress(FarandoleError):
         settle(GivenOptions(), RunTerms(), Path("r"))
 

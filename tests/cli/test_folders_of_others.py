@@ -80,7 +80,7 @@ def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -
     with being(ALICE):
         folder.chmod(0o700)
         with pytest.raises(NotPrivate, match=rf"/ticket\b.*\buid {MALLORY}\b"):
-            endpoint(folder, "127.0.0.1", again=True)
+            endpoint(folder, "127.0.0.1", is_restart=True)
         with pytest.raises(NotPrivate, match=rf"/tls\.pem\b.*\buid {MALLORY}\b"):
             endpoint(folder, "10.0.0.5")
 

@@ -52,7 +52,7 @@ def test_the_summary_names_it(killed: Path) -> None:
 def test_who_resumes_the_run_hears_of_it(killed: Path) -> None:
     settled = settle(GivenOptions(), RunTerms(), killed)
     assert settled.newest.path == ""
-    assert HALF in settled.said
+    assert HALF in settled.note
 
 
 def test_what_is_older_than_a_whole_one_is_not_named(killed: Path) -> None:

@@ -44,7 +44,7 @@ def test_what_is_written_down_is_compared_by_exit_code_and_a_sentence(farandole:
     assert EXP in written.output
     found = read(tmp_path / "here.json")
     assert found.facts[THREADS] == "1"
-    assert found.facts == dict(numerics(run_state.here(1, "same")))
+    assert found.facts == dict(numerics(run_state.local_facts(1, "same")))
     same = farandole("--against", "here.json")
     assert same.exit_code == 0
     [line] = same.output.splitlines()

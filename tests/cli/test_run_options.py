@@ -24,7 +24,7 @@ BOUNDED = [
 def test_an_option_has_one_name_and_one_default(name: str) -> None:
     option = RUN_OPTIONS[name]
     value = inspect.signature(run).parameters[name].default
-    assert value.default == (None if option.kept else option.default)
+    assert value.default == (None if option.is_kept else option.default)
     assert value.param_decls == (option.flag,)
     if name == "wanted":  # without a command line, one worker
         return

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.cli.folders import DAY_S, found, in_words
+from farandole.cli.folders import DAY_S, in_words, list_runs
 from farandole.control.run_folder import hold
 
 OVER = b'{"event":"over","time":1.0,"code":0,"reason":"the script has run to its end"}\n'
@@ -51,7 +51,7 @@ def test_nothing_is_removed_without_yes_and_only_what_is_over(tmp_path: Path) ->
     handle = hold(tmp_path / "run2")
     pruning = ("--in", str(tmp_path), "prune", "--keep", "1")
     assert "2 runs" in asked(*pruning)
-    assert len(list(found(tmp_path))) == 4
+    assert len(list(list_runs(tmp_path))) == 4
     asked(*pruning, "--yes")
     os.close(handle)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "notes", "run0", "run2"]
@@ -61,7 +61,7 @@ def test_by_age(tmp_path: Path) -> None:
     for number in range(4):
         a_run(tmp_path, f"run{number}", days=number + 0.5)
     asked("--in", str(tmp_path), "prune", "--older", "2", "--yes")
-    assert [run.folder.name for run in found(tmp_path)] == ["run0", "run1"]
+    assert [run.folder.name for run in list_runs(tmp_path)] == ["run0", "run1"]
 
 
 @pytest.mark.parametrize(("size", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (234_000_000, "234 MB")])

@@ -48,7 +48,7 @@ def test_a_coordinator_that_has_ended_the_run_is_not_taken_for_dead(tmp_path: Pa
 
     async def scenario() -> list[str]:
         shown: list[str] = []
-        coordinators = Coordinators(tmp_path, "127.0.0.1:0", shown.append, again=False)
+        coordinators = Coordinators(tmp_path, "127.0.0.1:0", shown.append, is_restart=False)
         try:
             coordinators._process.kill()
             coordinators._process.wait()

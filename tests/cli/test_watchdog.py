@@ -22,7 +22,7 @@ def misses(silence: SilenceClock, took_s: float) -> int:
 
 def listening() -> SilenceClock:
     silence = SilenceClock(15.0)
-    silence.heard()
+    silence.record_answer()
     return silence
 
 
@@ -34,7 +34,7 @@ def test_fifteen_seconds_without_an_answer() -> None:
 def test_an_answer_begins_it_anew() -> None:
     silence = listening()
     assert not any(silence.missed(3.0) for _ in range(4))
-    silence.heard()
+    silence.record_answer()
     assert misses(silence, 3.0) == 5
 
 

@@ -107,7 +107,7 @@ def test_a_file_that_is_another_thing_between_the_listing_and_the_reading(
     change: Callable[[Path], None], folder: Path
 ) -> None:
     """As an editor or a build does it."""
-    chosen = copies.listing(folder, needed=("train.py",))
+    chosen = copies.listing(folder, required=("train.py",))
     assert "lib/a.py" in chosen.names
     change(folder / "lib" / "a.py")
     found = copies._packed(chosen, "train.py")

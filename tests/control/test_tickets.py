@@ -233,19 +233,19 @@ DAMAGED = [b"", b"{}", b"[{}]", b"\xff" * 50, b'[{"name":"a b","secret":"' + b"0
 def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     path, secret = tmp_path / TICKETS, new_secret()
     tickets = Tickets(secret, path)
-    assert (tickets.reread(), len(tickets.known)) == ([], 1)
+    assert (tickets.reread(), len(tickets.secrets_by_id)) == ([], 1)
     bob = IssuedTicket(name="bob", secret=new_secret())
     write_tickets(path, (bob,))
     assert path.stat().st_mode & 0o777 == 0o600
-    assert (tickets.reread(), len(tickets.known)) == ([TicketIssuedEvent(ticket="bob")], 2)
+    assert (tickets.reread(), len(tickets.secrets_by_id)) == ([TicketIssuedEvent(ticket="bob")], 2)
     for content in (*DAMAGED, msgspec.json.encode((bob, bob))):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=re.escape(str(path))) as raised:
             tickets.reread()
         assert bob.secret not in str(raised.value) + repr(bob)
-        assert len(tickets.known) == 2
+        assert len(tickets.secrets_by_id) == 2
     path.unlink()
-    assert (tickets.reread(), len(tickets.known)) == ([TicketRevokedEvent(ticket="bob")], 1)
+    assert (tickets.reread(), len(tickets.secrets_by_id)) == ([TicketRevokedEvent(ticket="bob")], 1)
 
 
 def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
@@ -263,6 +263,6 @@ def test_the_owners_secret_in_the_file_does_not_make_the_owner_an_external_worke
     write_tickets(tmp_path / TICKETS, (IssuedTicket(name="owner", secret=secret, revoked=True),))
     tickets = Tickets(secret, tmp_path / TICKETS)
     tickets.reread()
-    [owner] = tickets.known
+    [owner] = tickets.secrets_by_id
     assert tickets.forbids(owner, "/api/stop") == tickets.revoked(owner) == tickets.over(owner) == ""
     assert read_tickets(tmp_path / TICKETS)[0].revoked

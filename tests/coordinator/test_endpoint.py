@@ -62,10 +62,10 @@ def test_everything_survives_the_coordinators_process(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "tls.pem").stat().st_mode) == 0o600
     address = f"https://{advertised(first.host)}:4321"
     Ticket(address=address, secret=first.secret, run="r", fingerprint=first.fingerprint).save(tmp_path / "ticket")
-    second = endpoint(tmp_path, "10.0.0.5", again=True)
+    second = endpoint(tmp_path, "10.0.0.5", is_restart=True)
     assert (second.secret, second.fingerprint, second.port) == (first.secret, first.fingerprint, 4321)
     assert load(str(tmp_path / "ticket")).fingerprint == second.fingerprint
-    assert endpoint(tmp_path, "10.0.0.5:99", again=True).port == 99, "what is asked for beats what was"
+    assert endpoint(tmp_path, "10.0.0.5:99", is_restart=True).port == 99, "what is asked for beats what was"
 
 
 def test_a_run_that_begins_takes_over_no_ticket(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_of_what_never_stops_each_window_has_a_few_lines_and_the_number_of_the_o
     lines: Counter[int] = Counter()
     counts: list[dict[str, int]] = []
     for second in range(10 * int(WINDOW_S)):
-        counts += filter(None, [sparing.due(float(second))])
+        counts += filter(None, [sparing.take_unrecorded(float(second))])
         lines[second // int(WINDOW_S)] += sparing.admit("a")
     assert lines == dict.fromkeys(range(10), LINES)
     assert counts == [{"a": int(WINDOW_S) - LINES}] * 9
@@ -61,18 +61,18 @@ def test_of_what_never_stops_each_window_has_a_few_lines_and_the_number_of_the_o
 @given(st.lists(st.tuples(gaps, st.sampled_from("ab")), max_size=200))
 def test_lines_and_counts_add_up_to_everything(events: list[tuple[float, str]]) -> None:
     sparing, now = EventLimiter(), 1000.0
-    sparing.due(now)
+    sparing.take_unrecorded(now)
     happened: Counter[str] = Counter()
     told: Counter[str] = Counter()
     lines: list[tuple[float, str]] = []
     for gap, kind in events:
         now += gap
-        told.update(sparing.due(now))
+        told.update(sparing.take_unrecorded(now))
         happened[kind] += 1
         if sparing.admit(kind):
             told[kind] += 1
             lines.append((now, kind))
-    told.update(sparing.due(math.inf))
+    told.update(sparing.take_unrecorded(math.inf))
     assert told == happened
     for at, kind in lines:
         assert sum(1 for other, k in lines if k == kind and at <= other < at + WINDOW_S) <= 2 * LINES

@@ -81,7 +81,7 @@ def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
             fill(disk)
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 journal.commit([msgspec.structs.replace(LOST, reason="why " * 10_000)], OTHER)
-        journal, damage = open_journal(disk, RunSettings(run="r"), Safekeeping(memory), again=True)
+        journal, damage = open_journal(disk, RunSettings(run="r"), Safekeeping(memory), is_restart=True)
         with closing(journal):
             assert (journal.state(), damage) == (OTHER, "")
 
@@ -90,12 +90,12 @@ def test_rubbish_is_set_aside_where_the_books_are_elsewhere(tmp_path: Path, memo
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"rubbish " * 1000)
     with pytest.raises(FarandoleError, match=re.escape(str(path))):
-        open_journal(tmp_path, RunSettings(run="r"), Safekeeping(memory), again=True)
+        open_journal(tmp_path, RunSettings(run="r"), Safekeeping(memory), is_restart=True)
     Safekeeping(memory).put(b"{}")
     for number, again in enumerate((True, False), start=1):
         path.write_bytes(b"rubbish " * 1000)
         journal, damage = open_journal(
-            tmp_path, RunSettings(run="r"), Safekeeping(memory) if again else None, again=again
+            tmp_path, RunSettings(run="r"), Safekeeping(memory) if again else None, is_restart=again
         )
         journal.close()
         assert mentions(damage, path, f"journal.sqlite.damaged-{number}")
@@ -115,7 +115,7 @@ def test_where_a_pool_s_workers_outlive_this_machine_each_commit_is_on_the_disk(
     if damaged:
         (tmp_path / "journal.sqlite").write_bytes(b"rubbish " * 1000)
     pools = tuple(PoolTerms(name=f"p{number}", kind=kind) for number, kind in enumerate(kinds))
-    journal, damage = open_journal(tmp_path, RunSettings(run="r", pools=pools), None, again=False)
+    journal, damage = open_journal(tmp_path, RunSettings(run="r", pools=pools), None, is_restart=False)
     with closing(journal):
         assert bool(damage) is damaged
         assert journal._database.execute("PRAGMA synchronous").fetchone() == (synchronous,)

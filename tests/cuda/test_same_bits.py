@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farandole.numerics.settings import NEEDED
+from farandole.numerics.settings import REQUIRED_SETTINGS
 from farandole.platform import cpu
 from farandole.pool import local
 from farandole.protocol.numeric_facts import SETTING
@@ -49,7 +49,7 @@ def test_what_the_same_bits_need_is_in_force(undisturbed: dict[str, Any]) -> Non
     assert undisturbed["device"] == "cuda:0"
     assert undisturbed["current"] == 0
     assert undisturbed[on_device.VARIABLE] == cpu.SAME[on_device.VARIABLE]
-    assert {name: undisturbed["in force"][SETTING + name] for name in NEEDED} == NEEDED
+    assert {name: undisturbed["in force"][SETTING + name] for name in REQUIRED_SETTINGS} == REQUIRED_SETTINGS
 
 
 def test_a_second_time_and_in_a_run(undisturbed: dict[str, Any], tmp_path: Path) -> None:

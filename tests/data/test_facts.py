@@ -79,7 +79,7 @@ def test_what_is_no_pair_of_texts_is_named(pair: Any) -> None:
 def signed(dataset: Any) -> Signature:
     model = torch.nn.Linear(2, 1)
     loader = Loader(dataset, GlobalBatch(4, micro=2), seed=0)
-    return signature(torch.device("cpu"), loader, Length.of(1, None), Replica({"model": model}))
+    return signature(torch.device("cpu"), loader, Length.parse(1, None), Replica({"model": model}))
 
 
 def test_a_worker_whose_data_says_something_else_is_refused_by_name() -> None:

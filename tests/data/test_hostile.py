@@ -51,7 +51,7 @@ def test_postscript_is_no_image_whatever_its_name(called: Path, tmp_path: Path) 
     with pytest.raises(BadSample, match=r"\b1\b(.|\n)*x\.jpg"):
         image_folder.prepare(
             image_folder.list_folder(source.parent), str(tmp_path / "made"), shard_bytes=1 << 20, short_side=0,
-            processes=1, begin=os.getpgid, made=lambda _: None,
+            processes=1, begin=os.getpgid, on_result=lambda _: None,
         )  # fmt: skip
     assert not called.exists()
     with PIL.Image.open(source / "x.jpg") as image, pytest.raises(OSError, match="cannot identify"):  # the bait is one

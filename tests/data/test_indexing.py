@@ -65,7 +65,7 @@ def test_a_note_counts_for_the_tar_that_it_is_of_and_no_other(folder: Path) -> N
     with (next(webdataset_index.NOTES.iterdir())).open("ab") as file:
         file.write(b'{"tar":')  # of a process that was killed
     (folder / "z.tar").unlink()
-    heard = {read.tar.name: read.known for read in tars.make_index(folder)}
+    heard = {read.tar.name: read.is_noted for read in tars.make_index(folder)}
     assert heard == {"part-000.tar": True, "part-001.tar": True, "part-002.tar": False}
     digest = hashlib.md5((folder / "part-002.tar").read_bytes()).hexdigest()
     assert read_index(f"{folder}/index.json").shardlist[2].md5sum == digest

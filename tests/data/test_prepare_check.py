@@ -29,7 +29,7 @@ def prepared(
 ) -> Index | int:
     return image_folder.prepare(
         image_folder.list_folder(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
-        begin=os.getpgid, made=heard, check=check,
+        begin=os.getpgid, on_result=heard, check=check,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_shards_that_were_not_checked_are_made_anew_and_checked_ones_are_kept(tm
     for check, kept in ((False, True), (True, False), (True, True), (False, True)):
         heard: list[ShardResult[ImageShardRecord]] = []
         assert prepared(source, check, heard.append) == first, "the same bytes"
-        assert Counter(made.kept for made in heard).keys() == {kept}
+        assert Counter(made.is_reused for made in heard).keys() == {kept}
 
 
 def test_the_end_of_each_format_is_known(source: Path) -> None:

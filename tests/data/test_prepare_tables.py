@@ -49,8 +49,8 @@ def written(place: Path, table: Any, kind: str, *, files: int = 3, group: int = 
 
 def prepared(source: Any, target: Path, *, part: Part = WHOLE, shard_bytes: int = SHARD) -> Index | int:
     return image_folder.prepare(
-        source, str(target), shard_bytes=shard_bytes, short_side=0, processes=1, begin=os.getpgid, made=lambda _: None,
-        part=part,
+        source, str(target), shard_bytes=shard_bytes, short_side=0, processes=1, begin=os.getpgid,
+        on_result=lambda _: None, part=part,
     )  # fmt: skip
 
 

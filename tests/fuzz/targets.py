@@ -179,8 +179,8 @@ def issued(data: bytes) -> None:
     known = Tickets(SECRET, path)
     with contextlib.suppress(UsageError):
         known.reread()
-    assert known.known[ticket_id(SECRET)] == SECRET
-    for each in known.known:
+    assert known.secrets_by_id[ticket_id(SECRET)] == SECRET
+    for each in known.secrets_by_id:
         assert known.owners(each) or known.forbids(each, "/api/stop")
         assert not known.revoked(each) or known.over(each)
 

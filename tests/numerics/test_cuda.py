@@ -28,10 +28,13 @@ WORKSPACE, SIZE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 def relevant() -> dict[str, str]:
     """What `--bits same` needs, as it is now."""
     facts = dict(cuda.setting_facts())
-    return {**{name: facts[SETTING + name] for name in cuda.NEEDED}, WORKSPACE: os.environ.get(WORKSPACE, "none")}
+    return {
+        **{name: facts[SETTING + name] for name in cuda.REQUIRED_SETTINGS},
+        WORKSPACE: os.environ.get(WORKSPACE, "none"),
+    }
 
 
-IN_FORCE = {**cuda.NEEDED, WORKSPACE: SIZE}
+IN_FORCE = {**cuda.REQUIRED_SETTINGS, WORKSPACE: SIZE}
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +159,7 @@ def test_work_that_has_begun_without_a_workspace_is_refused(
 
 
 def test_a_process_of_a_run_begins_with_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu.of("same") == {WORKSPACE: SIZE}
+    assert cpu.environment_of("same") == {WORKSPACE: SIZE}
     monkeypatch.setenv(WORKSPACE, ":16:8")
     cpu.set_for("any")
     assert os.environ[WORKSPACE] == ":16:8"

@@ -50,6 +50,6 @@ def test_an_accelerator_is_refused_by_name() -> None:
 
 
 def test_only_portable_runs_have_switches() -> None:
-    assert cpu.of("portable") == cpu.PORTABLE
-    assert not cpu.PORTABLE.keys() & cpu.of("same").keys()
-    assert not cpu.of("any")
+    assert cpu.environment_of("portable") == cpu.PORTABLE
+    assert not cpu.PORTABLE.keys() & cpu.environment_of("same").keys()
+    assert not cpu.environment_of("any")

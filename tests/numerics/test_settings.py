@@ -108,7 +108,7 @@ def test_a_watch_tells_each_change_once() -> None:
     torch.set_default_dtype(torch.float32)
     assert watch.look() == [(DTYPE, "float64", "float32")]
     assert watch.altered == {DENORMALS: "on"}
-    assert watch.known == dict(settings.setting_facts())
+    assert watch.known_values == dict(settings.setting_facts())
 
 
 def test_who_joins_takes_over_what_was_altered_and_nothing_else() -> None:

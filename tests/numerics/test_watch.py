@@ -12,7 +12,7 @@ from farandole.numerics.portable import KernelMode
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(portable, "KNOWN", frozenset({"aten.add.Tensor", "aten.detach.default"}))
+    monkeypatch.setattr(portable, "KNOWN_OPERATORS", frozenset({"aten.add.Tensor", "aten.detach.default"}))
     return []
 
 

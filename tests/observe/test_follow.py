@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.run_folder import ASIDE
+from farandole.control.run_folder import HIDDEN_LOG_PREFIX
 from farandole.observe import live
 from farandole.observe.live import LONGEST, READ_BYTES, Follower
 from farandole.observe.text import BURST, NEWEST, SAY_S
@@ -37,7 +37,7 @@ def test_follower_leaves_out_what_earlier_workers_of_the_run_said(tmp_path: Path
 
 def test_what_is_aside_is_not_shown(tmp_path: Path) -> None:
     with Follower(tmp_path) as follower:
-        (tmp_path / "w1.log").write_text(f"a\n{ASIDE}b\nc\n{ASIDE}d")
+        (tmp_path / "w1.log").write_text(f"a\n{HIDDEN_LOG_PREFIX}b\nc\n{HIDDEN_LOG_PREFIX}d")
         assert follower.flush() == [("w1", "a"), ("w1", "c")]
 
 

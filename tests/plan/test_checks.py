@@ -6,43 +6,45 @@ from collections import Counter
 
 import pytest
 
-from farandole.plan.shards import Check, audit, due, of_checker, of_owner
+from farandole.plan.shards import Check, audit, of_checker, of_owner, select_checks
 
 HELD = {"a": (0, 1), "b": (2, 3), "c": (4,)}
 ALL = ("a", "b", "c")
 
 
 def test_who_has_to_prove_itself_computes_the_first_shard_too() -> None:
-    assert due(HELD, ("c", "b"), None, ()) == (
+    assert select_checks(HELD, ("c", "b"), None, ()) == (
         Check(owner="a", checker="c", shards=(0,)),
         Check(owner="a", checker="b", shards=(0,)),
     )
 
 
 def test_who_holds_the_first_shard_has_nobody_to_be_compared_with_but_those_who_compute_it() -> None:
-    assert due(HELD, ("a",), None, ()) == ()
-    assert [check.checker for check in due(HELD, ALL, None, ())] == ["b", "c"]
+    assert select_checks(HELD, ("a",), None, ()) == ()
+    assert [check.checker for check in select_checks(HELD, ALL, None, ())] == ["b", "c"]
 
 
 def test_an_audit_only_where_nothing_else_is_due() -> None:
     audited = (Check(owner="b", checker="c", shards=(2,)),)
-    assert due(HELD, (), None, audited) == audited
-    assert due(HELD, ("c",), None, audited) == (Check(owner="a", checker="c", shards=(0,)),)
-    assert due(HELD, (), (), audited) == (), "in a round that is done again, what the coordinator said and no more"
+    assert select_checks(HELD, (), None, audited) == audited
+    assert select_checks(HELD, ("c",), None, audited) == (Check(owner="a", checker="c", shards=(0,)),)
+    assert select_checks(HELD, (), (), audited) == (), (
+        "in a round that is done again, what the coordinator said and no more"
+    )
 
 
 def test_in_a_round_that_is_done_again_whoever_holds_the_shards_now_is_checked() -> None:
-    assert due(HELD, (), (("c", (2, 3)), ("a", (2, 3))), ()) == (
+    assert select_checks(HELD, (), (("c", (2, 3)), ("a", (2, 3))), ()) == (
         Check(owner="b", checker="c", shards=(2, 3)),
         Check(owner="b", checker="a", shards=(2, 3)),
     )
     inherited = {"a": (0, 1, 2), "c": (3, 4)}
-    assert due(inherited, (), (("c", (2, 3)),), ()) == (Check(owner="a", checker="c", shards=(2,)),)
+    assert select_checks(inherited, (), (("c", (2, 3)),), ()) == (Check(owner="a", checker="c", shards=(2,)),)
 
 
 def test_a_word_has_one_number_for_a_holder_and_one_for_a_checker() -> None:
     asked = (("c", (0,)), ("c", (2,)), ("b", (0, 1)))
-    assert due(HELD, (), asked, ()) == (Check(owner="a", checker="c", shards=(0,)),)
+    assert select_checks(HELD, (), asked, ()) == (Check(owner="a", checker="c", shards=(0,)),)
 
 
 def test_each_shard_is_audited_as_often_as_was_asked_and_by_every_other_in_turn() -> None:
@@ -80,7 +82,7 @@ def test_which_shards_does_not_depend_on_who_holds_them() -> None:
 
 
 def test_a_workers_part() -> None:
-    checks = due(HELD, ("c",), None, ())
+    checks = select_checks(HELD, ("c",), None, ())
     assert of_owner(checks, "a") == (0,)
     assert of_owner(checks, "c") == ()
     assert of_checker(checks, "c") == checks[0]

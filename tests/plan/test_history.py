@@ -20,7 +20,7 @@ def test_each_line_holds_from_its_step_on() -> None:
 
 @given(workers=st.lists(st.integers(1, 9), min_size=1, max_size=50))
 def test_of_steps_and_back_through_text(workers: list[int]) -> None:
-    history = History.of(enumerate(workers))
+    history = History.from_steps(enumerate(workers))
     assert [history.workers(step) for step in range(len(workers))] == workers
     assert History.parse(history.text(), "text") == history
     assert len(history.changes) == 1 + sum(a != b for a, b in itertools.pairwise(workers))

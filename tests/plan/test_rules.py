@@ -54,7 +54,7 @@ def test_noise_is_measured_without_bias_from_shards_of_any_sizes() -> None:
     shards = 0.3 + rng.normal(size=(20_000, len(sizes), 5)) * np.sqrt(0.7 / sizes)[None, :, None]
     mean = (shards * sizes[None, :, None]).sum(1) / sizes.sum()
     found = [
-        Noise.of(float((sizes * (g**2).sum(1)).sum()), float((m**2).sum()), int(sizes.sum()), len(sizes))
+        Noise.estimate(float((sizes * (g**2).sum(1)).sum()), float((m**2).sum()), int(sizes.sum()), len(sizes))
         for g, m in zip(shards, mean, strict=True)
     ]
     assert np.mean([n.variance for n in found if n.variance is not None]) == pytest.approx(3.5, rel=0.02)
@@ -64,7 +64,7 @@ def test_noise_is_measured_without_bias_from_shards_of_any_sizes() -> None:
 
 
 def test_one_shard_tells_no_variance() -> None:
-    assert Noise.of(squares=8.0, square=1.0, samples=8, shards=1).variance is None
+    assert Noise.estimate(squares=8.0, square=1.0, samples=8, shards=1).variance is None
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

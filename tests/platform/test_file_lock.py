@@ -13,7 +13,7 @@ import pytest
 
 from farandole.cli.folders import check_folder, make_folder
 from farandole.code.pack import _locked  # pyright: ignore[reportPrivateUsage]
-from farandole.control.run_folder import LOCK, held, hold
+from farandole.control.run_folder import LOCK, hold, is_locked
 from farandole.errors import RunFolderInUse
 from farandole.platform.files import NoFileLocks, release_in_children
 from farandole.pool import agent
@@ -38,7 +38,7 @@ def test_a_folder_without_locks_holds_no_run_and_takes_none(tmp_path: Path) -> N
     folder = tmp_path / "r"
     with pytest.raises(NoFileLocks, match=re.escape(str(folder))):
         make_folder(folder, "train.py")
-    assert not held(folder)
+    assert not is_locked(folder)
     check_folder(folder)  # nobody is alive in it
     with pytest.raises(NoFileLocks):
         SingleProcess(str(folder), lambda: True)
@@ -60,7 +60,7 @@ def test_a_folder_is_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("atexit.register", lambda *_: None)
     first = SingleProcess(str(tmp_path), lambda: True)
     assert first.identity
-    assert held(tmp_path)
+    assert is_locked(tmp_path)
     for second in (lambda: SingleProcess(str(tmp_path), lambda: True), lambda: make_folder(tmp_path, "train.py")):
         with pytest.raises(RunFolderInUse, match=rf"\b{os.getpid()}\b"):
             second()
@@ -84,6 +84,6 @@ def test_a_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         theirs.close()
         assert ours.recv(2) == b"up"
         os.close(handle)
-        assert not held(tmp_path)
+        assert not is_locked(tmp_path)
         ours.close()
         os.waitpid(child, 0)

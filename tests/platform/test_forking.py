@@ -70,8 +70,8 @@ class Server:
     ("wanted", "fits"),
     [
         ({"OMP_NUM_THREADS": "2", "HOME": "/"}, True),
-        ({"OMP_NUM_THREADS": "2", **cpu.of("same")}, True),
-        ({"OMP_NUM_THREADS": "2", **cpu.of("portable")}, False),
+        ({"OMP_NUM_THREADS": "2", **cpu.environment_of("same")}, True),
+        ({"OMP_NUM_THREADS": "2", **cpu.environment_of("portable")}, False),
         ({}, False),
     ],
 )

@@ -122,10 +122,10 @@ def test_when_the_run_is_over_workers_get_a_grace_and_nothing_is_started() -> No
     play.roster(10, wanted=0, over=0, present=("w1", "w2"))
     play.exits("w2", 11)
     play.roster(10 + GRACE_S - 1, wanted=0, over=0, present=("w1",))
-    assert (play.pool.started, play.pool.stopped, play.reconciler.done) == (["w1", "w2"], [], False)
+    assert (play.pool.started, play.pool.stopped, play.reconciler.is_done) == (["w1", "w2"], [], False)
     play.at(10 + GRACE_S + 1)
     assert play.pool.stopped == ["w1"]
-    assert play.reconciler.done
+    assert play.reconciler.is_done
 
 
 def test_what_is_told_twice_or_of_nobody_counts_once_or_not_at_all() -> None:

@@ -79,14 +79,14 @@ def test_who_is_evicted_before_its_pool_has_seen_its_end_is_lost(losses: int) ->
     reconciler = Play().reconciler
     hosts = [Host(name="here")]
     reconciler.update(Roster(wanted=2, losses=losses), 0.0)
-    for worker, host in reconciler.due(hosts, 0.0).start:
+    for worker, host in reconciler.take_actions(hosts, 0.0).start:
         reconciler.on_event(Started(worker, host), 0.0)
     wait = restart_delay_s(losses, others=True)
     reconciler.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0)
-    assert reconciler.due(hosts, 100.0).start == ()
+    assert reconciler.take_actions(hosts, 100.0).start == ()
     reconciler.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0 + wait / 2)  # that is no further loss
-    assert reconciler.due(hosts, 100.0 + wait - 0.01).start == ()
-    assert reconciler.due(hosts, 100.0 + wait).start == (("w3", "here"),)
+    assert reconciler.take_actions(hosts, 100.0 + wait - 0.01).start == ()
+    assert reconciler.take_actions(hosts, 100.0 + wait).start == (("w3", "here"),)
 
 
 def test_who_was_asked_to_go_is_no_trouble_of_its_host() -> None:
@@ -126,9 +126,9 @@ def test_at_the_end_nobody_waits_for_a_start_that_never_comes() -> None:
     play.pool.mute = True
     play.roster(wanted=1)
     play.roster(1.0, wanted=0, over=0)
-    assert not play.reconciler.done
+    assert not play.reconciler.is_done
     play.at(1.0 + GRACE_S + 1)
-    assert play.reconciler.done
+    assert play.reconciler.is_done
     assert play.said == []
 
 

@@ -42,8 +42,10 @@ class Stage:
     async def begin(self) -> None:
         """A coordinator, at the address of the one before."""
         self._journal = Journal(self.folder)
-        known = self._journal.state()
-        self.server = Server(RunSettings(run="r", wanted=2), secret=self.secret, journal=self._journal, known=known)
+        state = self._journal.state()
+        self.server = Server(
+            RunSettings(run="r", wanted=2), secret=self.secret, journal=self._journal, restored_state=state
+        )
         address = await self.server.start(port=self._port)
         self._port = urlsplit(address).port or 0
         self.ticket = Ticket(address=address, secret=self.secret, run="r")

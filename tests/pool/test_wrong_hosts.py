@@ -12,7 +12,7 @@ HOSTS = (Host(name="h-1"), Host(name="h-2"))
 def started(*wrong: str) -> list[str]:
     reconciler = PoolReconciler()
     reconciler.update(Roster(wanted=1, wrong_hosts=wrong), 0.0)
-    return [host for _, host in reconciler.due(HOSTS, 1000.0).start]
+    return [host for _, host in reconciler.take_actions(HOSTS, 1000.0).start]
 
 
 def test_the_next_host_is_asked_and_none_where_all_are_wrong() -> None:

@@ -22,8 +22,8 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (checking, "if shard not in self._others) if mine", ") if mine", {}),
     (
         checking,
-        "due(held, member.unchecked, lineage.rechecks, audited)",
-        "due(held, (), lineage.rechecks, audited)",
+        "select_checks(held, member.unchecked, lineage.rechecks, audited)",
+        "select_checks(held, (), lineage.rechecks, audited)",
         ERRS,
     ),
     (

@@ -78,11 +78,6 @@ class Ledger(Witness):
         """It may not have heard that yet."""
         return worker.evicted or worker.name in self._world.coordinator.departed
 
-    def begun(self, worker: Process, before: View | None) -> None:
-        view = worker.member.view
-        if view is not None and view is not before:
-            self.switched(worker, view, worker.member.round)
-
     def switched(self, worker: Process, view: View, round_: int) -> None:
         """R2."""
         self._world.say(worker.name, f"applies view {view.number} {view.members} at round {round_}")
@@ -222,7 +217,7 @@ class Ledger(Witness):
         if worker.reaches == "other":  # noted here: a coordinator may die between its state and its events
             self.misled_step = max(self.misled_step, worker.step)
 
-    def begins(self, worker: Process, step: int) -> None:
+    def on_first_view(self, worker: Process, step: int) -> None:
         """A worker is about to begin a first view with the state of `step`."""
         if step < self.saved_step:
             raise Violation(f"{worker.name} begins at step {step}, and a checkpoint of step {self.saved_step} is known")

@@ -32,7 +32,7 @@ class Play:
         while True:
             for event in self.pool.waiting():
                 self.reconciler.on_event(event, self.now)
-            due = self.reconciler.due(self.pool.list(), self.now)
+            due = self.reconciler.take_actions(self.pool.list(), self.now)
             self.said += self.reconciler.take_messages()
             for worker in due.stop:
                 self.pool.stop(worker)

@@ -108,12 +108,12 @@ def rows() -> Iterator[Row]:
     yield adascale([20, 20], [(one, 1.0), (four, 2.0)], [ada(1, 1, 20), ada(4, 2, 20)], "never over 1", memory_steps=10)
     yield (
         "noise: three shards of 2 samples",
-        lambda rules: [vars(rules.Noise.of(squares=30.0, square=4.0, samples=6, shards=3))["variance"]],
+        lambda rules: [vars(rules.Noise.estimate(squares=30.0, square=4.0, samples=6, shards=3))["variance"]],
         [3.0],
     )
     yield (
         "noise: never below nothing",
-        lambda rules: [vars(rules.Noise.of(squares=20.0, square=4.0, samples=6, shards=3))["variance"]],
+        lambda rules: [vars(rules.Noise.estimate(squares=20.0, square=4.0, samples=6, shards=3))["variance"]],
         [0.0],
     )
 

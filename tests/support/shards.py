@@ -17,7 +17,7 @@ def prepared(source: Path, url: str) -> Index:
     listed = image_folder.list_folder(source)
     size = sum(file.size for file in listed.pieces) // SHARDS + 2000
     return image_folder.prepare(
-        listed, url, shard_bytes=size, short_side=0, processes=1, begin=pickle.dumps, made=lambda _: None
+        listed, url, shard_bytes=size, short_side=0, processes=1, begin=pickle.dumps, on_result=lambda _: None
     )
 
 

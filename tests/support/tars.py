@@ -60,6 +60,6 @@ def make_index(place: Path, output: Path | None = None) -> list[webdataset_index
     heard: list[webdataset_index.Read] = []
     webdataset_index.make_index(
         str(place), webdataset_index.listing(str(place)), str(output or place / "index.json"), processes=1, begin=abs,
-        done=heard.append,
+        on_result=heard.append,
     )  # fmt: skip
     return heard

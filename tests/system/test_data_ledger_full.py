@@ -32,13 +32,13 @@ def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp
         full = fill(disk)
         take(ledger, range(3, 100))
         assert told == [f"{ledger.path}: {os.strerror(errno.ENOSPC)}"]
-        assert ledger.lost > 0
-        with pytest.raises(LedgerIncomplete, match=rf"\b{ledger.lost}\b"):
+        assert ledger.lost_records > 0
+        with pytest.raises(LedgerIncomplete, match=rf"\b{ledger.lost_records}\b"):
             count(disk / "ledger")
-        lost = ledger.lost
+        lost = ledger.lost_records
         full.unlink()
         take(ledger, range(100, 103))
-        assert ledger.lost == lost, "there is room again"
+        assert ledger.lost_records == lost, "there is room again"
         with pytest.raises(LedgerIncomplete, match=rf"\b{lost}\b"):
             count(disk / "ledger")
         assert all(line.startswith(b"{") for line in ledger.path.read_bytes().splitlines()), "nothing is torn"
@@ -53,7 +53,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
         full = fill(disk)
         ledger = Ledger(disk / "w1.jsonl", told.append)
         take(ledger, range(2))
-        assert (len(told), ledger.lost) == (1, 4)
+        assert (len(told), ledger.lost_records) == (1, 4)
         full.unlink()
         take(ledger, range(2, 4))
         with pytest.raises(LedgerIncomplete, match=r"\b4\b"):
@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("a file in its place")
     ledger = Ledger(tmp_path / "ledger" / "w1.jsonl")
     take(ledger, range(1))
-    assert ledger.lost == 2
+    assert ledger.lost_records == 2
     os.unlink(tmp_path / "ledger")
     take(ledger, range(1, 2))
     with pytest.raises(LedgerIncomplete, match=r"\b2\b"):

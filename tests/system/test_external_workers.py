@@ -100,7 +100,7 @@ def peek():  # what an honest worker's own code would hold
 
 output.show(0)
 returns = Settings.read().returns
-print(repr((returns, ticket.given(), *peek())), flush=True)
+print(repr((returns, ticket.read_stdin(), *peek())), flush=True)
 process_exit.come_back("-", returns)
 leaked = socket.socket()
 os.set_inheritable(leaked.fileno(), True)

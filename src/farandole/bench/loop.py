@@ -98,7 +98,7 @@ class Bench(Loop):
                 if contestant == FARANDOLE:
                     yield from self._block(contestant, round_, self._own(steps))
                 elif contestant in self._contestants:
-                    yield from self._aside(contestant, round_, ahead)
+                    yield from self._run_contestant(contestant, round_, ahead)
         self._write(BenchFinished())
         self._rounds.obey_until_goodbye()
 
@@ -128,7 +128,7 @@ class Bench(Loop):
                 trial.reason = f"its workers can't connect: {error}"
             self._fit(trial.reason)
 
-    def _aside(self, contestant: str, round_: int, ahead: list[Ahead]) -> Iterator[Step]:
+    def _run_contestant(self, contestant: str, round_: int, ahead: list[Ahead]) -> Iterator[Step]:
         with self._put_aside(ahead):
             way = Ddp(self._model, self._group) if contestant == DDP and self._model else Plain()
             with way.around():
@@ -207,15 +207,15 @@ class Bench(Loop):
         progress, loader, view = self.progress, self._loader, self._rounds.view
         lineage, position, result = view.lineage(view.members), progress.after, list[Ahead]()
         while len(result) < steps:
-            taken = window(position, loader.epoch_samples, progress.whole, loader.batch.micro)
-            own = lineage.assign(taken.shards).get(self._context.worker, ())
+            batch_window = window(position, loader.epoch_samples, progress.whole, loader.batch.micro)
+            own = lineage.assign(batch_window.shards).get(self._context.worker, ())
             keys = [
                 Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
-                for shard, (start, stop) in ((shard, taken.shard(shard)) for shard in own)
+                for shard, (start, stop) in ((shard, batch_window.shard(shard)) for shard in own)
             ]
-            if taken.samples == progress.whole:
-                result.append(Ahead(keys=tuple(keys), samples=taken.samples))
-            position = advance(position, taken, loader.epoch_samples)
+            if batch_window.samples == progress.whole:
+                result.append(Ahead(keys=tuple(keys), samples=batch_window.samples))
+            position = advance(position, batch_window, loader.epoch_samples)
         return result
 
     @contextmanager

@@ -93,9 +93,9 @@ class TimedGradients(Gradients):
         super().close(loss, samples, weight, tell)
         self._watch.folding = folded + clock() - began  # `close` may call `_fold`: its time is included once
 
-    def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
+    def publish(self, reduced: list[torch.Tensor], window_samples: int) -> tuple[float, int]:
         began = clock()
-        result = super().publish(reduced, due)
+        result = super().publish(reduced, window_samples)
         self._watch.landing += clock() - began
         return result
 

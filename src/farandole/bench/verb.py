@@ -56,7 +56,7 @@ def steps(
     os.environ |= environment(terms)
     from farandole.pool.local import load_ahead
 
-    load_ahead(threads, {**os.environ, **cpu.of("same")})
+    load_ahead(threads, {**os.environ, **cpu.environment_of("same")})
     from farandole.bench.measuring import Measuring, settings_of
 
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))

@@ -268,33 +268,33 @@ class HostCopy:
     """The memory for one copy of the state."""
 
     def __init__(self) -> None:
-        self._held: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
 
     def reserve(self, state: Any) -> None:
         """Allocate and touch the memory for `state`. Call it on a background thread."""
-        self._held = [torch.zeros(t.shape, dtype=t.dtype) for t in _distinct(encode(state)[1])[0]]
+        self._buffers = [torch.zeros(t.shape, dtype=t.dtype) for t in _distinct(encode(state)[1])[0]]
 
     @torch.no_grad()
     def take(self, state: Any) -> Content:
         """Copy `state`. The result is valid until the next `take`."""
         skeleton, tensors = encode(state)
         distinct, places = _distinct(tensors)
-        del self._held[len(distinct) :]
+        del self._buffers[len(distinct) :]
         for index, tensor in enumerate(distinct):
-            if index == len(self._held):
-                self._held.append(torch.empty(tensor.shape, dtype=tensor.dtype))
-            elif self._held[index].shape != tensor.shape or self._held[index].dtype != tensor.dtype:
-                self._held[index] = torch.empty(tensor.shape, dtype=tensor.dtype)
-            self._held[index].copy_(tensor)
-        return Content(skeleton, [self._held[place] for place in places])
+            if index == len(self._buffers):
+                self._buffers.append(torch.empty(tensor.shape, dtype=tensor.dtype))
+            elif self._buffers[index].shape != tensor.shape or self._buffers[index].dtype != tensor.dtype:
+                self._buffers[index] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._buffers[index].copy_(tensor)
+        return Content(skeleton, [self._buffers[place] for place in places])
 
 
 def in_place(state: Any) -> Content:
     """Return the content of `state` without a copy where possible, for use after training."""
     skeleton, tensors = encode(state)
     distinct, places = _distinct(tensors)
-    held = [_alone(tensor.cpu().contiguous()) for tensor in distinct]
-    return Content(skeleton, [held[place] for place in places])
+    contiguous = [_alone(tensor.cpu().contiguous()) for tensor in distinct]
+    return Content(skeleton, [contiguous[place] for place in places])
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -337,8 +337,8 @@ def finite(content: Content, parameters: Collection[str]) -> bool:
     state = decode(content.skeleton, content.tensors)
     tensors = [
         value
-        for name, held in state["objects"].items()
-        for path, value in held.items()
+        for name, tensors_by_path in state["objects"].items()
+        for path, value in tensors_by_path.items()
         if f"{name}.{path}" in parameters
     ]
     return state.get("finite", True) and all(_finite(tensor) for tensor in tensors)

@@ -214,22 +214,22 @@ class CheckpointSaver:
         if self._every == Every():
             return
         now = time.monotonic()
-        due = self._every.due(position.step, now, last_step=self._last_step, last_time=self._last_time)
+        is_due = self._every.is_due(position.step, now, last_step=self._last_step, last_time=self._last_time)
         if not leads:
             self._steps_led, self._at_once = 0, False
             if self._every.steps:
                 self._last_step = position.step  # another worker writes it
             return
         self._at_once = self._at_once or at_once
-        due = due or self._at_once
+        is_due = is_due or self._at_once
         self._steps_led += 1
         busy = self._thread is not None and self._thread.is_alive()
-        if self._steps_led == 2 and not due and not busy:  # optimizers have their state after one step
+        if self._steps_led == 2 and not is_due and not busy:  # optimizers have their state after one step
             self._start(self._copy.reserve, state())  # without a thread the first copy takes longer
-        elif due and not busy:
+        elif is_due and not busy:
             self._last_step, self._last_time, self._at_once = position.step, now, False
             self._begin(position, state)
-        elif due and self._writing is not None:
+        elif is_due and self._writing is not None:
             step, since = self._writing
             self._last_step, self._last_time = position.step, now
             late = f"the one of step {step} is still being written after {now - since:.1f} s"
@@ -251,13 +251,13 @@ class CheckpointSaver:
     def _begin(self, position: Position, state: Callable[[], Any]) -> None:
         began = time.perf_counter()
         try:
-            taken = self._copy.take(state())
+            copied_content = self._copy.take(state())
         except (RuntimeError, MemoryError, FarandoleError) as failure:  # for example out of memory
             self._tell(Checkpointed(step=position.step, error=first_line(failure)))
             return
         copied = time.perf_counter() - began
         self._writing = (position.step, time.monotonic())
-        if reason := self._start(self._write, taken, position, copied):
+        if reason := self._start(self._write, copied_content, position, copied):
             self._writing = None
             error = f"no thread could be started to write it ({reason}): check this host's process and thread limits"
             self._tell(Checkpointed(step=position.step, error=error))
@@ -272,11 +272,11 @@ class CheckpointSaver:
         self._thread = thread
         return ""
 
-    def _write(self, taken: Content, position: Position, copied: float) -> None:
+    def _write(self, saved_content: Content, position: Position, copied: float) -> None:
         began = time.monotonic()
         path, error, size, finite = "", "", 0, True
         try:
-            path, size, finite = self._deliver(taken, position, whole=True)
+            path, size, finite = self._deliver(saved_content, position, whole=True)
         except Exception as failure:  # noqa: BLE001  training continues after any error, which is reported
             error = first_line(failure)
         self._writing = None
@@ -293,8 +293,10 @@ class CheckpointSaver:
             )
         )
 
-    def _deliver(self, taken: Content, position: Position, *, whole: bool, last: bool = False) -> tuple[str, int, bool]:
-        finite = content.finite(taken, self._parameters)
+    def _deliver(
+        self, saved_content: Content, position: Position, *, whole: bool, last: bool = False
+    ) -> tuple[str, int, bool]:
+        finite = content.finite(saved_content, self._parameters)
         manifest = msgspec.structs.replace(self._describe(position, whole), finite=finite)
         stem = self._store.name(manifest)
         size = 0
@@ -302,7 +304,7 @@ class CheckpointSaver:
         def produce(sink: Sink) -> bytes:
             nonlocal size
             sealing = Sealing(sink)
-            content.save(taken, position, sealing)
+            content.save(saved_content, position, sealing)
             size = sealing.size
             return sealing.seal(manifest)
 

@@ -34,7 +34,7 @@ class Every:
             raise UsageError(f'checkpoint every {text!r}: use "10m", "30s", "2h", "500steps" or "never"')
         return every
 
-    def due(self, step: int, now: float, *, last_step: int, last_time: float) -> bool:
+    def is_due(self, step: int, now: float, *, last_step: int, last_time: float) -> bool:
         """Return True if a checkpoint is due at the beginning of `step`, at time `now` in seconds.
 
         The last checkpoint was made or missed at `last_step` and `last_time`. Step numbers decide, so that each worker

@@ -198,10 +198,10 @@ def passing(error: BaseException, *, local: bool) -> bool:
     return isinstance(error, Exception)
 
 
-def insist(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
+def insist(call: Callable[[], T], operation: str, patience: Patience, *, local: bool) -> T:
     """Return the result of `call`, with retries and a limit.
 
-    `what`: the location and the operation for messages, as in "checkpoints at URL: listing".
+    `operation`: the location and the operation for messages, as in "checkpoints at URL: listing".
 
     Raises:
         TimeoutError: the call has not returned within the limit.
@@ -209,11 +209,14 @@ def insist(call: Callable[[], T], what: str, patience: Patience, *, local: bool)
     """
     until = time.monotonic() + patience.limit_s
     return attempt(
-        lambda: within(call, what, until - time.monotonic(), patience.log_after_s), what, patience, local=local
+        lambda: within(call, operation, until - time.monotonic(), patience.log_after_s),
+        operation,
+        patience,
+        local=local,
     )
 
 
-def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool) -> T:
+def attempt(call: Callable[[], T], operation: str, patience: Patience, *, local: bool) -> T:
     """Like `insist`, for a call that has its own limits: no attempt begins after `limit_s`.
 
     Raises:
@@ -231,12 +234,12 @@ def attempt(call: Callable[[], T], what: str, patience: Patience, *, local: bool
                     notes = vars(error).setdefault("__notes__", [])  # like `add_note` of Python 3.11
                     notes.append(f"tried {number} times in {now - began:.0f} s")
                 raise
-            _log.info("%s: %s; retrying", what, error)
+            _log.info("%s: %s; retrying", operation, error)
             time.sleep(pause)
     raise AssertionError("the last attempt raises")
 
 
-def within(call: Callable[[], T], what: str, limit_s: float, log_after_s: float = Patience.log_after_s) -> T:
+def within(call: Callable[[], T], operation: str, limit_s: float, log_after_s: float = Patience.log_after_s) -> T:
     """Return the result of `call`, or raise its exception. It runs on its own thread.
 
     Raises:
@@ -258,7 +261,7 @@ def within(call: Callable[[], T], what: str, limit_s: float, log_after_s: float 
         return call()
     thread.join(min(log_after_s, limit_s))
     if thread.is_alive() and log_after_s < limit_s:
-        _log.warning("%s: no answer for %.0f s; timeout after %.0f s", what, log_after_s, limit_s)
+        _log.warning("%s: no answer for %.0f s; timeout after %.0f s", operation, log_after_s, limit_s)
         thread.join(limit_s - log_after_s)
     if failures:
         raise failures[0]
@@ -321,9 +324,9 @@ class Store:
         self.local = isinstance(filesystem, LocalFileSystem)
         self._objects = bool(filesystem.async_impl)  # S3 and similar stores: no folders, whole objects only
 
-    def ask(self, what: str, call: Callable[[], T]) -> T:
-        """Return the result of `call`, with retries and a limit. `what`: the operation, for messages."""
-        return insist(call, f"checkpoints at {self.url}: {what}", self.patience, local=self.local)
+    def ask(self, operation: str, call: Callable[[], T]) -> T:
+        """Return the result of `call`, with retries and a limit. `operation`: the operation, for messages."""
+        return insist(call, f"checkpoints at {self.url}: {operation}", self.patience, local=self.local)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -504,7 +507,7 @@ class Store:
         run was resumed from an older one.
         """
         names = self._names()
-        finished, begun = (
+        finished, unfinished = (
             [
                 entry
                 for entry in self._entries(names, suffix)
@@ -513,7 +516,7 @@ class Store:
             for suffix in (MANIFEST, PAYLOAD)
         )
         oldest = finished[keep - 1].step if len(finished) >= keep else -1
-        stale = [entry for entry in begun if entry.step < oldest]
+        stale = [entry for entry in unfinished if entry.step < oldest]
         spared = self.newest_finite(finished) if len(finished) > keep else None
         for stem in {entry.stem: None for entry in (*finished[keep:], *stale) if entry != spared}:
             for suffix in (MANIFEST, PAYLOAD):
@@ -688,19 +691,19 @@ class Store:
 class _Limited:
     """A file of a remote store with a time limit for each write."""
 
-    def __init__(self, file: Any, what: str) -> None:
-        self._file, self._what = file, what
+    def __init__(self, file: Any, operation: str) -> None:
+        self._file, self._operation = file, operation
 
     def write(self, data: Any, /) -> int:
-        return within(lambda: self._file.write(data), self._what, _PIECE_S)
+        return within(lambda: self._file.write(data), self._operation, _PIECE_S)
 
     def flush(self) -> None:
         self._file.flush()
 
 
 def _begin(manifest: Manifest) -> str:
-    whose = f"{manifest.run_id[:8]}-" if manifest.run_id else ""
-    return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-{whose}"
+    run_prefix = f"{manifest.run_id[:8]}-" if manifest.run_id else ""
+    return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-{run_prefix}"
 
 
 def first_line(error: BaseException) -> str:

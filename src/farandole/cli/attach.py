@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from farandole.cli.folders import RunOption, live, new_folder
-from farandole.control.run_folder import held
+from farandole.control.run_folder import is_locked
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.platform.output import tell
@@ -58,7 +58,7 @@ async def _watch(folder: Path, display: object) -> int | None:
 
     ticket = load(str(folder / "ticket"), opener)
     relaying = asyncio.create_task(show_output(folder, display, ended))
-    watching = asyncio.create_task(show_lines(ticket, display, on_line, lambda: held(folder)))
+    watching = asyncio.create_task(show_lines(ticket, display, on_line, lambda: is_locked(folder)))
     summing = asyncio.create_task(keep_figures(written, display))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, watching.cancel)
     await asyncio.wait({watching})
@@ -101,7 +101,7 @@ def detach(words: list[str], folder: Path | None, script: str) -> None:
         )  # fmt: skip
     until = time.monotonic() + BEGIN_S
     while time.monotonic() < until and process.poll() is None:
-        if (folder / RECORD).exists() and (folder / RECORD).stat().st_mtime_ns > before and held(folder):
+        if (folder / RECORD).exists() and (folder / RECORD).stat().st_mtime_ns > before and is_locked(folder):
             tell(f"run folder: {folder}")
             tell(f"it runs in the background; `farandole attach --run {folder}` shows it, `farandole stop` ends it")
             return

@@ -69,12 +69,12 @@ def index_tars(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(tars), said="")
 
-        def done(result: Read) -> None:
-            counts["known" if result.known else "bad" if result.bad else "read"] += 1
-            progress.update(task, advance=1, said=", ".join(f"{count} {what}" for what, count in counts.items()))
+        def on_result(result: Read) -> None:
+            counts["known" if result.is_noted else "bad" if result.bad else "read"] += 1
+            progress.update(task, advance=1, said=", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
 
-        made = make_index(url, tars, place, processes=processes, begin=die_with_parent, done=done)
-    samples = sum(shard.nsamples for shard in made.shardlist)
+        index = make_index(url, tars, place, processes=processes, begin=die_with_parent, on_result=on_result)
+    samples = sum(shard.nsamples for shard in index.shardlist)
     tell(
         f"{place}: {samples} samples in {len(tars)} tars ({counts['read']} read, {counts['known']} known), "
         f"{time.monotonic() - began:.1f} s"
@@ -154,7 +154,7 @@ def prepare_texts(
     with _progress("text", total, url, part) as shown:
         index = prepare(
             listed, url, encoding, shard_bytes=shard_bytes, processes=processes, begin=die_with_parent,
-            made=shown.made, part=part,
+            on_result=shown.on_result, part=part,
         )  # fmt: skip
     if isinstance(index, int):
         tell(f"{url}: {shown.of_part(part, index)}")
@@ -274,8 +274,12 @@ def prepare(
 def _check_apart(source: str, destination: str) -> None:
     from farandole.data.cache import local_path
 
-    into, of = local_path(destination), local_path(source)
-    if into is not None and of is not None and Path(into).resolve().is_relative_to(Path(of).resolve()):
+    destination_path, source_path = local_path(destination), local_path(source)
+    if (
+        destination_path is not None
+        and source_path is not None
+        and Path(destination_path).resolve().is_relative_to(Path(source_path).resolve())
+    ):
         raise UsageError(
             f"{destination} lies in {source}, so it would be read as a part of the source; use another destination"
         )
@@ -308,12 +312,12 @@ def _prepare_images(
     with _progress("images", samples_of(listed.pieces, shard_bytes, part), url, part) as shown:
         index = prepare(
             listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
-            made=shown.made, part=part, check=check,
+            on_result=shown.on_result, part=part, check=check,
         )  # fmt: skip
     if isinstance(index, int):
         tell(f"{url}: {shown.of_part(part, index)}")
         return
-    images, size = (sum(its) for its in zip(*((s.nsamples, s.filesize) for s in index.shardlist), strict=True))
+    images, size = (sum(column) for column in zip(*((s.nsamples, s.filesize) for s in index.shardlist), strict=True))
     tell(
         f"{url}: {images} images in {len(index.shardlist)} shards ({shown.summary}), {size / 1e6:.1f} MB, "
         f"{shown.seconds:.1f} s"
@@ -323,17 +327,17 @@ def _prepare_images(
 class _Progress:
     """The progress of shards that are made, in a bar on the terminal."""
 
-    def __init__(self, progress: Progress, what: str, total: int) -> None:
+    def __init__(self, progress: Progress, label: str, total: int) -> None:
         self._progress = progress
-        self._task = progress.add_task(what, total=total, said="")
+        self._task = progress.add_task(label, total=total, said="")
         self._counts = Counter[str]()
         self._began = time.monotonic()
 
-    def made(self, result: ShardResult[Any]) -> None:
+    def on_result(self, result: ShardResult[Any]) -> None:
         """Called when a shard is made."""
-        self._counts["kept" if result.kept else "made" if result.record else "bad"] += 1
-        said = ", ".join(f"{count} shards {what}" for what, count in self._counts.items())
-        self._progress.update(self._task, advance=result.size, said=said)
+        self._counts["kept" if result.is_reused else "made" if result.record else "bad"] += 1
+        summary = ", ".join(f"{count} shards {outcome}" for outcome, count in self._counts.items())
+        self._progress.update(self._task, advance=result.size, said=summary)
 
     @property
     def seconds(self) -> float:
@@ -346,13 +350,13 @@ class _Progress:
     def of_part(self, part: Part, missing: int) -> str:
         """Returns the message for a part that is done while `missing` shards of other parts are not."""
         return (
-            f"part {part.number}/{part.of} is done ({self.summary}, {self.seconds:.1f} s); {missing} shards of other "
-            f"parts are missing; the machine that makes the last one writes the index"
+            f"part {part.number}/{part.total} is done ({self.summary}, {self.seconds:.1f} s); {missing} shards of "
+            f"other parts are missing; the machine that makes the last one writes the index"
         )
 
 
 @contextmanager
-def _progress(what: str, total: int, url: str, part: Part) -> Generator[_Progress]:
+def _progress(label: str, total: int, url: str, part: Part) -> Generator[_Progress]:
     """Locks the part of the folder, and shows the progress. `total`: of the work; bytes for "text"."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -360,10 +364,10 @@ def _progress(what: str, total: int, url: str, part: Part) -> Generator[_Progres
     from farandole.data.prepare.shards import alone_at
 
     console = Console(highlight=False, soft_wrap=True)
-    done = DownloadColumn() if what == "text" else MofNCompleteColumn()
-    columns = (what, BarColumn(), done, TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    progress_column = DownloadColumn() if label == "text" else MofNCompleteColumn()
+    columns = (label, BarColumn(), progress_column, TextColumn("{task.fields[said]}"), TimeRemainingColumn())
     with alone_at(url, part), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield _Progress(progress, what, total)
+        yield _Progress(progress, label, total)
 
 
 def parse_part(text: str) -> Part:
@@ -435,29 +439,29 @@ def probe(
     )
 
 
-def _print(found: ProbeResult, batch: int) -> None:
+def _print(result: ProbeResult, batch: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"one worker, num_workers={found.processes}, {found.cores} cores", title_justify="left")
+    table = Table(title=f"one worker, num_workers={result.processes}, {result.cores} cores", title_justify="left")
     for name in ("", "ms a step", "samples/s", "waiting for data"):
         table.add_column(name, justify="right" if name else "left")
-    for name, steps in (("first step", found.first), ("after it", found.steps)):
+    for name, steps in (("first step", result.first), ("after it", result.steps)):
         table.add_row(name, f"{1e3 * batch / steps.rate:.1f}", f"{steps.rate:.0f}", f"{steps.share:.1%}")
     console = Console(highlight=False, soft_wrap=True)
-    console.print(table, _making(found), sep="\n")
-    bottleneck, advice = found.verdict()
+    console.print(table, _making(result), sep="\n")
+    bottleneck, advice = result.verdict()
     tell(f"bottleneck: {bottleneck}; {advice}")
 
 
-def _making(found: ProbeResult) -> Table:
+def _making(result: ProbeResult) -> Table:
     """Returns the table of the time that processes spend to make a sample."""
     from rich.table import Table
 
     table = Table(title="making a sample, ms of one process; cold: waited for the store", title_justify="left")
     for name in ("", "samples", "store", "cache", "decoding", "collating", "handing over"):
         table.add_column(name, justify="right" if name else "left")
-    for name, spent in (("cold", found.making.cold), ("warm", found.making.warm)):
+    for name, spent in (("cold", result.making.cold), ("warm", result.making.warm)):
         if spent.samples:
             phases = (spent.fetching, spent.reading, spent.computing, spent.collating, spent.handing_over)
             each = (f"{1e3 * seconds / spent.samples:.3f}" for seconds in phases)

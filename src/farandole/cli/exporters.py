@@ -139,8 +139,10 @@ class Exporters:
             code = await process.wait()
             if self._over or code == MISSING:  # the process printed that
                 return
-            again = "farandole restarts it" if tried < RESTARTS else "the run is no longer exported"
-            self._show(f"the process that exports the run ended with exit code {code}; {again}, and training continues")
+            consequence = "farandole restarts it" if tried < RESTARTS else "the run is no longer exported"
+            self._show(
+                f"the process that exports the run ended with exit code {code}; {consequence}, and training continues"
+            )
             await asyncio.sleep(RESTART_S)
 
     async def _start(self) -> asyncio.subprocess.Process:

@@ -20,7 +20,18 @@ import typer
 
 from farandole.checkpoint.owner import Owner
 from farandole.control.api import Api
-from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET, held, hold, in_use
+from farandole.control.run_folder import (
+    FILES,
+    FOLDERS,
+    LOCK,
+    METRICS,
+    RECORD,
+    SETTINGS,
+    TICKET,
+    hold,
+    in_use,
+    is_locked,
+)
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.observe.export_common import before
@@ -49,12 +60,12 @@ class Live:
         return self.api
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CoordinatorUnreachable) and (over := _ending(self.folder)) and held(self.folder):
+        if isinstance(error, CoordinatorUnreachable) and (over := _ending(self.folder)) and is_locked(self.folder):
             raise CoordinatorUnreachable(
                 f"the run in {self.folder} is ending: {over.reason} (exit code {over.code}); `farandole status` shows "
                 f"its outcome"
             ) from None
-        if isinstance(error, CoordinatorUnreachable) and held(self.folder):
+        if isinstance(error, CoordinatorUnreachable) and is_locked(self.folder):
             raise CoordinatorAway(
                 f"the run in {self.folder} continues, but its coordinator does not answer now: try again ({error})"
             ) from None
@@ -107,7 +118,7 @@ def _records() -> Iterator[tuple[float, Path]]:
 
 def past_of(folder: Path) -> Past | None:
     """Returns the outcome of the run in `folder`. None if its `farandole run` is alive or it has no metrics."""
-    if held(folder) or not (folder / METRICS).exists():
+    if is_locked(folder) or not (folder / METRICS).exists():
         return None
     with open(folder / METRICS, "rb", opener=files.opener) as file:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
@@ -127,7 +138,7 @@ def _ending(folder: Path) -> events.OverEvent | None:
 
 def lives(owner: Owner, folder: Path) -> bool:
     """Returns True if the run `owner` seems to be alive in `folder`: the folder is locked, and not by another run."""
-    if not held(folder):
+    if not is_locked(folder):
         return False
     try:
         settings = msgspec.json.decode(files.read(folder / SETTINGS), type=RunSettings)
@@ -152,7 +163,7 @@ def check_folder(folder: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 files.check(folder / name)
                 files.check_all(folder / name)
-    if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
+    if is_locked(folder) or ((folder / RECORD).exists() and _answers(folder)):
         raise in_use(folder)
 
 
@@ -167,8 +178,8 @@ def others_word(folder: Path, *names: str) -> str:
     return next((why for path, info in places if (why := files.objection(path, info))), "")
 
 
-def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Path:
-    """Creates and locks the run's folder: `folder`, or a new one under runs/. `again`: its run is still alive.
+def make_folder(folder: Path | None, script: str, *, run_is_alive: bool = False) -> Path:
+    """Creates and locks the run's folder: `folder`, or a new one under runs/. `run_is_alive`: its run is still alive.
 
     Raises:
         NotPrivate: the folder belongs to another user.
@@ -178,7 +189,7 @@ def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Pat
     with _reaching(f"--folder {folder}"):
         files.make(folder)
         hold(folder)
-        for left_over in () if again else (folder / TICKET, folder / RECORD):
+        for left_over in () if run_is_alive else (folder / TICKET, folder / RECORD):
             left_over.unlink(missing_ok=True)
     return folder.resolve()
 
@@ -277,7 +288,7 @@ def runs(context: typer.Context, place: Place = Path("runs")) -> None:
     """List the runs in a folder, with their outcome and the disk space that they use."""
     context.obj = place
     if context.invoked_subcommand is None:
-        _show(sorted(found(place), key=lambda run: run.used))
+        _show(sorted(list_runs(place), key=lambda run: run.used))
 
 
 @app.command()
@@ -295,7 +306,7 @@ def prune(
 
     if not keep and not older:
         raise UsageError("runs prune: give --keep NUMBER or --older DAYS")
-    over = sorted((run for run in found(context.obj) if not run.live), key=lambda run: -run.used)
+    over = sorted((run for run in list_runs(context.obj) if not run.live), key=lambda run: -run.used)
     removed = [run for run in over[keep:] if time.time() - run.used > older * DAY_S]
     _show(removed)
     freed = in_words(sum(run.size for run in removed))
@@ -307,13 +318,13 @@ def prune(
     tell(f"{len(removed)} runs removed, {freed} freed")
 
 
-def found(place: Path) -> Iterator[RunFolderState]:
+def list_runs(place: Path) -> Iterator[RunFolderState]:
     """Yields the runs of this user in `place`.
 
     Raises:
         UsageError: the folder does not exist.
     """
-    from farandole.control.run_folder import METRICS, SETTINGS, held
+    from farandole.control.run_folder import METRICS, SETTINGS, is_locked
     from farandole.platform import files as private
 
     if not place.is_dir():
@@ -323,7 +334,7 @@ def found(place: Path) -> Iterator[RunFolderState]:
             if folder.is_symlink() or private.foreign(folder.stat()) or not (folder / SETTINGS).is_file():
                 continue
             files = [path.lstat() for path in folder.rglob("*")]
-            live, past = held(folder), past_of(folder)
+            live, past = is_locked(folder), past_of(folder)
             state = "live" if live else past.outcome if past else "never began"
             newest = (folder / METRICS if (folder / METRICS).exists() else folder / SETTINGS).stat().st_mtime
             size = sum(info.st_blocks * 512 for info in files)

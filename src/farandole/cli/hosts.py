@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.control.run_folder import held
+from farandole.control.run_folder import is_locked
 from farandole.errors import UsageError
 from farandole.platform.files import decoded
 from farandole.platform.output import one_line, tell
@@ -133,7 +133,7 @@ def clean(
 
     lines, remote_command = _hosts(file, ssh, python)
     check_private(run_)
-    if held(run_):
+    if is_locked(run_):
         raise UsageError(
             f"the run in {run_} is alive; `farandole stop --run {run_}` ends it and its processes on the hosts"
         )

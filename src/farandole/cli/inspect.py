@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import RUNS, Live, RunOption, live, past_of, place_of
-from farandole.control.run_folder import METRICS, held
+from farandole.control.run_folder import METRICS, is_locked
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.observe.past import Past
@@ -72,8 +72,10 @@ def _ask(run: RunOption) -> Status | Past:
         from farandole.observe.report import checkpoints_in, settings_of
 
         newest = step_of(answer.checkpoint)
-        left = incomplete_here(checkpoints_in(folder, settings_of(folder)), after=-1 if newest is None else newest)
-        return msgspec.structs.replace(answer, incomplete=left)
+        incomplete = incomplete_here(
+            checkpoints_in(folder, settings_of(folder)), after=-1 if newest is None else newest
+        )
+        return msgspec.structs.replace(answer, incomplete=incomplete)
 
 
 # --- top --------------------------------------------------------------------------------------------------------------
@@ -116,12 +118,12 @@ def _alive() -> list[Path]:
     """Returns the folders of this user's live runs under runs/."""
     from farandole.platform import files
 
-    found: list[Path] = []
+    folders: list[Path] = []
     for folder in sorted(RUNS.glob("*")):
         with suppress(OSError):
-            if not files.foreign(folder.stat()) and held(folder):
-                found.append(folder)
-    return found
+            if not files.foreign(folder.stat()) and is_locked(folder):
+                folders.append(folder)
+    return folders
 
 
 async def _list(folders: list[Path]) -> None:
@@ -129,7 +131,7 @@ async def _list(folders: list[Path]) -> None:
     from farandole.observe.live import list_picture
 
     async def look() -> RenderableType | None:
-        alive = [folder for folder in folders if held(folder)]
+        alive = [folder for folder in folders if is_locked(folder)]
         answers = await asyncio.gather(*(asyncio.to_thread(_status, folder) for folder in alive))
         return list_picture(dict(zip((folder.name for folder in alive), answers, strict=True))) if alive else None
 
@@ -151,7 +153,7 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
     status, answered = await asyncio.to_thread(api.status), time.monotonic()
     over, killed = asyncio.Event(), False
     watching = (
-        asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or held(folder)))
+        asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or is_locked(folder)))
         if sys.stdout.isatty()
         else None
     )
@@ -166,7 +168,7 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
         try:
             status, answered = await asyncio.to_thread(api.status), time.monotonic()
         except CoordinatorUnreachable:
-            killed = folder is not None and not held(folder)
+            killed = folder is not None and not is_locked(folder)
             if killed:
                 return None
             note = f"no answer for {time.monotonic() - answered:.0f} s; a run continues without its coordinator"
@@ -197,11 +199,11 @@ async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:
         if shown is not None:
             console.print(shown)
         return
-    left = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, left.set)
+    interrupted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     with Live(shown or "", console=console, screen=True, auto_refresh=False) as screen:
-        while shown is not None and not left.is_set():
-            await up_to(EVERY_S, left)
+        while shown is not None and not interrupted.is_set():
+            await up_to(EVERY_S, interrupted)
             shown = await look()
             if shown is not None:
                 screen.update(shown, refresh=True)
@@ -236,18 +238,18 @@ def account(
     settled = read(prices) if prices else prices_in(settings_of(folder))
     try:
         with open(folder / METRICS, "rb", opener=files.opener) as file:
-            found = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
+            result = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
     except FileNotFoundError:
         raise UsageError(f"{folder}: it has no {METRICS} yet, so the time of its workers is unknown") from None
     if as_json:
-        tell(escaped(msgspec.json.format(msgspec.json.encode(found), indent=2).decode()))
+        tell(escaped(msgspec.json.format(msgspec.json.encode(result), indent=2).decode()))
         return
     from rich.console import Console
 
     from farandole.observe.summary import account_table
 
     width = None if sys.stdout.isatty() else WIDE
-    Console(width=width).print(account_table(found, workers=workers))
+    Console(width=width).print(account_table(result, workers=workers))
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ def report(
 
     settled = read(prices) if prices else None
     folders = [place_of(run), *map(place_of, against or ())]
-    runs = [run_content(folder, time.time(), settled, live=held(folder)) for folder in folders]
+    runs = [run_content(folder, time.time(), settled, live=is_locked(folder)) for folder in folders]
     output = output or folders[0] / REPORT
     try:
         files.write(output, page_of(runs).encode())
@@ -324,7 +326,7 @@ async def _serve(folder: Path, port: int) -> None:
             return live(folder).api
         return None
 
-    watch = RunWatch(folder, api, lambda: held(folder))
+    watch = RunWatch(folder, api, lambda: is_locked(folder))
     server = DashboardServer(watch, api)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -334,8 +336,8 @@ async def _serve(folder: Path, port: int) -> None:
     following = asyncio.create_task(watch.follow())
     following.add_done_callback(lambda _: ended.set())
     tell(f"dashboard of {watch.name}: {server.link()}")
-    here = address.rpartition(":")[2]
-    tell(f"the link works once; from another machine: ssh -L {here}:127.0.0.1:{here} THIS-MACHINE, and the same link")
+    own = address.rpartition(":")[2]
+    tell(f"the link works once; from another machine: ssh -L {own}:127.0.0.1:{own} THIS-MACHINE, and the same link")
     if sys.stdin.isatty():
         tell("Enter: another link; Ctrl-C: close the dashboard (the run continues)")
         loop.add_reader(sys.stdin, _another, server)
@@ -404,14 +406,14 @@ def trace(
     if enough.is_set():
         asking.end()
     missing = asking.missing()
-    found = trace_of(asking.in_order(), hosts, steps)
-    if not found.steps or not found.events:
+    table = trace_of(asking.in_order(), hosts, steps)
+    if not table.steps or not table.events:
         raise CoordinatorUnreachable(f"nothing to write: no worker reported a step ({missing or 'no step was taken'})")
     try:
-        files.write(output, found.json())
+        files.write(output, table.json())
     except OSError as error:
         raise UsageError(f"--output {output}: {error.strerror}") from None
-    _describe(found, missing)
+    _describe(table, missing)
     tell(f"trace: {output.resolve()}; open it at https://ui.perfetto.dev; the file stays in your browser")
 
 
@@ -438,7 +440,7 @@ class _Asking:
                     reported = answered
                     say(self._waiting_for())
             except CoordinatorUnreachable as error:
-                if not held(self._folder) or time.monotonic() - answered > PATIENCE_S:
+                if not is_locked(self._folder) or time.monotonic() - answered > PATIENCE_S:
                     self._why = self._unreachable(error)
                     return
 
@@ -453,7 +455,7 @@ class _Asking:
             self._why = self._unreachable(error)
 
     def _unreachable(self, error: Exception) -> str:
-        return f"out of reach ({error})" if held(self._folder) else "the run is over"
+        return f"out of reach ({error})" if is_locked(self._folder) else "the run is over"
 
     def in_order(self) -> dict[str, Spans]:
         """Returns the answers so far, in rank order."""
@@ -462,11 +464,11 @@ class _Asking:
     def missing(self) -> str:
         """Returns the workers that are not in the trace, and why; "" if all are."""
         accounted = {*self.answers, *self.traced.gone, *self.traced.owed}
-        lost = [worker for worker in self.traced.asked if worker not in accounted]
+        unfetched = [worker for worker in self.traced.asked if worker not in accounted]
         words = {
             "has left meanwhile": self.traced.gone,
             "has not answered": self.traced.owed,
-            "its answer could not be fetched": lost,
+            "its answer could not be fetched": unfetched,
         }
         reasons = [f"{', '.join(workers)}: {why}" for why, workers in words.items() if workers]
         return "; ".join([*reasons, *([self._why] if self._why else [])])
@@ -495,14 +497,14 @@ class _Asking:
         return f"waiting for {', '.join(self.traced.owed)} (step {status.step}, {status.state}{stalled}{waits})"
 
 
-def _describe(found: TraceTable, missing: str) -> None:
-    tell(f"steps {found.steps.start} to {found.steps.stop - 1}, {found.length_us / 1e6:.3f} s")
-    for worker, waited in found.waited_us.items():
+def _describe(table: TraceTable, missing: str) -> None:
+    tell(f"steps {table.steps.start} to {table.steps.stop - 1}, {table.length_us / 1e6:.3f} s")
+    for worker, waited in table.waited_us.items():
         tell(f"  {worker} waited {_seconds(sum(waited.values()))}{_most(waited)}")
-    for worker in found.full:
+    for worker in table.full:
         say(f"note: {worker} had more data than fits; request fewer steps")
-    if found.lacking:
-        say(f"note: {', '.join(found.lacking)}: some of these steps are missing or incomplete")
+    if table.lacking:
+        say(f"note: {', '.join(table.lacking)}: some of these steps are missing or incomplete")
     if missing:
         say(f"note: not in the trace: {missing}")
 

@@ -32,11 +32,11 @@ def option(name: str) -> Any:
     """
     declared = RUN_OPTIONS[name]
     return typer.Option(
-        None if declared.kept else declared.default,
+        None if declared.is_kept else declared.default,
         declared.flag,
         help=declared.help,
         metavar=declared.metavar or "|".join(declared.choices) or None,
-        show_default=declared.shown_default or (str(declared.default) if declared.kept else True),
+        show_default=declared.shown_default or (str(declared.default) if declared.is_kept else True),
         hidden=declared.hidden,
         rich_help_panel=declared.group,
     )

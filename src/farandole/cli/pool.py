@@ -58,7 +58,7 @@ def list_(
         return
     total, unknown = 0.0, 0
     for row in sorted(rows, key=lambda row: (row.run, row.launched)):
-        price = table.of(row.type, row.zone, row.market)
+        price = table.price(row.type, row.zone, row.market)
         running = row.state in ("pending", "running")
         total, unknown = total + (price or 0.0) * running, unknown + (price is None and running)
         tell(_line(row, price))

@@ -130,8 +130,8 @@ def replay(
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
     cpu.set_for(settings.bits)
-    kept = run.absolute() / CODE
-    copied = (kept / ORIGIN).exists()
+    copy_folder = run.absolute() / CODE
+    copied = (copy_folder / ORIGIN).exists()
     others = others_word(run, CODE) or _others_script(settings, copied=copied)
     if others and not script:
         raise UsageError(
@@ -141,8 +141,8 @@ def replay(
     history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
     if script:
         check_script(script)
-        if copied and not others and snapshot.of_kept(kept)[0][1] != snapshot.of_file(script)[0][1]:
-            say(f"farandole: warning: {script} differs from the script of the run, which is in {kept}")
+        if copied and not others and snapshot.of_kept(copy_folder)[0][1] != snapshot.of_file(script)[0][1]:
+            say(f"farandole: warning: {script} differs from the script of the run, which is in {copy_folder}")
         copied = False
     else:
         if not settings.command:
@@ -159,17 +159,17 @@ def replay(
         path, copies = Path(folder_name, "history"), Path(folder_name, CODE) if copied else None
         path.write_text(history.text())
         if copies:  # modules that the run did not import are copied here, not into the run's folder
-            shutil.copytree(kept, copies)
-        done = train(
+            shutil.copytree(copy_folder, copies)
+        replayed_fingerprint = train(
             script, arguments or [], history=path, seed=settings.seed, threads=settings.threads,
             bits=settings.bits, folder=folder, copies=copies,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
-        tell(f"fingerprint {done}; the run did not finish, so there is nothing to compare")
-    elif done == fingerprint:
-        tell(f"bit-identical to the run: {done}")
+        tell(f"fingerprint {replayed_fingerprint}; the run did not finish, so there is nothing to compare")
+    elif replayed_fingerprint == fingerprint:
+        tell(f"bit-identical to the run: {replayed_fingerprint}")
     else:
-        tell(f"different from the run: {done} here, {fingerprint} in the run")
+        tell(f"different from the run: {replayed_fingerprint} here, {fingerprint} in the run")
         raise typer.Exit(1)
 
 
@@ -188,14 +188,14 @@ def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] =
             while steps and steps[-1][0] >= line.step:
                 steps.pop()  # the run went back to a checkpoint or to step 0
             steps.append((line.step, line.workers))
-    known = [step for step, _ in steps]
-    missing = next((n for n, step in enumerate([*known, -1]) if n != step), 0)
+    numbers = [step for step, _ in steps]
+    missing = next((n for n, step in enumerate([*numbers, -1]) if n != step), 0)
     if not steps or missing < len(steps):
         why = (
             "the run began from another run's checkpoint" if steps and missing == 0 else "its metrics have no such line"
         )
         raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
-    return History.of(steps)
+    return History.from_steps(steps)
 
 
 def _others_script(settings: RunSettings, *, copied: bool) -> str:
@@ -216,12 +216,12 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
     place, identity = elsewhere or str(run / CHECKPOINTS), settings.checkpoints.identity
     try:
         with reaching(place):
-            found = restore.find([place], RunIdentity(identity, settings.run) if identity else None)
+            restored = restore.find([place], RunIdentity(identity, settings.run) if identity else None)
     except FarandoleError as error:
         say(f"farandole: warning: {error}")
         return 0, None
-    changes = (found.state or {}).get("history")
-    return found.position.step, History(tuple((step, workers) for step, workers in changes)) if changes else None
+    changes = (restored.state or {}).get("history")
+    return restored.position.step, History(tuple((step, workers) for step, workers in changes)) if changes else None
 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
@@ -235,8 +235,8 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(state.signature.facts) if state and state.signature else {}
-    found = numeric_facts.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
-    for each in found.words(numeric_facts.REPLAYED):
+    differences = numeric_facts.unlike_then(then.items(), run_state.local_facts(settings.threads, settings.bits))
+    for each in differences.words(numeric_facts.REPLAYED):
         say(f"farandole: warning: {each}; results may differ")
     if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
         say(f"farandole: warning: {snapshot.OWN} differs from the version of the run; results may differ")
@@ -261,8 +261,8 @@ def _lines(run: Path) -> list[Line]:
 
 
 def _fingerprint(lines: list[Line]) -> str:
-    found = [line.fingerprint for line in lines if isinstance(line, FinishedEvent) and line.equal]
-    return found[-1] if found else ""
+    fingerprints = [line.fingerprint for line in lines if isinstance(line, FinishedEvent) and line.equal]
+    return fingerprints[-1] if fingerprints else ""
 
 
 # --- numerics ---------------------------------------------------------------------------------------------------------
@@ -318,16 +318,16 @@ def numerics(
         import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     theirs = other.facts if other else {}
-    own = dict(run_state.here(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
+    own = dict(run_state.local_facts(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
     if json is not None:
         write(json, own, bits)
     if other is None or rows:
         Console().print(numerics_table(own, theirs), soft_wrap=True)
     if other is not None:
-        found = numeric_facts.numeric_differences(theirs.items(), own.items())
-        whose = f"run {other.run}" if other.run else against
-        tell(f"{numeric_facts.verdict(found, whose, other.bits if other.run else bits)}")
-        raise typer.Exit(1 if found.bits else 0)
+        differences = numeric_facts.numeric_differences(theirs.items(), own.items())
+        other_name = f"run {other.run}" if other.run else against
+        tell(f"{numeric_facts.verdict(differences, other_name, other.bits if other.run else bits)}")
+        raise typer.Exit(1 if differences.bits else 0)
 
 
 def _other(against: str) -> Numerics:
@@ -339,9 +339,9 @@ def _other(against: str) -> Numerics:
         ticket = load(against)
     except UsageError:
         return read(Path(against))
-    found = Api(ticket).numerics()
-    if not found.facts:
+    numbers = Api(ticket).numerics()
+    if not numbers.facts:
         raise UsageError(
-            f"run {found.run}: no worker has asked to join yet, so there is nothing to compare with; try again later"
+            f"run {numbers.run}: no worker has asked to join yet, so there is nothing to compare with; try again later"
         )
-    return found
+    return numbers

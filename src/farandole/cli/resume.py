@@ -48,13 +48,13 @@ class ResumePlan:
 
     Attributes:
         newest: the checkpoint that the run must begin with, or a later one.
-        said: a note for the user, "" for none.
+        note: a note for the user, "" for none.
         takes: the run writes its checkpoints to the place that it resumes from, which belongs to another run so far.
     """
 
     terms: RunTerms
     newest: Newest
-    said: str = ""
+    note: str = ""
     takes: bool = False
 
 
@@ -70,7 +70,9 @@ def settle(options: GivenOptions, terms: RunTerms, folder: Path | None) -> Resum
     """
     Every.parse(options.every or "never")
     before = _earlier(folder) if folder else None
-    return _begun(options, terms) if folder is None or before is None else _resumed(options, terms, before, folder)
+    return (
+        _plan_new_run(options, terms) if folder is None or before is None else _resumed(options, terms, before, folder)
+    )
 
 
 def _earlier(folder: Path) -> RunSettings | None:
@@ -104,7 +106,7 @@ def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder
     with reaching(" and ".join(places)):
         see(places, recorded, run)
         checkpoint = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
-        left = incomplete(own, after=checkpoint.step if checkpoint else -1, run=run)
+        unfinished = incomplete(own, after=checkpoint.step if checkpoint else -1, run=run)
     at = (
         f"from step {checkpoint.step} or later"
         if checkpoint
@@ -128,7 +130,7 @@ def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder
             bits=_bits(options.bits, before.bits, folder),
         ),
         newest=Newest(step=checkpoint.step, path=own) if checkpoint and checkpoint.step > recorded.step else recorded,
-        said=f"resuming the run in this folder {at}{left and f'; {left}'}",
+        note=f"resuming the run in this folder {at}{unfinished and f'; {unfinished}'}",
     )
 
 
@@ -147,9 +149,9 @@ def _bits(value: str | None, before: str, folder: Path) -> str:
     return _unchanged("--bits", value, before, folder) if "portable" in (value, before) else value or before
 
 
-def _begun(options: GivenOptions, terms: RunTerms) -> ResumePlan:
+def _plan_new_run(options: GivenOptions, terms: RunTerms) -> ResumePlan:
     """Returns the plan of a new run, which starts at step 0 or from a checkpoint of another run."""
-    url, source, said = _place(options.checkpoints) or "", "", ""
+    url, source, note = _place(options.checkpoints) or "", "", ""
     checkpoint: Manifest | None = None
     if options.resume is not None:
         source = _source(options.resume)
@@ -157,7 +159,7 @@ def _begun(options: GivenOptions, terms: RunTerms) -> ResumePlan:
             checkpoint = newest(source)
         if checkpoint is None:
             raise UsageError(f"--resume {options.resume}: no checkpoint at {source}")
-        said = f"resuming from step {checkpoint.step} of run {checkpoint.run}"
+        note = f"resuming from step {checkpoint.step} of run {checkpoint.run}"
     takes = url != "" and url == source
     if url:
         owner.look(url, alive=lives, takes=takes)
@@ -176,7 +178,7 @@ def _begun(options: GivenOptions, terms: RunTerms) -> ResumePlan:
             ledger=options.ledger,
         ),
         newest=Newest(step=checkpoint.step, path=source) if checkpoint else Newest(),
-        said=said,
+        note=note,
         takes=takes,
     )
 

@@ -132,7 +132,7 @@ def run(
             "--other-code", help="Admit external workers whose code differs (logs an event).", rich_help_panel=MACHINES
         ),
     ] = False,
-    lost: Annotated[
+    lost_ticket: Annotated[
         Path | None,
         typer.Option(
             "--take-over",
@@ -210,13 +210,13 @@ def run(
     if not (fresh or prepare or pool):  # --prepare may install the modules that would be loaded
         from farandole.pool.local import load_ahead
 
-        load_ahead(threads or default("threads"), {**os.environ, **cpu.of(bits or default("bits"))})
+        load_ahead(threads or default("threads"), {**os.environ, **cpu.environment_of(bits or default("bits"))})
 
     from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.options import read as read_prices
     from farandole.cli.supervisor import Supervisor, check, go_on
-    from farandole.cli.takeover import fetch, left
+    from farandole.cli.takeover import fetch, find_takeover
     from farandole.code import pack as copies
     from farandole.code import snapshot
     from farandole.code.pack import FACT, pack
@@ -255,14 +255,14 @@ def run(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
         bits=bits,
     )  # fmt: skip
-    if lost is not None:
+    if lost_ticket is not None:
         if folder is None or checkpoints is None:
-            raise UsageError(f"--take-over {lost}: give the run's --checkpoints URL and a new --folder")
-        fetch(folder, checkpoints, lost, files)
+            raise UsageError(f"--take-over {lost_ticket}: give the run's --checkpoints URL and a new --folder")
+        fetch(folder, checkpoints, lost_ticket, files)
     if folder is not None:
         check_folder(folder)
-        if was := left(folder, (script, *(arguments or ())), listen):
-            raise typer.Exit(go_on(was, prepare, fresh, taken_over=lost is not None))
+        if was := find_takeover(folder, (script, *(arguments or ())), listen):
+            raise typer.Exit(go_on(was, prepare, fresh, taken_over=lost_ticket is not None))
     travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
     packed = pack(Path.cwd(), script, files, run=folder) if travels else None
     settled = settle(before, terms, folder)
@@ -312,7 +312,7 @@ def run(
         exports=exports.within(place),
     )
     tell(f"run folder: {place}")
-    for note in filter(None, (*(packed.summary if packed else ()), others, settled.said)):
+    for note in filter(None, (*(packed.summary if packed else ()), others, settled.note)):
         tell(note)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0

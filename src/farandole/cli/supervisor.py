@@ -29,7 +29,7 @@ import msgspec
 from farandole.checkpoint.owner import Owner, claim, this_run
 from farandole.cli.exporters import Exporters
 from farandole.cli.folders import lives, make_folder
-from farandole.cli.takeover import Left
+from farandole.cli.takeover import Takeover
 from farandole.control.api import Api
 from farandole.control.run_folder import CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import Ticket, load
@@ -86,19 +86,19 @@ class SilenceClock:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.heard_once = False
+        self.answered_once = False
         self._missed = 0
         self._silent_s = 0.0
 
-    def heard(self) -> None:
-        self.heard_once = True
+    def record_answer(self) -> None:
+        self.answered_once = True
         self._missed, self._silent_s = 0, 0.0
 
     def missed(self, took_s: float) -> bool:
         """Records a failed probe that took `took_s`. Returns True if the coordinator counts as frozen."""
         self._missed += 1
         self._silent_s += min(took_s, ASK_S + ANSWER_S)
-        limit_s = self.limit_s if self.heard_once else max(START_S, self.limit_s)
+        limit_s = self.limit_s if self.answered_once else max(START_S, self.limit_s)
         return self._missed >= LEAST and self._silent_s >= limit_s
 
 
@@ -110,7 +110,7 @@ async def until_silent(ticket: Ticket, limit_s: float) -> None:
         await asyncio.sleep(ASK_S)
         try:
             await asyncio.to_thread(api.alive)
-            silence.heard()
+            silence.record_answer()
         except (CoordinatorUnreachable, UsageError):
             if silence.missed(loop.time() - began):
                 return
@@ -142,15 +142,15 @@ class Coordinators:
         FarandoleError: the run's folder is gone.
     """
 
-    def __init__(self, folder: Path, listen: str, show: Callable[[str], None], *, again: bool = False) -> None:
+    def __init__(self, folder: Path, listen: str, show: Callable[[str], None], *, is_restart: bool = False) -> None:
         self._folder = folder
         self._show = show
         self._over = False
         self._over_event = asyncio.Event()
         host, port = parse(listen)
-        self._listener = bind(host, port or (port_of(folder) if again else 0))
+        self._listener = bind(host, port or (port_of(folder) if is_restart else 0))
         self._state = journal.allocate_state_memory()
-        self._process = self._start(*(["--again"] if again else []))
+        self._process = self._start(*(["--again"] if is_restart else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:
         """Returns the run's ticket once the first coordinator serves, or None if `given_up` is set before.
@@ -228,14 +228,14 @@ class Coordinators:
         self._listener.close()
         os.close(self._state)
 
-    def _start(self, *again: str) -> subprocess.Popen[bytes]:
+    def _start(self, *options: str) -> subprocess.Popen[bytes]:
         environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`
         with self._log() as log:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.coordinator.process", str(self._folder),
                     "--die-with", str(os.getpid()), "--state", str(self._state),
-                    "--listener", str(self._listener.fileno()), *again,
+                    "--listener", str(self._listener.fileno()), *options,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,
                 pass_fds=(self._state, self._listener.fileno()),
@@ -303,16 +303,16 @@ class Pools:
 
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], specs: Sequence[PoolTerms], *,
-        prepare: str, fresh: bool, show: Callable[[str], None], left: Left | None = None,
+        prepare: str, fresh: bool, show: Callable[[str], None], takeover: Takeover | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._script, self._arguments = settings, script, arguments
         self._specs = specs or (PoolTerms(kind="local", name=OWN),)
-        self._prepare, self._show, self._left = prepare, show, left
+        self._prepare, self._show, self._takeover = prepare, show, takeover
         self._folder = Path(settings.folder)
         self._local = [self._local_pool(spec, fresh) if spec.kind == "local" else None for spec in self._specs]
         self._far: list[RemotePool] = []
 
-    async def keep(self, ticket: Ticket, seen: Callable[[Roster], None], count: int) -> Roster:
+    async def keep(self, ticket: Ticket, on_first_roster: Callable[[Roster], None], count: int) -> Roster:
         """Serves the pools until the run is over and all workers have ended.
 
         Returns the last roster of the first pool. Raises as `keep` in `pool/reconciler.py`.
@@ -322,7 +322,7 @@ class Pools:
         first, *others = pools
 
         def on_roster(roster: Roster) -> None:
-            seen(roster)
+            on_first_roster(roster)
             for far in self._far if roster.over >= 0 else ():
                 far.over()
 
@@ -338,7 +338,7 @@ class Pools:
 
     def _ended(self, pool: str) -> list[str]:
         """Returns the ids of the pool's workers that ended with an earlier process of `farandole run`."""
-        return [worker.id for worker in self._left.local if worker.pool == pool] if self._left else []
+        return [worker.id for worker in self._takeover.local if worker.pool == pool] if self._takeover else []
 
     def dollars(self) -> float:
         """Returns the cost so far, in dollars, of all instances whose price is known."""
@@ -358,7 +358,7 @@ class Pools:
             threads=s.threads,
             environ={
                 **os.environ,
-                **cpu.of(s.bits),
+                **cpu.environment_of(s.bits),
                 "FARANDOLE_CODE": str(self._folder / CODE),
                 "FARANDOLE_PACK": s.job.pack if s.job else "",
             },
@@ -376,7 +376,7 @@ class Pools:
         )  # fmt: skip
         pool = await kind_of(spec.kind).open(spec, context)
         self._far.append(pool)
-        for worker in self._left.far if self._left else ():
+        for worker in self._takeover.far if self._takeover else ():
             if worker.pool == spec.name:
                 pool.remember(worker.id, worker.host)
         return pool
@@ -400,7 +400,7 @@ class Supervisor:
 
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = "",
-        fresh: bool = False, specs: Sequence[PoolTerms] = (), left: Left | None = None,
+        fresh: bool = False, specs: Sequence[PoolTerms] = (), takeover: Takeover | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._folder = Path(settings.folder)
@@ -409,7 +409,7 @@ class Supervisor:
         self._prepare = prepare
         self._fresh = fresh or bool(prepare)  # --prepare may install the modules that would have been loaded
         self._specs = specs
-        self._left = left
+        self._takeover = takeover
         self._display = display
         self._written = Written(self._folder, settings.prices, settings.checkpoints.url)
         self._failures: dict[str, FailedEvent] = {}  # the first failure of each worker
@@ -463,11 +463,11 @@ class Supervisor:
         self._earlier = len(
             list((self._folder / LOGS).glob("*.log"))
         )  # logs of the run's earlier workers, if it is resumed
-        show, again = self._display.show, self._left is not None
-        self._coordinators = Coordinators(self._folder, self._settings.listen, show, again=again)
+        show, is_restart = self._display.show, self._takeover is not None
+        self._coordinators = Coordinators(self._folder, self._settings.listen, show, is_restart=is_restart)
         pools = Pools(
             self._settings, self._script, self._arguments, self._specs, prepare=self._prepare, fresh=self._fresh,
-            show=show, left=self._left,
+            show=show, takeover=self._takeover,
         )  # fmt: skip
         exporters = Exporters(self._folder, self._settings.exports, show)
         try:
@@ -524,7 +524,7 @@ class Supervisor:
         await _stop(Api(ticket), reason, 0)
 
     async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
-        keeping = asyncio.create_task(pools.keep(ticket, self._seen, self._earlier))
+        keeping = asyncio.create_task(pools.keep(ticket, self._on_roster, self._earlier))
         watching = asyncio.create_task(show_lines(ticket, self._display, self._noted))
         ended = asyncio.Event()
         relaying = asyncio.create_task(show_output(self._folder, self._display, ended))
@@ -563,7 +563,7 @@ class Supervisor:
             ended.set()
             await relaying
 
-    def _seen(self, roster: Roster) -> None:
+    def _on_roster(self, roster: Roster) -> None:
         self._display.wanted = roster.wanted or self._display.wanted  # 0 near the end of the run
         if self._signals and not self._connected:
             self._ask_to_stop()  # not earlier: the pool would not be notified that the run is over
@@ -614,7 +614,7 @@ def _not_alive(owner: Owner, folder: Path) -> bool:
     return False
 
 
-def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> int:
+def go_on(was: Takeover, prepare: str, fresh: bool, *, taken_over: bool = False) -> int:
     """Continues a run whose `farandole run` was killed, with its settings. Returns the run's exit code.
 
     `taken_over`: the user states that the former machine is lost or cut off. So this run takes the checkpoint folder or
@@ -624,7 +624,7 @@ def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> 
     with contextlib.suppress(FileNotFoundError):  # on another machine
         os.chdir(settings.directory)
     script, *arguments = settings.command
-    make_folder(Path(settings.folder), script, again=True)
+    make_folder(Path(settings.folder), script, run_is_alive=True)
     if settings.checkpoints.url and settings.checkpoints.identity:
         claim(
             settings.checkpoints.url,
@@ -632,7 +632,7 @@ def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> 
             alive=_not_alive if taken_over else lives,
         )
     tell(f"run folder: {settings.folder}")
-    tell(was.said)
+    tell(was.summary)
     display = open_display(sys.stdout)
     display.wanted = settings.wanted or 0
     return Supervisor(settings, script, arguments, display, prepare, fresh, settings.pools, was).supervise()

@@ -72,7 +72,7 @@ def _pack_again(folder: Path, script: str, files: Path | None, expected: str) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class Takeover:
     """A run without its `farandole run`: `far` workers may still train, `local` workers have certainly ended."""
 
     settings: RunSettings
@@ -80,12 +80,12 @@ class Left:
     local: tuple[KnownWorker, ...]
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         hosts = dict.fromkeys(worker.host for worker in self.far)
         return f"taking over the run in this folder: {len(self.far)} of its workers still train, on {', '.join(hosts)}"
 
 
-def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Left | None:
+def find_takeover(folder: Path, command: Sequence[str], listen: str | None = None) -> Takeover | None:
     """Returns the run to take over in `folder`. None if the run is over, or no worker can be alive now.
 
     `listen`: the new address of the run; its hosts are notified.
@@ -112,7 +112,9 @@ def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Lef
             f"{folder}: {len(far)} workers of its run still train, with `{' '.join(settings.command)}`; use that "
             f"command to take the run over, or wait {settings.orphan_s - away_s:.0f} s until they have ended"
         )
-    return Left(settings=taken_over(settings, listen or settings.listen), far=far, local=_ended(settings, state, local))
+    return Takeover(
+        settings=taken_over(settings, listen or settings.listen), far=far, local=_ended(settings, state, local)
+    )
 
 
 def taken_over(settings: RunSettings, listen: str) -> RunSettings:

@@ -107,7 +107,7 @@ def _fetched(ticket: str) -> Job:
     """
     from farandole.control.api import Api
     from farandole.control.client import unpacked
-    from farandole.control.ticket import given, load
+    from farandole.control.ticket import load, read_stdin
     from farandole.pool.local import set_up
 
     loaded = load(ticket)
@@ -117,7 +117,7 @@ def _fetched(ticket: str) -> Job:
     os.environ["FARANDOLE_PACK"] = job.pack
     if python := set_up(job.setup, folder, host=Settings.read().host):
         if ticket == "-":
-            set_stdin(given())
+            set_stdin(read_stdin())
         os.execv(python, [str(python), *sys.orig_argv[1:]])
     return job
 
@@ -173,7 +173,7 @@ def agent(
         folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads
     )
     marked.leave_ticket(folder, loaded)
-    if (held := marked.lock(folder)) is None:
+    if (lock := marked.lock(folder)) is None:
         tell("the agent is already running")
         return
     os.environ[AGENT] = folder.name
@@ -191,7 +191,7 @@ def agent(
         _become(post)
         _serve_and_answer(post, loaded, writing)
         return
-    os.close(held)
+    os.close(lock)
     os.close(writing)
     answer = _answer(reading)
     if answer != "joined":

@@ -93,7 +93,7 @@ class Origin:
     name: str
 
     @staticmethod
-    def of(script: str) -> Origin:
+    def from_script(script: str) -> Origin:
         file = Path(script).resolve()
         return Origin(script=os.path.abspath(script), root=str(file.parent), name=file.name)
 
@@ -117,7 +117,7 @@ def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyT
         FarandoleError: the copy can't be written.
         UsageError: the folder exists, and holds the script itself or files that are no copies.
     """
-    origin = Origin.of(script)
+    origin = Origin.from_script(script)
     _check_ours(copies, origin)
     edited = tuple(_edited(copies, origin))
     try:
@@ -143,7 +143,7 @@ def below(script: str, folder: Path, modules: Iterable[tuple[str, bytes]]) -> di
 
     The names in `modules` are relative to `folder`.
     """
-    root = Origin.of(script).root
+    root = Origin.from_script(script).root
     return {
         os.path.relpath(folder / name, root): source for name, source in modules if (folder / name).is_relative_to(root)
     }
@@ -230,7 +230,7 @@ def copied(copies: Path, name: Path, file: str) -> bytes:
 # other hosts.
 
 MOST_FILES = 20_000
-_APART = {".git", "__pycache__"}
+_SKIPPED_NAMES = {".git", "__pycache__"}
 _NO_CODE = {".hg", ".svn", "node_modules", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
 
 
@@ -251,19 +251,19 @@ class Listing:
 
 
 def listing(
-    folder: Path, lines: Path | None = None, *, needed: tuple[str, ...] = (), run: Path | None = None
+    folder: Path, lines: Path | None = None, *, required: tuple[str, ...] = (), run: Path | None = None
 ) -> Listing:
     """Return the files of `folder` that are sent to other hosts.
 
-    `lines`: a file with a list, used instead of git. `needed`: names that are selected in any case. `run`: the run's
+    `lines`: a file with a list, used instead of git. `required`: names that are selected in any case. `run`: the run's
     own folder, which is not sent.
 
     Raises:
         UsageError: the list names a file that does not exist, git fails, or there are too many files.
     """
     folder, finder = folder.resolve(), _Finder(run)
-    named = set(needed)
-    candidates = set(needed)
+    named = set(required)
+    candidates = set(required)
     candidates.update(finder.in_list(folder, lines, named) if lines else finder.in_folder(folder, ""))
     names, secrets, astray = list[str](), list[str](), list[str]()
     for name in sorted(candidates, key=os.fsencode):
@@ -302,7 +302,7 @@ class _Finder:
     def __init__(self, run: Path | None) -> None:
         self.note = ""
         self._run = run and run.resolve()
-        self._apart: dict[Path, bool] = {}
+        self._skipped: dict[Path, bool] = {}
         self._number = 0
 
     def in_folder(self, folder: Path, within: str) -> Iterator[str]:
@@ -310,7 +310,7 @@ class _Finder:
         listed = self._ls_files(folder / within)
         for name in self._walk(folder / within, "") if listed is None else listed:
             path = Path(within, name)
-            if any(self._is_apart(folder / parent) for parent in (path, *path.parents[:-1])):
+            if any(self._is_skipped(folder / parent) for parent in (path, *path.parents[:-1])):
                 continue
             if not (folder / path).is_symlink() and (folder / path).is_dir():
                 yield from self.in_folder(folder, str(path))  # a repository in this folder
@@ -338,7 +338,7 @@ class _Finder:
                 name = str(path.relative_to(folder))
                 if path.is_dir():
                     yield from self.in_folder(folder, "" if name == "." else name)
-                elif not self._is_apart(path) and not any(map(self._is_apart, path.parents)):
+                elif not self._is_skipped(path) and not any(map(self._is_skipped, path.parents)):
                     yield name
                     named.update({name} & {os.path.normpath(pattern)})
 
@@ -369,18 +369,18 @@ class _Finder:
                 name = os.path.join(within, entry.name)
                 if not entry.is_dir(follow_symlinks=False):
                     yield name
-                elif entry.name not in _NO_CODE and not self._is_apart(folder / name):
+                elif entry.name not in _NO_CODE and not self._is_skipped(folder / name):
                     yield from self._walk(folder, name)
 
-    def _is_apart(self, path: Path) -> bool:
-        if path not in self._apart:
-            self._apart[path] = (
-                path.name in _APART
+    def _is_skipped(self, path: Path) -> bool:
+        if path not in self._skipped:
+            self._skipped[path] = (
+                path.name in _SKIPPED_NAMES
                 or path == self._run
                 or (path / "pyvenv.cfg").is_file()
                 or (path / "code" / ORIGIN).is_file()  # a run's folder
             )
-        return self._apart[path]
+        return self._skipped[path]
 
 
 def _matching(folder: Path, pattern: str, where: str) -> list[Path]:
@@ -462,8 +462,8 @@ def pack(folder: Path, script: str, listed: Path | None = None, *, run: Path | N
     """
     folder = folder.resolve()
     name = within(folder, script)
-    needed = tuple({name: None, within(folder, os.path.realpath(folder / name)): None})
-    chosen = listing(folder, listed, needed=needed, run=run)
+    required = tuple({name: None, within(folder, os.path.realpath(folder / name)): None})
+    chosen = listing(folder, listed, required=required, run=run)
     _check_sizes(chosen)
     return _packed(chosen, name)
 

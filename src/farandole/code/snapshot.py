@@ -47,7 +47,7 @@ class Sources(MetaPathFinder):
     """The sources of the script's folder that this process executes. `copies`: the run's; None for the files."""
 
     def __init__(self, script: str, copies: Path | None) -> None:
-        self.origin = Origin.read(copies) if copies else Origin.of(script)
+        self.origin = Origin.read(copies) if copies else Origin.from_script(script)
         self._script = script
         self._copies = copies
         self._executed: dict[str, str] = {}  # hash of each executed source, by fact name
@@ -68,10 +68,10 @@ class Sources(MetaPathFinder):
     def facts(self) -> Iterator[tuple[str, str]]:
         return iter(sorted(self._executed.items(), key=lambda fact: (fact[0].startswith("module "), fact)))
 
-    def source(self, what: str, name: Path, file: str) -> bytes:
-        """Return the source to execute for `file`, `name` in the script's folder; record it as fact `what`."""
+    def source(self, fact: str, name: Path, file: str) -> bytes:
+        """Return the source to execute for `file`, `name` in the script's folder; record it as fact `fact`."""
         source = copied(self._copies, name, file) if self._copies else Path(file).read_bytes()
-        self._executed[what] = _hash(source)
+        self._executed[fact] = _hash(source)
         with suppress(SyntaxError, UnicodeDecodeError):  # compiling gives a better error
             lines = decode_source(source).splitlines(keepends=True)
             linecache.cache[file] = (len(source), None, lines, file)  # without a time: it is never looked up again
@@ -143,9 +143,9 @@ class Sources(MetaPathFinder):
 class _Loader(SourceFileLoader):
     """The loader of one file of the script's folder. `what`: the name of its fact."""
 
-    def __init__(self, what: str, file: str, name: Path, sources: Sources) -> None:
-        super().__init__(what.partition(" ")[2], file)
-        self._source = functools.partial(sources.source, what, name, file)
+    def __init__(self, fact: str, file: str, name: Path, sources: Sources) -> None:
+        super().__init__(fact.partition(" ")[2], file)
+        self._source = functools.partial(sources.source, fact, name, file)
 
     def get_code(self, fullname: str) -> types.CodeType:
         del fullname

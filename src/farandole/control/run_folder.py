@@ -28,7 +28,7 @@ PACK = "code.tar.gz"  # the working folder as it is sent to other hosts (see `co
 LEDGER = "ledger"  # ID.jsonl for each worker, with --ledger
 BENCH = "bench"  # ID.jsonl for each worker of `farandole bench`
 LOGS = "logs"  # ID.log for each worker of the local pool
-ASIDE = "farandole, aside: "  # prefix of log lines that are not shown to users
+HIDDEN_LOG_PREFIX = "farandole, aside: "  # prefix of log lines that are not shown to users
 COORDINATOR_LOG = "coordinator.log"
 EXPORTS_LOG = "exports.log"  # of the process that writes for TensorBoard and Weights & Biases
 TENSORBOARD = "tensorboard"  # the default place
@@ -75,11 +75,11 @@ def hold(folder: Path) -> int:
     return handle
 
 
-def held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """True while a process holds the folder: a `farandole run`, coordinator or not, or a script that trains alone."""
     try:
         with open(folder / LOCK, "rb", opener=files.opener) as file:
-            return files.held(file.fileno())
+            return files.is_locked(file.fileno())
     except OSError:
         return False
 

@@ -97,8 +97,8 @@ class TicketProof:
 class Examination:
     """The server's side of one connection. `known`: the secrets by the ids of their tickets."""
 
-    def __init__(self, known: Mapping[str, str]) -> None:
-        self._known = known
+    def __init__(self, secrets_by_id: Mapping[str, str]) -> None:
+        self._secrets_by_id = secrets_by_id
         self._opening: tuple[str, str, str] | None = None
 
     def challenge(self, authorization: str) -> str:
@@ -109,7 +109,8 @@ class Examination:
         ticket, theirs = match.groups()
         ours = secrets.token_hex(32)
         self._opening = (ticket, theirs, ours)
-        return f"Farandole nonce={ours}, proof={_mac(self._known.get(ticket, _no_key), 'server', ticket, theirs, ours)}"
+        secret = self._secrets_by_id.get(ticket, _no_key)
+        return f"Farandole nonce={ours}, proof={_mac(secret, 'server', ticket, theirs, ours)}"
 
     def passed(self, authorization: str) -> str:
         """The id of the ticket whose secret the client has proved to know; "" if it has not."""
@@ -117,16 +118,16 @@ class Examination:
         match = ANSWER.fullmatch(authorization)
         if match is None or opening is None:
             return ""
-        expected = _mac(self._known.get(opening[0], _no_key), "client", *opening)
-        return opening[0] if _same(match[1], expected) and opening[0] in self._known else ""
+        expected = _mac(self._secrets_by_id.get(opening[0], _no_key), "client", *opening)
+        return opening[0] if _same(match[1], expected) and opening[0] in self._secrets_by_id else ""
 
 
 def _mac(secret: str, label: str, *fields: str) -> str:
     return hmac.new(secret.encode(), " ".join(("farandole", label, *fields)).encode(), hashlib.sha256).hexdigest()
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _same(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode(), expected.encode())
 
 
 # --- tls --------------------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ class Tickets:
         self._path = path
         self._issued: dict[str, IssuedTicket] = {}
         self._read = False
-        self.known = dict(self._owners)
+        self.secrets_by_id = dict(self._owners)
 
     def reread(self) -> list[events.Event]:
         """Read the file again. Returns the events of tickets issued or revoked since it was first read.
@@ -343,8 +344,8 @@ class Tickets:
             raise UsageError(f"{self._path}: {error}") from None
         self._read = True
         self._issued = {ticket_id(each.secret): each for each in tickets}
-        self.known.clear()
-        self.known.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
+        self.secrets_by_id.clear()
+        self.secrets_by_id.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
         new = [each.name for key, each in self._issued.items() if read_before and key not in previous]
         revoked = [each.name for key, each in previous.items() if not each.revoked and self.revoked(key)]
         return [

@@ -202,7 +202,7 @@ def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:
 
 VERSION = 1
 LONGEST = 1 << 20  # bytes of a file
-_AGAIN = "write it again on that machine, with `farandole numerics --json FILE`"
+_REMEDY = "write it again on that machine, with `farandole numerics --json FILE`"
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -249,10 +249,10 @@ def read(path: Path) -> Numerics:
         if version != VERSION:
             raise UsageError(
                 f"{path} has version {version}, and this farandole compares version {VERSION}: use the same "
-                f"farandole on both machines, and {_AGAIN}"
+                f"farandole on both machines, and {_REMEDY}"
             )
         return decoded(content, Numerics)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give a run's ticket, or a file of `farandole numerics`") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise UsageError(f"{path} is neither a ticket nor a file of `farandole numerics`; {_AGAIN}") from None
+        raise UsageError(f"{path} is neither a ticket nor a file of `farandole numerics`; {_REMEDY}") from None

@@ -72,7 +72,7 @@ def new_secret() -> str:
 
 
 @functools.cache
-def given() -> bytes:
+def read_stdin() -> bytes:
     """The content of standard input. It can be read once, and is needed before and in a worker's process."""
     return sys.stdin.buffer.read(LONGEST + 1)
 
@@ -87,7 +87,7 @@ def load(source: str, opener: Opener | None = None) -> Ticket:
     where = "standard input" if source == "-" else source
     try:
         if source == "-":
-            content = given()
+            content = read_stdin()
         else:
             with open(source, "rb", opener=opener) as file:
                 content = file.read(LONGEST + 1)

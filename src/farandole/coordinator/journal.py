@@ -346,11 +346,11 @@ def _claim(journal: Path) -> None:
 
 def set_aside(folder: Path) -> Path:
     """Rename the journal in `folder`. Returns its new path."""
-    aside = next(path for n in count(1) if not (path := folder / f"{JOURNAL}.damaged-{n}").exists())
-    (folder / JOURNAL).rename(aside)
+    new_path = next(path for n in count(1) if not (path := folder / f"{JOURNAL}.damaged-{n}").exists())
+    (folder / JOURNAL).rename(new_path)
     for part in ("-wal", "-shm"):  # SQLite would apply them to a new journal
         (folder / f"{JOURNAL}{part}").unlink(missing_ok=True)
-    return aside
+    return new_path
 
 
 def read_state(folder: Path) -> Durable | None:

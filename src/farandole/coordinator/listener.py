@@ -58,10 +58,10 @@ class Endpoint:
         return self.certificate.fingerprint if self.certificate else ""
 
 
-def endpoint(folder: Path, listen: str, *, again: bool = False) -> Endpoint:
+def endpoint(folder: Path, listen: str, *, is_restart: bool = False) -> Endpoint:
     """The endpoint of the run in `folder`, for `listen` as HOST[:PORT].
 
-    With `again`, a restarted coordinator takes secret and port from its own FOLDER/ticket; without, they are new.
+    With `is_restart`, a restarted coordinator takes secret and port from its own FOLDER/ticket; without, they are new.
 
     Raises:
         UsageError: `listen` is invalid, the ticket is missing or belongs to another user, or a certificate can't be
@@ -69,7 +69,7 @@ def endpoint(folder: Path, listen: str, *, again: bool = False) -> Endpoint:
     """
     host, port = parse(listen)
     secret = new_secret()
-    if again:
+    if is_restart:
         secret, port = load(str(folder / TICKET), opener).secret, port or port_of(folder)
     certificate = None if is_loopback(host) else security.certificate(folder)
     return Endpoint(host=host, port=port, secret=secret, certificate=certificate)
@@ -245,11 +245,11 @@ class Listener:
         app: web.Application,
         certificate: Certificate | None,
         strange: Callable[[str, str], None],
-        known: Mapping[str, str],
+        secrets_by_id: Mapping[str, str],
         page: Callable[[str, str], bytes] = no_page,
     ) -> None:
         self.on_rejected = strange
-        self.known = known
+        self.secrets_by_id = secrets_by_id
         self.page = page
         self.server: web.Server
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
@@ -386,7 +386,7 @@ class HttpConnection(web.RequestHandler):
         self.peer = peer
         self.ticket = ""  # the id of the ticket that it has shown
         self._received = b""
-        self._examination = Examination(listener.known)
+        self._examination = Examination(listener.secrets_by_id)
 
     def data_received(self, data: bytes) -> None:
         if not self.ticket:
@@ -400,20 +400,20 @@ class HttpConnection(web.RequestHandler):
         """
         self._received += data
         try:
-            given = read_authorization(self._received)
+            authorization = read_authorization(self._received)
         except ValueError:
             return self._dismiss(NOT_HTTP)
-        if given is None:
+        if authorization is None:
             return b""
-        if page := self.listener.page(given, read_target(self._received)):
+        if page := self.listener.page(authorization, read_target(self._received)):
             return self._show(page)
-        if challenge := self._examination.challenge(given):
+        if challenge := self._examination.challenge(authorization):
             self._received = self._received.partition(END)[2]
             self._write(CHALLENGE.format(challenge).encode())
             return self._examine(b"") if self._received else b""
-        self.ticket = self._examination.passed(given)
+        self.ticket = self._examination.passed(authorization)
         if not self.ticket:
-            return self._dismiss(WRONG_TICKET if given else NO_TICKET)
+            return self._dismiss(WRONG_TICKET if authorization else NO_TICKET)
         self.listener.forget(self.peer)
         received, self._received = self._received, b""
         return received
@@ -508,20 +508,20 @@ class EventLimiter:
 
     def __init__(self) -> None:
         self._began = 0.0
-        self._seen: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def admit(self, kind: str) -> bool:
         """Count an event. Returns True if it must be recorded."""
-        self._seen[kind] += 1
-        return self._seen[kind] <= LINES
+        self._counts[kind] += 1
+        return self._counts[kind] <= LINES
 
-    def due(self, now: float) -> dict[str, int]:
+    def take_unrecorded(self, now: float) -> dict[str, int]:
         """At a window's end, the number of events of each kind that were not recorded; else empty."""
         if now - self._began < WINDOW_S:
             return {}
-        more = {kind: count - LINES for kind, count in self._seen.items() if count > LINES}
+        more = {kind: count - LINES for kind, count in self._counts.items() if count > LINES}
         self._began = now
-        self._seen.clear()
+        self._counts.clear()
         return more
 
 
@@ -559,5 +559,5 @@ class UnauthenticatedPeers:
 
     def count(self, now: float) -> None:
         """Record the number of further events at a window's end; at once if `now` is infinite."""
-        for reason, more in self._limiter.due(now).items():
+        for reason, more in self._limiter.take_unrecorded(now).items():
             self._record(events.StrangersEvent(reason=reason, more=more))

@@ -52,7 +52,7 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def coordinate(
-    folder: Path, *, again: bool, safekeeping: Safekeeping | None = None, listener: socket.socket | None = None
+    folder: Path, *, is_restart: bool, safekeeping: Safekeeping | None = None, listener: socket.socket | None = None
 ) -> None:
     """Serve the run of `folder` until it is over, at `listener` if it is given.
 
@@ -64,16 +64,18 @@ async def coordinate(
         settings = decoded(read(folder / SETTINGS), RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
-    place = endpoint(folder, settings.listen, again=again)
-    journal, damage = open_journal(folder, settings, safekeeping, again=again)
-    if not again:
+    place = endpoint(folder, settings.listen, is_restart=is_restart)
+    journal, damage = open_journal(folder, settings, safekeeping, is_restart=is_restart)
+    if not is_restart:
         (folder / TICKETS).unlink(missing_ok=True)  # tickets of an earlier session: its address is gone
-    server = Server(settings, secret=place.secret, journal=journal, known=journal.state() if again else None)
+    server = Server(
+        settings, secret=place.secret, journal=journal, restored_state=journal.state() if is_restart else None
+    )
     try:
         if damage:
             server.coordinator.record(events.JournalDamagedEvent(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
-        previous = load(str(folder / TICKET)) if again else None
+        previous = load(str(folder / TICKET)) if is_restart else None
         ticket = Ticket(
             address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint, bits=settings.bits,
             since=since(previous, address),
@@ -84,7 +86,7 @@ async def coordinate(
         try:
             write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
         except OSError as error:
-            if not again:
+            if not is_restart:
                 raise
             _log.warning("%s still names the previous process: %s", folder / RECORD, error)
         await server.serve()
@@ -103,7 +105,7 @@ def since(previous: Ticket | None, address: str) -> float:
 
 
 def open_journal(
-    folder: Path, settings: RunSettings, safekeeping: Safekeeping | None, *, again: bool
+    folder: Path, settings: RunSettings, safekeeping: Safekeeping | None, *, is_restart: bool
 ) -> tuple[Journal, str]:
     """The journal of `folder`, and the damage of a previous journal that was set aside, "" for none.
 
@@ -120,15 +122,15 @@ def open_journal(
         raise
     except (OSError, sqlite3.Error) as error:
         damaged = type(error) is sqlite3.DatabaseError  # its subclasses report errors of the disk
-        if not damaged or (again and not (safekeeping and safekeeping.state)):
+        if not damaged or (is_restart and not (safekeeping and safekeeping.state)):
             raise FarandoleError(
                 f"{path}: {error}, so the run's state can't be read or saved; free some space, or make it "
                 f"writable, or, if it is damaged, move it away: the run then goes on from its checkpoints"
             ) from None
-        aside = set_aside(folder)
+        damaged_path = set_aside(folder)
         return Journal(
             folder, safekeeping, outlived=outlived
-        ), f"{path}: {error}; it was renamed to {aside.name}, and a new journal was created"
+        ), f"{path}: {error}; it was renamed to {damaged_path.name}, and a new journal was created"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -149,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         safekeeping = None if options.state is None else Safekeeping(options.state)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
-        asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))
+        asyncio.run(coordinate(options.folder, is_restart=options.again, safekeeping=safekeeping, listener=listener))
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         return 1

@@ -262,8 +262,8 @@ class Page:
         """The whole answer to a request for `target`; b"" if the token is not shown."""
         if not authorization.startswith(_BEARER):
             return b""
-        given = authorization.removeprefix(_BEARER).strip(" ").encode("latin-1", "replace")
-        if not hmac.compare_digest(_digest(given), self._digest):
+        token = authorization.removeprefix(_BEARER).strip(" ").encode("latin-1", "replace")
+        if not hmac.compare_digest(_digest(token), self._digest):
             return b""
         if target.partition("?")[0] != f"GET {PATH}":
             return _answer("404 Not Found", f"this token opens only GET {PATH}\n".encode(), _TEXT)

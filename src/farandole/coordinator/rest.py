@@ -91,7 +91,7 @@ class RestServer(Protocol):
     def reread_tickets(self) -> None: ...
 
 
-class Rest:
+class RestHandlers:
     """The handlers. Each changes the coordinator and flushes, as a message from a worker does."""
 
     def __init__(self, server: RestServer) -> None:

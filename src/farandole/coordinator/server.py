@@ -43,7 +43,7 @@ from farandole.coordinator.listener import Listener, UnauthenticatedPeers, shown
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.prometheus import metrics_page
 from farandole.coordinator.recording import Recording
-from farandole.coordinator.rest import READING, Rest, RunCost, internal_error, refusal
+from farandole.coordinator.rest import READING, RestHandlers, RunCost, internal_error, refusal
 from farandole.errors import ProtocolError, UsageError
 from farandole.platform.process import up_to
 from farandole.protocol import events, messages
@@ -123,7 +123,7 @@ def close_revoked(
 # lost its power, or its network.
 
 SILENT_S = 5.0  # an agent sends a report each second
-HEARD = messages.encode(messages.HeartbeatAnswer())
+HEARTBEAT_ANSWER = messages.encode(messages.HeartbeatAnswer())
 
 
 class _Pool:
@@ -171,7 +171,7 @@ class Agents:
                     continue
                 forwarded = messages.encode(messages.FromHost(host=host, message=message))
                 if isinstance(message, messages.Report):
-                    connection.send(HEARD)
+                    connection.send(HEARTBEAT_ANSWER)
                     if pool.reports.get(host) == forwarded:
                         continue
                     pool.reports[host] = forwarded
@@ -239,7 +239,7 @@ class PoolConnections:
         self._coordinator = coordinator
         self._flush, self._now, self._record = flush, now, record
         self._connected: dict[Connection, messages.Hello] = {}
-        self._sent: dict[Connection, messages.Roster] = {}
+        self._sent_rosters: dict[Connection, messages.Roster] = {}
 
     @property
     def names(self) -> list[str]:
@@ -250,8 +250,8 @@ class PoolConnections:
         """Send each pool its roster if it differs from the last one sent."""
         for connection, hello in self._connected.items():
             roster = self._coordinator.roster(hello.pool)
-            if roster != self._sent.get(connection):
-                self._sent[connection] = roster
+            if roster != self._sent_rosters.get(connection):
+                self._sent_rosters[connection] = roster
                 connection.send(messages.encode(roster))
 
     async def serve(self, connection: Connection, hello: messages.Hello) -> None:
@@ -272,7 +272,7 @@ class PoolConnections:
                 self._on_message(hello, messages.decode_from_worker(data))
         finally:
             del self._connected[connection]
-            self._sent.pop(connection, None)
+            self._sent_rosters.pop(connection, None)
 
     def _on_message(self, pool: messages.Hello, message: messages.Message) -> None:
         if not isinstance(message, messages.FromPool):
@@ -306,8 +306,10 @@ class Server:
     case.
     """
 
-    def __init__(self, settings: RunSettings, *, secret: str, journal: Journal, known: Durable | None = None) -> None:
-        self.coordinator = Coordinator(settings, known, self.now())
+    def __init__(
+        self, settings: RunSettings, *, secret: str, journal: Journal, restored_state: Durable | None = None
+    ) -> None:
+        self.coordinator = Coordinator(settings, restored_state, self.now())
         self.address = ""
         self.tickets = Tickets(secret, journal.folder / TICKETS)
         self._key_source = (secret, settings.run)
@@ -315,10 +317,10 @@ class Server:
         self._connections: set[Connection] = set()
         self._pools = PoolConnections(self.coordinator, flush=self.flush, now=self.now, record=self._event)
         self._agents = Agents()
-        recent = journal.recent if known else []  # if not, those lines belong to the run's earlier session
+        recent = journal.recent if restored_state else []  # if not, those lines belong to the run's earlier session
         newest = journal.last_line()
         self.coordinator.last_step_line = newest[0]
-        if known:
+        if restored_state:
             self.coordinator.last_line = newest
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
@@ -327,7 +329,7 @@ class Server:
         self._observers = Observers(recent, self._peers)
         self._recording = Recording(journal, recent, self._observers, settings)
         self._cost = RunCost(settings, journal.folder)
-        if known is None:
+        if restored_state is None:
             self._event(events.RunStartedEvent(version=__version__))
         if journal.damaged:
             self._event(events.MetricsDamagedEvent(lines=journal.damaged))
@@ -341,9 +343,9 @@ class Server:
     ) -> str:
         """Start to listen, see `Listener.open`. Returns the address for tickets."""
         app = web.Application(middlewares=[self._handle_errors], client_max_size=REST_BYTES)
-        app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
+        app.add_routes([web.get("/control", self._control), *RestHandlers(self).routes()])
         page = metrics_page(self.coordinator.settings, self.status, self._observers, self._peers)
-        self._listener = Listener(app, certificate, self._peers.on_rejected, self.tickets.known, page)
+        self._listener = Listener(app, certificate, self._peers.on_rejected, self.tickets.secrets_by_id, page)
         self.address = await self._listener.open(host, port, listener)
         self.reread_tickets()
         self.flush()

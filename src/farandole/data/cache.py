@@ -58,7 +58,7 @@ class Copies:
     def _forget(self) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._pieces: dict[str, dict[Piece, tuple[int, int]]] = {}  # requested: number of the request, offset in it
-        self._taken: dict[int, bytes] = {}
+        self._results: dict[int, bytes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         fresh = Copies.__new__(Copies)
@@ -92,13 +92,13 @@ class Copies:
         """Waits until all wanted files are copied, as far as there is room. Returns False after `at_most_s` seconds."""
         return self._fetching.settle(at_most_s)
 
-    def ahead(self, wanted: Sequence[tuple[RemoteFile, Piece]]) -> None:
+    def ahead(self, needed_pieces: Sequence[tuple[RemoteFile, Piece]]) -> None:
         """Requests those of these pieces that have no copy here. Drops the results of earlier calls. Does not wait."""
         if self._pieces:
             self._fetching.drop()
-        self._pieces, self._taken = {}, {}
+        self._pieces, self._results = {}, {}
         absent: dict[str, list[Piece]] = {}
-        for file, piece in wanted:
+        for file, piece in needed_pieces:
             if file.url in absent:
                 absent[file.url].append(piece)
             elif self._is_fetched(file.url) and self._descriptor(file) is None:
@@ -178,9 +178,9 @@ class Copies:
         return local_path(url) is not None
 
     def _take(self, number: int) -> bytes:
-        if number not in self._taken:
-            self._taken[number] = self._fetching.take(number)
-        return self._taken[number]
+        if number not in self._results:
+            self._results[number] = self._fetching.take(number)
+        return self._results[number]
 
     def _from_store(self, url: str, piece: Piece) -> bytes:
         start, stop = piece[0], sum(piece)

@@ -184,20 +184,21 @@ class Next:
 
 
 def choose(
-    wanted: Sequence[RemoteFile], present: Collection[Copy], limit: int, busy: Collection[str] = ()
+    needed_files: Sequence[RemoteFile], present: Collection[Copy], limit: int, busy: Collection[str] = ()
 ) -> Next | None:
-    """Returns what to fetch next, or None. `wanted`: files in the order of need. `present`: all copies. `limit`: bytes.
+    """Returns what to fetch next, or None.
 
-    `busy`: names that another process is fetching, or that could not be fetched just now.
+    `needed_files`: files in the order of need. `present`: all copies. `limit`: bytes. `busy`: names that another
+    process is fetching, or that could not be fetched just now.
     """
     copies = {copy.name: copy for copy in present}
-    names = {file.name for file in wanted}
+    names = {file.name for file in needed_files}
     idle = sorted(
         (copy for copy in present if copy.name not in names and not copy.coming and copy.used_s > STAYS_S),
         key=lambda copy: -copy.used_s,
     )
     total = sum(copy.size for copy in present)
-    for file in wanted:
+    for file in needed_files:
         if file.name in copies or file.name in busy:
             continue
         makes_way = room_for(total + file.size - limit, idle)

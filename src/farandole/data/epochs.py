@@ -71,7 +71,7 @@ class Epochs:
     def __init__(self, *roots: Any) -> None:
         self._entering = [each for root in roots for each in _with_set_epoch(root)]
 
-    def enter(self, epoch: int, *, again: bool = False) -> bool:
+    def enter(self, epoch: int, *, call_all: bool = False) -> bool:
         """Calls `set_epoch(epoch)` of all objects that are in another epoch, in this process.
 
         `again=True` calls all of them, since the script may have called `set_epoch`. Returns True if any was called.
@@ -79,7 +79,7 @@ class Epochs:
         called = False
         for each in self._entering:
             previous = _epochs.get(id(each))
-            if again or previous is None or previous[0]() is not each or previous[1] != epoch:
+            if call_all or previous is None or previous[0]() is not each or previous[1] != epoch:
                 _epochs.pop(id(each), None)
                 each.set_epoch(epoch)
                 _epochs[id(each)] = _reference(each), epoch
@@ -124,7 +124,7 @@ class DatasetState:
 
     def _is_again(self, state: _Snapshot, epoch: int) -> bool:
         """Returns True if `set_epoch(epoch)` leads to `state`: then the script may have called just that."""
-        return self._epochs.enter(epoch, again=True) and not _difference(state, _Snapshot(self._roots))
+        return self._epochs.enter(epoch, call_all=True) and not _difference(state, _Snapshot(self._roots))
 
     def settle(self) -> None:
         """Accepts all changes until now as farandole's own, for other loaders of the same objects as well."""
@@ -169,13 +169,13 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 def _with_set_epoch(root: Any) -> Iterator[Any]:
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     waiting: list[Any] = [root]
-    while waiting and len(seen) < _MOST:
+    while waiting and len(visited_ids) < _MOST:
         value = waiting.pop()
-        if id(value) in seen:
+        if id(value) in visited_ids:
             continue
-        seen.add(id(value))
+        visited_ids.add(id(value))
         if not isinstance(value, _NO_STATE) and callable(getattr(value, "set_epoch", None)):
             yield value
         else:

@@ -174,7 +174,7 @@ class Fetcher:
     def __init__(self, folder: Folder, store: ObjectStore) -> None:
         self._folder, self._store = folder, store
         self._changed = threading.Condition()
-        self._wanted: tuple[RemoteFile, ...] = ()
+        self._expected_files: tuple[RemoteFile, ...] = ()
         self._in_progress: dict[str, Next] = {}  # name of a file that this process is fetching -> the decision
         self._later: dict[str, float] = {}  # name -> time of the next try (monotonic seconds)
         self._waiting = 0  # number of ranges without an answer
@@ -190,7 +190,7 @@ class Fetcher:
     def expect(self, files: tuple[FileOf, ...]) -> None:
         """Replaces the list of wanted files."""
         with self._changed:
-            self._wanted = tuple(RemoteFile(*_plain(file)) for file in files)
+            self._expected_files = tuple(RemoteFile(*_plain(file)) for file in files)
             self._changed.notify_all()
 
     def range(self, request: Range, report: Callable[[str], None], answer: Callable[[bytes], None],
@@ -252,20 +252,20 @@ class Fetcher:
     def _next(self) -> Next | None:
         now = time.monotonic()
         self._later = {name: at for name, at in self._later.items() if at > now}
-        if not self._wanted:
+        if not self._expected_files:
             return None
         copies = {copy.name: copy for copy in self._folder.copies()}
         for job in self._in_progress.values():  # the state after these are fetched
             for name in job.makes_way:
                 copies.pop(name, None)
             copies[job.file.name] = Copy(job.file.name, job.file.size, 0.0, coming=True)
-        return choose(self._wanted, copies.values(), self._folder.limit_bytes, self._later.keys())
+        return choose(self._expected_files, copies.values(), self._folder.limit_bytes, self._later.keys())
 
     def _use(self) -> None:
         """Marks wanted copies as used, so that other processes do not evict them."""
         if time.monotonic() - self._used_at > STAYS_S / 3:
             self._used_at = time.monotonic()
-            for file in self._wanted:
+            for file in self._expected_files:
                 self._folder.use(file)
 
     def _fetch(
@@ -523,7 +523,7 @@ class Fetching:
             answer = get(connection, answers)
             content = exactly(connection, answer.size) if isinstance(answer, Data) else b""
         except (EOFError, OSError):
-            self._again()
+            self._restart()
             return
         if isinstance(answer, Trying):
             self._reports[answer.number] = answer.why
@@ -540,9 +540,9 @@ class Fetching:
         try:
             put(self._connect(), message)
         except OSError:
-            self._again()
+            self._restart()
 
-    def _again(self) -> None:
+    def _restart(self) -> None:
         """Starts another fetcher after the last one has ended, and sends it the same requests."""
         if self._connection is not None:
             self._connection.close()

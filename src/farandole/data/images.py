@@ -78,13 +78,13 @@ _log = logging.getLogger(__name__)
 class ShardTables:
     """The tables of all shards of a folder. Picklable.
 
-    `known`: the index names a table, so a sample's place is known without a copy of its shard.
+    `has_samples_file`: the index names a table, so a sample's place is known without a copy of its shard.
     """
 
     def __init__(self, url: str, index: Index, copies: Copies) -> None:
         self._url, self._index, self._copies = url, index, copies
         self._firsts = [0, *np.cumsum([shard.nsamples for shard in index.shardlist]).tolist()]
-        self.known = index.samples is not None
+        self.has_samples_file = index.samples is not None
         self._all: Rows | None = None
         self._each: dict[int, Rows] = {}
         self._warned = False
@@ -98,7 +98,7 @@ class ShardTables:
         Raises:
             ShardError: there is no table, and none can be made.
         """
-        if self.known:
+        if self.has_samples_file:
             if self._all is None:
                 self._all = self._map()
             return self._all[sample].tolist()
@@ -298,22 +298,22 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         self._expecting = True
         numbers = np.searchsorted(self._ends, samples, side="right")
         _, firsts = np.unique(numbers, return_index=True)
-        wanted = [int(number) for number in numbers[np.sort(firsts)]]
+        shard_numbers = [int(number) for number in numbers[np.sort(firsts)]]
         if shuffled:
-            listed = set(wanted)
-            wanted += [number for number in range(len(self._files)) if number not in listed]
-        self._copies.expect([self._files[number] for number in wanted])
+            listed = set(shard_numbers)
+            shard_numbers += [number for number in range(len(self._files)) if number not in listed]
+        self._copies.expect([self._files[number] for number in shard_numbers])
 
     def ahead(self, samples: npt.NDArray[np.int64]) -> None:
         """Requests these samples, shape (n,), if they have no copy here: all at once. Does not wait."""
-        if not self._tables.known:
+        if not self._tables.has_samples_file:
             return
-        wanted: list[tuple[RemoteFile, tuple[int, int]]] = []
+        pieces: list[tuple[RemoteFile, tuple[int, int]]] = []
         for sample in samples.tolist():
             file, (offset, size, _, _) = self._row(sample)
             if offset != BEYOND:
-                wanted.append((file, (offset, size)))
-        self._copies.ahead(wanted)
+                pieces.append((file, (offset, size)))
+        self._copies.ahead(pieces)
 
     def settle(self, at_most_s: float) -> bool:
         """Waits until the expected shards are here, as far as there is room. Returns False after `at_most_s` s."""
@@ -365,8 +365,8 @@ class Synthetic(Dataset[tuple[torch.Tensor, int]]):
         return noise.view(self.shape) + self._patterns[label], label
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.length, self.shape, self.classes, self.seed)  # without its megabytes of noise
+        return _rebuild_synthetic, (self.length, self.shape, self.classes, self.seed)  # without its megabytes of noise
 
 
-def _again(length: int, shape: tuple[int, ...], classes: int, seed: int) -> Synthetic:
+def _rebuild_synthetic(length: int, shape: tuple[int, ...], classes: int, seed: int) -> Synthetic:
     return Synthetic(length, shape, classes, seed=seed)

@@ -72,11 +72,11 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     samples: SamplesFile | None = None
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
+        urls: set[str] = set()
         for number, shard in enumerate(self.shardlist):
-            if shard.url in seen:
+            if shard.url in urls:
                 raise ValueError(f"url {shard.url!r} of shardlist[{number}] repeats that of an earlier entry")
-            seen.add(shard.url)
+            urls.add(shard.url)
 
 
 def read_index(place: str) -> Index:
@@ -294,11 +294,11 @@ class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.end_of_document < self.vocabulary:
             raise ValueError(f"end_of_document {self.end_of_document} is not below the vocabulary, {self.vocabulary}")
-        seen: set[str] = set()
+        urls: set[str] = set()
         for shard in self.shardlist:
-            if shard.url in seen:
+            if shard.url in urls:
                 raise ValueError(f"url {shard.url!r} occurs in shardlist twice")
-            seen.add(shard.url)
+            urls.add(shard.url)
             if shard.filesize != shard.nsamples * width or not shard.nsamples:
                 raise ValueError(
                     f"filesize {shard.filesize} of {shard.url} is not that of nsamples={shard.nsamples} tokens of "

@@ -80,14 +80,14 @@ _LOST_AT = _HEAD.index(b"0" * _DIGITS)
 class Ledger:
     """The records of one worker. `path` is `<folder>/<worker id>.jsonl`; makes the folder, continues an existing file.
 
-    `lost` counts the records that could not be written. `tell` is called with the reason at the first of them.
+    `lost_records` counts the records that could not be written. `tell` is called with the reason at the first of them.
     """
 
     def __init__(self, path: str | os.PathLike[str], tell: Callable[[str], None] | None = None) -> None:
         self.path = Path(path)
         if self.path.suffix != _SUFFIX:
             raise UsageError(f"{self.path}: the name of a ledger must be <worker id>{_SUFFIX}")
-        self.lost = 0
+        self.lost_records = 0
         self._tell = tell
         self._file = self._mark = -1
         self._headed = False
@@ -135,10 +135,10 @@ class Ledger:
                 self._headed = True
             self._write(msgspec.json.encode(record) + b"\n")
         except OSError as error:
-            self.lost += 1
-            if self.lost == 1 and self._tell:
+            self.lost_records += 1
+            if self.lost_records == 1 and self._tell:
                 self._tell(f"{self.path}: {error.strerror}")
-        if self.lost:
+        if self.lost_records:
             self._record_lost()
 
     def _write(self, line: bytes) -> None:
@@ -152,7 +152,7 @@ class Ledger:
         """Writes the number of lost records into the first line."""
         with contextlib.suppress(OSError):
             if self._headed:
-                os.pwrite(self._mark, f"{self.lost:0{_DIGITS}}".encode(), _LOST_AT)
+                os.pwrite(self._mark, f"{self.lost_records:0{_DIGITS}}".encode(), _LOST_AT)
 
 
 def count(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:

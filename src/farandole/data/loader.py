@@ -137,9 +137,9 @@ def left_out(length: int, batch: BatchPolicy) -> int:
         )
     if length < batch.size:
         raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
-    rest = length % batch.size
-    _log.warning("drop_last leaves out %d of %d samples in each epoch, different ones each time", rest, length)
-    return rest
+    remainder = length % batch.size
+    _log.warning("drop_last leaves out %d of %d samples in each epoch, different ones each time", remainder, length)
+    return remainder
 
 
 def processes_of(

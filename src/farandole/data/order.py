@@ -161,9 +161,9 @@ def _permuted(length: int, seed: int, epoch: int, start: int, stop: int) -> npt.
     value = _feistel(np.arange(start, stop, dtype=np.uint64), bits, keys)
     outside = np.flatnonzero(value >= length)
     while outside.size:
-        again = _feistel(value[outside], bits, keys)
-        value[outside] = again
-        outside = outside[again >= length]
+        permuted = _feistel(value[outside], bits, keys)
+        value[outside] = permuted
+        outside = outside[permuted >= length]
     return value.astype(np.int64)
 
 
@@ -227,14 +227,14 @@ def seed_all(generators: Iterable[RandomGenerator], value: int) -> None:
             generator.seed(seed >> 32)
 
 
-def _within(thing: Any, depth: int, seen: set[int]) -> Iterator[RandomGenerator]:
+def _within(thing: Any, depth: int, visited_ids: set[int]) -> Iterator[RandomGenerator]:
     if isinstance(thing, RandomGenerator):
         if not isinstance(thing, random.SystemRandom):
             yield thing
         return
-    if depth == 0 or isinstance(thing, _LEAVES) or id(thing) in seen:
+    if depth == 0 or isinstance(thing, _LEAVES) or id(thing) in visited_ids:
         return
-    seen.add(id(thing))
+    visited_ids.add(id(thing))
     inner: Iterable[Any]
     if isinstance(thing, dict):
         inner = cast("dict[Any, Any]", thing).values() if len(cast("dict[Any, Any]", thing)) <= LONGEST else ()
@@ -247,4 +247,4 @@ def _within(thing: Any, depth: int, seen: set[int]) -> Iterator[RandomGenerator]
     else:
         inner = getattr(thing, "__dict__", {}).values()
     for value in inner:
-        yield from _within(value, depth - 1, seen)
+        yield from _within(value, depth - 1, visited_ids)

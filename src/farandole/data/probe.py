@@ -76,7 +76,7 @@ class ProbeResult:
         return self.first.making.plus(self.steps.making)
 
     @property
-    def wanted(self) -> int:
+    def needed_processes(self) -> int:
         """The number of loader processes that would keep up with the compute, at the present rate of each."""
         return math.ceil(self.steps.compute_rate * _SPARE / self._each)
 
@@ -108,19 +108,20 @@ class ProbeResult:
         passing_on = spent.collating + spent.handing_over
         if spent.fetching > max(spent.reading + spent.computing, passing_on):
             return self._of_the_store(spent)
-        if self.wanted <= self.processes:
+        if self.needed_processes <= self.processes:
             return "compute", (
                 f"num_workers={self.processes} should suffice, but data comes unevenly or shares its cores with the "
                 f"compute: "
                 f"try prefetch_factor=4, or num_workers={self.processes + 1} where there are cores ({self.cores} here)"
             )
-        if self.wanted <= self.cores:
+        if self.needed_processes <= self.cores:
             return "too few loader processes", (
                 f"one makes {self._each:.4g} samples/s, and the compute takes {self.steps.compute_rate:.4g}: "
-                f"set num_workers={self.wanted}"
+                f"set num_workers={self.needed_processes}"
             )
         instead = (
-            f"num_workers={self.wanted} would keep up, and there are {self.cores} cores: set num_workers={self.cores}"
+            f"num_workers={self.needed_processes} would keep up, and there are {self.cores} cores: "
+            f"set num_workers={self.cores}"
         )
         if passing_on > spent.reading + spent.computing:
             return "handing over", (
@@ -141,7 +142,7 @@ class ProbeResult:
 
     def _of_the_store(self, spent: Making) -> tuple[str, str]:
         share = spent.fetching / spent.seconds
-        processes = max(self.processes + 1, min(self.wanted, _WAITING_EACH * self.cores))
+        processes = max(self.processes + 1, min(self.needed_processes, _WAITING_EACH * self.cores))
         warm = self.steps.making.warm
         cached = "keep all of it in the cache (cache_bytes), so that it is fetched once"
         if warm.samples:
@@ -187,7 +188,7 @@ class Probe:
     first: StepTimes | None = None  # the first step
     steps: StepTimes | None = None  # those after it
     _step: tuple[int, int] = (-1, -1)
-    _begun: int = 0  # steps
+    _step_count: int = 0  # steps
     _began: float = 0.0
     _samples: int = 0
     _waited: float = 0.0
@@ -214,13 +215,13 @@ class Probe:
 
     def _step_begins(self, loader: Loader) -> None:
         now = self.clock()
-        if self._begun == 1:
+        if self._step_count == 1:
             self.first = self._counted(loader, now)
-        elif self._begun > _LEAST and now - self._began >= self.seconds:
+        elif self._step_count > _LEAST and now - self._began >= self.seconds:
             self.steps = self._counted(loader, now)
             raise Ended
-        self._begun += 1
-        if self._begun <= 2:
+        self._step_count += 1
+        if self._step_count <= 2:
             self._began, self._samples, self._waited = now, 0, 0.0
 
     def _counted(self, loader: Loader, now: float) -> StepTimes:

@@ -93,7 +93,7 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._dtype = np.dtype(index.dtype).newbyteorder("<")
         self._any_id = index.vocabulary == 1 << 8 * ID_BYTES[index.dtype]
         self._shards = index.shardlist
-        self._begins = np.array([0, *accumulate(shard.nsamples for shard in index.shardlist)])  # in the stream
+        self._starts = np.array([0, *accumulate(shard.nsamples for shard in index.shardlist)])  # in the stream
         self._copies = Copies(cache, cache_bytes)
         self._verified = Verified() if verify else None
         self._maps: list[npt.NDArray[Any]] = self._mapped()
@@ -130,12 +130,12 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     # --- the stream -------------------------------------------------------------------------------------------
 
-    def _windows(self, begins: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Returns the length + 1 tokens from each of `begins` on, as stored; shape `(len(begins), length + 1)`."""
+    def _windows(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Returns the length + 1 tokens from each of `starts` on, as stored; shape `(len(starts), length + 1)`."""
         maps = self._maps = self._maps or self._mapped()
-        windows = np.empty((len(begins), self.length + 1), self._dtype)
-        shards = self._begins.searchsorted(begins, side="right") - 1
-        within = begins - self._begins[shards]
+        windows = np.empty((len(starts), self.length + 1), self._dtype)
+        shards = self._starts.searchsorted(starts, side="right") - 1
+        within = starts - self._starts[shards]
         for window, number, begin in zip(windows, shards.tolist(), within.tolist(), strict=True):
             chunk = maps[number][begin : begin + self.length + 1]
             window[: len(chunk)] = chunk
@@ -150,10 +150,10 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def _no_id(self, samples: npt.NDArray[np.int64], windows: npt.NDArray[Any]) -> ShardError:
         row, column = np.argwhere(windows >= self.vocabulary)[0]
         place = int(samples[row]) * self.length + int(column)
-        number = int(self._begins.searchsorted(place, side="right")) - 1
+        number = int(self._starts.searchsorted(place, side="right")) - 1
         return torn(
             f"{self.url}/{self._shards[number].url}",
-            f"its token {place - int(self._begins[number])} is {windows[row, column]}, and ids are below the "
+            f"its token {place - int(self._starts[number])} is {windows[row, column]}, and ids are below the "
             f"vocabulary, {self.vocabulary}",
         )
 

@@ -113,7 +113,7 @@ class Prefetch:
         self._urgent: Key | None = None  # the key to request first
         self._near: deque[Key] = deque()  # keys read from `_upcoming` and not yet requested
         self._upcoming: Iterator[Key] = iter(())
-        self._wanted: dict[Key, bool] = {}  # keys in flight; False: drop the result on arrival
+        self._in_flight: dict[Key, bool] = {}  # keys in flight; False: drop the result on arrival
         self._step = (-1, -1)
         self.under_way: deque[Key | None] = deque()  # requests in flight, in the order of their results
         self.waiting: dict[Key, Any] = {}  # results that arrived and were not fetched yet
@@ -126,13 +126,13 @@ class Prefetch:
         if key is None and (key := self.next_expected()) is not None:
             self._near.popleft()
         if key is not None:
-            self._wanted[key] = True
+            self._in_flight[key] = True
         self.under_way.append(key)
         return key
 
     def next_expected(self) -> Key | None:
         """Returns the next key that is expected and not yet requested; None if there is none, or no memory for it."""
-        if len(self._wanted) + len(self.waiting) >= self._limit:
+        if len(self._in_flight) + len(self.waiting) >= self._limit:
             return None
         while True:
             if not self._near:
@@ -140,8 +140,8 @@ class Prefetch:
             if not self._near:
                 return None
             key = self._near[0]
-            if key in self._wanted:
-                self._wanted[key] = True
+            if key in self._in_flight:
+                self._in_flight[key] = True
             elif key not in self.waiting:
                 return key
             self._near.popleft()
@@ -151,16 +151,18 @@ class Prefetch:
         self._near = deque(islice(self._upcoming, _NEAR))
         near = set(self._near)
         self.waiting = {key: result for key, result in self.waiting.items() if key in near}
-        self._wanted = {key: key in near for key in self._wanted}
+        self._in_flight = {key: key in near for key in self._in_flight}
 
     def ask(self, key: Key) -> None:
         """Requests `key` first, and drops all results of earlier steps: they are never fetched again."""
         if self._step != key[:2]:
             self._step = key[:2]
             self.waiting = {other: result for other, result in self.waiting.items() if other[:2] >= self._step}
-            self._wanted = {other: wanted and other[:2] >= self._step for other, wanted in self._wanted.items()}
-        if key in self._wanted:
-            self._wanted[key] = True
+            self._in_flight = {
+                other: is_needed and other[:2] >= self._step for other, is_needed in self._in_flight.items()
+            }
+        if key in self._in_flight:
+            self._in_flight[key] = True
         elif key not in self.waiting:
             self._urgent = key
             with contextlib.suppress(ValueError):
@@ -168,14 +170,14 @@ class Prefetch:
 
     def begin_again(self) -> None:
         """Resets for a new pipeline: requests that were in flight and are wanted go first, in the same order."""
-        interrupted = [key for key in self.under_way if key is not None and self._wanted[key]]
+        interrupted = [key for key in self.under_way if key is not None and self._in_flight[key]]
         self._near = deque([*interrupted, *(key for key in self._near if key not in interrupted)])
-        self._wanted = {}
+        self._in_flight = {}
         self.under_way.clear()
 
     def receive(self, key: Key | None, result: Any) -> None:
         self.under_way.popleft()
-        if key is not None and self._wanted.pop(key):
+        if key is not None and self._in_flight.pop(key):
             self.waiting[key] = result
 
 

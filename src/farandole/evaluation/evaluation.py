@@ -68,7 +68,7 @@ class Evaluation:
             raise UsageError("run.evaluate(drop_last=True): an evaluation counts every sample; pass a Subset instead")
         loader = self._loader(dataset, micro, options)
         window = Window(start=0, stop=loader.length, micro=loader.batch.micro)
-        wanted = tally(metric, window.shards, self._device)
+        totals = tally(metric, window.shards, self._device)
 
         def make(shard: int, lanes: torch.Tensor) -> int:
             start, stop = window.shard(shard)
@@ -78,22 +78,22 @@ class Evaluation:
             samples = stop - start - len(loader.skipped)
             set_random_state(derive(self._seed, "evaluation", step, shard))
             if samples:
-                wanted.put(self._given(model, batch, predict), shard, samples, lanes)
+                totals.put(self._arguments(model, batch, predict), shard, samples, lanes)
             return samples
 
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
-                samples, sums = self._round(loader, window, wanted.lanes, make, range(window.shards), step)
-                self._gather(loader, window, contents(wanted, sums, metric), wanted.lanes, make, step)
+                samples, sums = self._round(loader, window, totals.lanes, make, range(window.shards), step)
+                self._gather(loader, window, contents(totals, sums, metric), totals.lanes, make, step)
         finally:
             for module, training in modes:
                 module.training = training
         skips = options.get("on_bad_sample") == "skip"
         assert samples == window.samples or skips, f"{samples} samples of {window.samples} were counted"
         set_random_state(derive(self._seed, "evaluated", step))
-        return result(wanted, sums, samples)
+        return result(totals, sums, samples)
 
     def _gather(
         self, loader: Loader, window: Window, more: ListContents | None, lanes: int, make: Make, step: int
@@ -102,14 +102,14 @@ class Evaluation:
         if more is None:
             return
 
-        def put(shard: int, into: torch.Tensor) -> int:
+        def put(shard: int, lanes_of_shard: torch.Tensor) -> int:
             if not more.has(shard):
                 make(shard, torch.zeros(lanes, dtype=torch.float64))
-            more.put(shard, into)
+            more.put(shard, lanes_of_shard)
             return 0
 
-        lost = [shard for shard in range(window.shards) if not more.has(shard)]
-        more.fill(self._round(loader, window, more.lanes, put, lost, step)[1])
+        lost_shards = [shard for shard in range(window.shards) if not more.has(shard)]
+        more.fill(self._round(loader, window, more.lanes, put, lost_shards, step)[1])
         self._sums.pop(_FIRST + more.lanes, None)  # this size will hardly be needed again
 
     def _loader(self, dataset: Any, micro: int, options: dict[str, Any]) -> Loader:
@@ -137,8 +137,8 @@ class Evaluation:
         count = _FIRST + size
         partials = self._sums.get(count) or self._sums.setdefault(count, Partials(Layout([], lanes=count)))
         lanes = torch.zeros(count, dtype=torch.float64)
-        what = f"evaluate over {window.samples:,} samples in micro-batches of {window.micro}, {size:,} lanes"
-        rounds.begin(task(partials, lambda _: window.shards, step, what))
+        task_name = f"evaluate over {window.samples:,} samples in micro-batches of {window.micro}, {size:,} lanes"
+        rounds.begin(task(partials, lambda _: window.shards, step, task_name))
         mine = ((shard, *window.shard(shard)) for shard in rounds.todo() if shard in fetched)
         loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:
@@ -155,17 +155,17 @@ class Evaluation:
             partials.close(lanes)
             rounds.close(todo[0])
 
-    def _given(self, model: torch.nn.Module, batch: Any, predict: Predict | None) -> tuple[Any, ...]:
+    def _arguments(self, model: torch.nn.Module, batch: Any, predict: Predict | None) -> tuple[Any, ...]:
         """Return the metric's arguments for one micro-batch."""
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), batch)
         if predict is not None:
-            given: Any = predict(model, batch)
-            if not isinstance(given, tuple):
+            arguments: Any = predict(model, batch)
+            if not isinstance(arguments, tuple):
                 raise UsageError(
-                    f"run.evaluate: predict returned a {type(given).__name__}; it must return a tuple of the metric's "
-                    f"arguments, such as (outputs, targets)"
+                    f"run.evaluate: predict returned a {type(arguments).__name__}; it must return a tuple of the "
+                    f"metric's arguments, such as (outputs, targets)"
                 )
-            return given
+            return arguments
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             form = f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
             raise UsageError(

@@ -48,7 +48,7 @@ class Lists:
         self.states: list[list[torch.Tensor]] = [[] for _ in names]  # over all samples, once `fill` was called
         self._names = names
         self._device = device
-        self._kept: dict[int, torch.Tensor] = {}
+        self._contents: dict[int, torch.Tensor] = {}
         self._ends: list[int] = []
 
     @property
@@ -59,21 +59,21 @@ class Lists:
     def keep(self, states: Sequence[Any], shard: int) -> int:
         """Keep the states after one micro-batch. Returns their count of numbers."""
         numbers = [part for name, state in zip(self._names, states, strict=True) for part in _encoded(name, state)]
-        self._kept[shard] = torch.cat(numbers)
-        return len(self._kept[shard])
+        self._contents[shard] = torch.cat(numbers)
+        return len(self._contents[shard])
 
     def measure(self, lengths: torch.Tensor) -> None:
         """Set the first round's sums: the count of numbers of each micro-batch, shape (shards,)."""
         self._ends = list(accumulate(int(length) for length in lengths))
 
     def has(self, shard: int) -> bool:
-        return shard in self._kept
+        return shard in self._contents
 
     def put(self, shard: int, lanes: torch.Tensor) -> None:
         """Write the kept numbers of one micro-batch into zeroed lanes."""
-        if (kept := self._kept.get(shard)) is not None:  # None if all its samples were bad
+        if (numbers := self._contents.get(shard)) is not None:  # None if all its samples were bad
             stop = self._ends[shard]
-            lanes[stop - len(kept) : stop] = kept
+            lanes[stop - len(numbers) : stop] = numbers
 
     def fill(self, sums: torch.Tensor) -> None:
         """Decode `states` from the second round's sums."""
@@ -196,12 +196,13 @@ class States:
             self._sizes.append(shards)  # the lengths of each micro-batch's lists
         self.lanes = sum(self._sizes)
 
-    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+    def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         del samples
         working = self._fresh.clone()  # not `reset`: other values that an update leaves must not reach the next one
         collection = isinstance(working, sys.modules["torchmetrics"].MetricCollection)
         for each in working.values(copy_state=False) if collection else (working,):
-            each.update(*given)  # separately: a collection shares states that are nearly equal after one micro-batch
+            # separately: a collection shares states that are nearly equal after one micro-batch
+            each.update(*arguments)
         owners = _owners(working)
         places = lanes.split(self._sizes)
         if self._listed:
@@ -292,8 +293,8 @@ class Tally(Protocol):
         """Return the list states, with the lengths from the lanes' sums. Fill them before the call of `result`."""
         ...
 
-    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
-        """Write the values of one micro-batch of `samples` into zeroed lanes. `given`: the metric's arguments."""
+    def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+        """Write the values of one micro-batch of `samples` into zeroed lanes. `arguments`: the metric's arguments."""
         ...
 
     def result(self, sums: torch.Tensor, samples: int) -> Any:
@@ -308,23 +309,23 @@ def tally(metric: Any, shards: int, device: torch.device) -> Tally:
         UsageError: `metric` is no metric, or its states can't be summed or are too large.
     """
     if is_torchmetric(metric):
-        made = States(metric, shards, device)
+        chosen = States(metric, shards, device)
     elif isinstance(metric, Mapping) and metric:
         named = cast("Mapping[str, Any]", metric)
-        made = _Several({name: tally(one, shards, device) for name, one in named.items()})
+        chosen = _Several({name: tally(one, shards, device) for name, one in named.items()})
     elif callable(metric):
-        made = _Mean(metric)
+        chosen = _Mean(metric)
     else:
         raise UsageError(
             f"run.evaluate(metric={metric!r}): pass a function of (outputs, targets), a torchmetrics.Metric or "
             f"MetricCollection, or a mapping of names to these"
         )
-    if made.lanes > LANES:
+    if chosen.lanes > LANES:
         raise UsageError(
-            f"run.evaluate: {type(metric).__name__} has {made.lanes:,} numbers to sum over {shards} micro-batches, but "
-            f"the limit is {LANES:,}; use a larger micro=, or a coarser metric"
+            f"run.evaluate: {type(metric).__name__} has {chosen.lanes:,} numbers to sum over {shards} micro-batches, "
+            f"but the limit is {LANES:,}; use a larger micro=, or a coarser metric"
         )
-    return made
+    return chosen
 
 
 def contents(tally: Tally, sums: torch.Tensor, metric: Any) -> ListContents | None:
@@ -364,9 +365,9 @@ class _Mean:
     def __init__(self, metric: Callable[..., Any]) -> None:
         self._metric = metric
 
-    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+    def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         del shard
-        values: Any = self._metric(*given)
+        values: Any = self._metric(*arguments)
         if not isinstance(values, torch.Tensor) or values.numel() not in (1, samples):
             form = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
             raise UsageError(
@@ -391,9 +392,9 @@ class _Several:
         self._sizes = [one.lanes for one in tallies.values()]
         self.lanes = sum(self._sizes)
 
-    def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
+    def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         for one, place in zip(self._tallies.values(), lanes.split(self._sizes), strict=True):
-            one.put(given, shard, samples, place)
+            one.put(arguments, shard, samples, place)
 
     def lists(self, sums: torch.Tensor) -> list[Lists]:
         places = zip(self._tallies.values(), sums.split(self._sizes), strict=True)

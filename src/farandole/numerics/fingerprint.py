@@ -73,13 +73,13 @@ class Inputs:
         operand = torch.empty(shape, dtype=dtype, device=self._device)
         numel = operand.numel()
         self.place = (self.place + 12345) % POOL
-        taken = self._pool[self.place : self.place + POOL].repeat(-(-numel // POOL))[:numel]
-        return operand.copy_(taken.view(shape))
+        values = self._pool[self.place : self.place + POOL].repeat(-(-numel // POOL))[:numel]
+        return operand.copy_(values.view(shape))
 
     def whole(self, below: int, *shape: int) -> Tensor:
         """Return a tensor of whole numbers in [0, below)."""
-        taken = (self.bits[: int(np.prod(shape))] % np.uint64(below)).astype(np.int64)
-        return torch.from_numpy(taken).view(shape).to(self._device)
+        values = (self.bits[: int(np.prod(shape))] % np.uint64(below)).astype(np.int64)
+        return torch.from_numpy(values).view(shape).to(self._device)
 
 
 def _operations(take: Inputs) -> Iterator[tuple[str, Operation, Operands]]:
@@ -160,8 +160,8 @@ def _convolutions(take: Inputs) -> Iterator[tuple[str, Operation, Operands]]:
             return F.conv2d(*o, stride=stride, padding=1, groups=groups)
 
         weight = take(filters, channels // groups, kernel, kernel)
-        what = f" in {groups} groups" if groups > 1 else ""
-        name = f"convolution {kernel}x{kernel} of {channels}x{size}x{size} to {filters}, stride {stride}{what}"
+        suffix = f" in {groups} groups" if groups > 1 else ""
+        name = f"convolution {kernel}x{kernel} of {channels}x{size}x{size} to {filters}, stride {stride}{suffix}"
         yield name, convolve, (take(4, channels, size, size), weight, take(filters))
     operands = (take(4, 16, 12, 12).contiguous(memory_format=torch.channels_last), take(20, 16, 3, 3))
     yield "convolution of channels last", lambda o: F.conv2d(*o, padding=1), operands
@@ -261,8 +261,8 @@ def _images(take: Inputs) -> Iterator[tuple[str, Any]]:
     for kind, options in (("JPEG", {"quality": 90}), ("PNG", {})):
         file = io.BytesIO()
         image.save(file, kind, **options)
-        with Image.open(file) as found:
-            resized = found.convert("RGB").resize((32, 40), Image.Resampling.BILINEAR)
+        with Image.open(file) as decoded:
+            resized = decoded.convert("RGB").resize((32, 40), Image.Resampling.BILINEAR)
             yield f"{kind} of 83x61, resized to 32x40", np.asarray(resized)
 
 

@@ -29,8 +29,8 @@ class Mode(Protocol):
         """Return the same steps. The check of operators ends when the second step has ended."""
         ...
 
-    def first(self, what: str) -> AbstractContextManager[None]:
-        """Check the operators while this context is open, if it is the first one for `what`."""
+    def first(self, operation: str) -> AbstractContextManager[None]:
+        """Check the operators while this context is open, if it is the first one for `operation`."""
         ...
 
 
@@ -44,8 +44,8 @@ class PlainMode:
     def until_the_second(self, steps: Iterator[T]) -> Iterator[T]:
         return steps
 
-    def first(self, what: str) -> AbstractContextManager[None]:
-        del what
+    def first(self, operation: str) -> AbstractContextManager[None]:
+        del operation
         return nullcontext()
 
 

@@ -297,17 +297,17 @@ def _register(library: torch.library.Library) -> None:
 
     for name, product in {"mm": _product, "bmm": _product}.items():
         put(name, product, _real)
-        put(f"{name}.out", _into(product), _real)
+        put(f"{name}.out", _with_out_argument(product), _real)
     for name in ("addmm", "baddbmm"):
         put(name, _added, _real)
-        put(f"{name}.out", _into(_added), _real)
+        put(f"{name}.out", _with_out_argument(_added), _real)
         put(f"{name}_", _in_place(_added), _real)
     functions = {"sqrt": (_root, _wide), "atan": (_arc_tangent, _wide), "log": (_logarithm, _is_double)}
     functions |= {"tan": (_tangent, _is_double)}
     functions |= {"log2": (_logarithm_2, _wide), "log10": (_logarithm_10, _wide)}
     for name, (function, takes) in functions.items():
         put(name, function, takes)
-        put(f"{name}.out", _into(function), takes)
+        put(f"{name}.out", _with_out_argument(function), takes)
         put(f"{name}_", _in_place(function), takes)
     for name in ("pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out"):
         _put_power(library, name)
@@ -434,7 +434,7 @@ def _floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
-def _into(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_out_argument(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def put(*inputs: Any, out: Tensor, **options: Any) -> Tensor:
         result = function(*inputs, **options)
         if out.shape != result.shape:
@@ -774,7 +774,9 @@ KNOWN_BY_TYPES = {
     aten.zeros_like.default
     """,
 }
-KNOWN = frozenset(f"{name} {types}".strip() for types, names in KNOWN_BY_TYPES.items() for name in names.split())
+KNOWN_OPERATORS = frozenset(
+    f"{name} {types}".strip() for types, names in KNOWN_BY_TYPES.items() for name in names.split()
+)
 
 
 # --- watch ------------------------------------------------------------------------------------------------------------
@@ -837,12 +839,12 @@ class KernelMode:
         self.end()
 
     @contextmanager
-    def first(self, what: str) -> Generator[None]:
-        """Watch inside the context if this is the first call with this `what`, and `watch` was called before."""
-        if self._first is None or what in self._first or self._mode is not None:
+    def first(self, operation: str) -> Generator[None]:
+        """Watch inside the context if this is the first call with this `operation`, and `watch` was called before."""
+        if self._first is None or operation in self._first or self._mode is not None:
             yield
             return
-        self._first.add(what)
+        self._first.add(operation)
         self.watch()
         try:
             yield
@@ -852,7 +854,7 @@ class KernelMode:
     def _see(self, operator: str) -> None:
         if operator not in self._reported:
             self._reported.add(operator)
-            if operator not in KNOWN:
+            if operator not in KNOWN_OPERATORS:
                 self._report(operator)
 
 

@@ -56,7 +56,7 @@ def setting_values() -> tuple[object, ...]:
 def put(name: str, value: str) -> None:
     """Apply a fact in the calling thread. An unknown name is ignored."""
     if name in _SETTINGS:
-        _SETTINGS[name].write(_meant(value))
+        _SETTINGS[name].write(_parsed(value))
 
 
 def flushes() -> bool:
@@ -138,7 +138,7 @@ def _words(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _meant(words: str) -> Any:
+def _parsed(words: str) -> Any:
     if words in ("on", "off"):
         return words == "on"
     if words.isdigit():
@@ -163,18 +163,18 @@ class Alterations:
 
     def __init__(self) -> None:
         self._first = dict(setting_facts())
-        self._known = dict(self._first)
+        self._known_values = dict(self._first)
         self._values = setting_values()
 
     @property
-    def known(self) -> Mapping[str, str]:
+    def known_values(self) -> Mapping[str, str]:
         """All settings at the last check, as text by name."""
-        return self._known
+        return self._known_values
 
     @property
     def altered(self) -> dict[str, str]:
         """The settings that differ from the initial ones, as text by name."""
-        return {name: value for name, value in self._known.items() if self._first[name] != value}
+        return {name: value for name, value in self._known_values.items() if self._first[name] != value}
 
     def look(self) -> list[tuple[str, str, str]]:
         """Return the settings that were altered since the last check: name, old value, new value."""
@@ -182,17 +182,19 @@ class Alterations:
         if values == self._values:
             return []
         self._values = values
-        changes = [(name, self._known[name], now) for name, now in setting_facts() if self._known[name] != now]
-        self._known.update((name, now) for name, _, now in changes)
+        changes = [
+            (name, self._known_values[name], now) for name, now in setting_facts() if self._known_values[name] != now
+        ]
+        self._known_values.update((name, now) for name, _, now in changes)
         return changes
 
     def take(self, altered: Mapping[str, str]) -> None:
         """Apply the settings that the run has altered. All others get their initial values of this worker."""
         for name, first in self._first.items():
             value = altered.get(name, first)
-            if self._known[name] != value:
+            if self._known_values[name] != value:
                 put(name, value)
-                self._known[name] = value
+                self._known_values[name] = value
         self._values = setting_values()
 
 
@@ -214,7 +216,7 @@ class Alterations:
 # the default stream.
 
 _log = logging.getLogger(__name__)
-NEEDED = {"deterministic algorithms": "on", "cuDNN benchmark": "off", "cuDNN deterministic": "on"}  # facts of settings
+REQUIRED_SETTINGS = {"deterministic algorithms": "on", "cuDNN benchmark": "off", "cuDNN deterministic": "on"}
 _NO_FORM = re.compile(r"([\w ]+?) does not have a deterministic implementation, but you set 'torch\.use_deter")
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch, farandole))
 _asked_for = False  # True after `_be_deterministic` has switched on deterministic algorithms
@@ -259,10 +261,10 @@ def refuse_altered(device: torch.device, bits: str) -> None:
     if device.type != "cuda" or bits != "same":
         return
     facts = dict(setting_facts())
-    for name, needed in NEEDED.items():
-        if (value := facts[SETTING + name]) != needed:
+    for name, required in REQUIRED_SETTINGS.items():
+        if (value := facts[SETTING + name]) != required:
             raise UsageError(
-                f"{name}: the script has set it to {value} after farandole.join(), but --bits same needs {needed} on "
+                f"{name}: the script has set it to {value} after farandole.join(), but --bits same needs {required} on "
                 f"CUDA; do not change it, or start the run with --bits any"
             )
 

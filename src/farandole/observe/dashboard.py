@@ -168,7 +168,7 @@ def _among(digest: bytes, digests: dict[bytes, float] | dict[bytes, None]) -> by
 
 # --- server -----------------------------------------------------------------------------------------------------------
 
-HERE = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 LOG_BYTES = 64 * 1024
 BODY_BYTES = 16 * 1024
 LINGER_S = 0.5
@@ -218,14 +218,14 @@ class DashboardServer:
         """
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, HERE[0], port).start()
+            await web.TCPSite(self._runner, LOOPBACK_HOSTS[0], port).start()
         except OSError as error:
             raise UsageError(
                 f"--port {port}: {os.strerror(error.errno or 0)}; name another one, or none for any"
             ) from None
         port = self._runner.addresses[0][1]
         self._cookie = f"farandole-{port}"  # a browser keeps one jar for all ports of a host
-        self.address = f"http://{HERE[0]}:{port}"
+        self.address = f"http://{LOOPBACK_HOSTS[0]}:{port}"
         return self.address
 
     def link(self) -> str:
@@ -239,7 +239,7 @@ class DashboardServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if urlsplit(f"//{request.host}").hostname not in HERE:
+        if urlsplit(f"//{request.host}").hostname not in LOOPBACK_HOSTS:
             return _words(f"{request.host} is not this dashboard's name; it answers at {self.address}\n", 403)
         if request.path != "/login" and not self._login.knows(request.cookies.get(self._cookie, "")):
             return _words(NOT_IN, 401)
@@ -284,11 +284,11 @@ class DashboardServer:
                 await response.write(_packet("reading", watch.behind.encode()))
                 await watch.looked.wait()
             await response.write(_packet("run", msgspec.json.encode(watch.name)))
-            telling, paid, known = UpdateStream(watch.name, watch.story), None, None
+            telling, paid, sent_about = UpdateStream(watch.name, watch.story), None, None
             while True:
-                if watch.about != known:
-                    known = watch.about
-                    await response.write(_packet("about", msgspec.json.encode(known)))
+                if watch.about != sent_about:
+                    sent_about = watch.about
+                    await response.write(_packet("about", msgspec.json.encode(sent_about)))
                 new, paid = (watch.paid if watch.paid is not paid else None), watch.paid
                 tick = telling.tick(time.time(), watch.status, new, live=watch.live)
                 await response.write(_packet("tick", msgspec.json.encode(tick)))

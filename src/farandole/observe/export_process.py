@@ -31,7 +31,7 @@ from farandole.settings import verbosity
 
 _log = logging.getLogger("farandole.observe.export_process")
 EVERY_S = 1.0  # how often the file is looked at
-REST = 4.0  # times what a turn took
+IDLE_FACTOR = 4.0  # times what a turn took
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
 END_S, FAILING_S = 10.0, 2.0
 REASON = 200  # characters
@@ -69,7 +69,7 @@ class Feed:
             if self._over.is_set():
                 time.sleep(min(pause, RETRY_S) if self._failed else 0.0)
             else:
-                self._over.wait(max(REST * took, pause))
+                self._over.wait(max(IDLE_FACTOR * took, pause))
 
     def turn(self) -> bool:
         """Passes on the next lines. Returns True if there were any. Closes the exporter after the last ones."""
@@ -138,11 +138,11 @@ def main(arguments: Sequence[str]) -> int:
     os.umask(0o077)
     output.show(verbosity())
     try:
-        wanted = observers(options.folder / METRICS, options.tensorboard, options.wandb)
+        exporters = observers(options.folder / METRICS, options.tensorboard, options.wandb)
     except FarandoleError as error:
         tell(str(error))
         return 2
-    return export(wanted, options.folder / METRICS)
+    return export(exporters, options.folder / METRICS)
 
 
 def observers(metrics: Path, tensorboard: str | None, wandb: str | None) -> list[Observer]:
@@ -150,21 +150,21 @@ def observers(metrics: Path, tensorboard: str | None, wandb: str | None) -> list
     from farandole.observe.tensorboard import TensorBoard, require_tensorboard
     from farandole.observe.wandb import WeightsAndBiases, require_wandb
 
-    wanted: list[Observer] = []
+    exporters: list[Observer] = []
     if tensorboard:
         require_tensorboard()
-        wanted.append(TensorBoard(Path(tensorboard), metrics))
+        exporters.append(TensorBoard(Path(tensorboard), metrics))
     if wandb:
         require_wandb()
-        wanted.append(WeightsAndBiases(wandb, metrics))
-    return wanted
+        exporters.append(WeightsAndBiases(wandb, metrics))
+    return exporters
 
 
-def export(wanted: Sequence[Observer], metrics: Path) -> int:
+def export(exporters: Sequence[Observer], metrics: Path) -> int:
     """Exports until standard input ends. Returns 1 if an exporter hangs, and leaves its thread behind, else 0."""
     over = threading.Event()
     threads: list[threading.Thread] = []
-    for observer in wanted:
+    for observer in exporters:
         threads.append(threading.Thread(target=Feed(observer, metrics, tell, over).run, daemon=True))
         threads[-1].start()
     while os.read(sys.stdin.fileno(), 4096):

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from farandole.checkpoint.store import incomplete_here, step_of
 from farandole.control.client import subscribe
-from farandole.control.run_folder import ASIDE, CHECKPOINTS, LOGS, METRICS, Tail
+from farandole.control.run_folder import CHECKPOINTS, HIDDEN_LOG_PREFIX, LOGS, METRICS, Tail
 from farandole.control.status import RATE_STEPS, Status, samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
@@ -128,7 +128,7 @@ class Display(ABC):
     def people(self) -> str:
         """Returns the workers, those that join and leave, and stragglers, as text."""
         presence = self.presence
-        size = len(presence.members) if presence.known or not self._steps else self._steps[-1].workers
+        size = len(presence.members) if presence.is_known or not self._steps else self._steps[-1].workers
         parts = [
             gauges.workers(size, self.wanted, presence.coming, presence.going),
             *(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in self._slow.items()),
@@ -172,7 +172,7 @@ class PlainDisplay(Display):
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._stream = stream
-        self._due = 0.0
+        self._next_at = 0.0
         self._rows = ProgressRows()
         self._late: StepLine | None = None  # the newest step, if no row shows it yet
 
@@ -183,14 +183,14 @@ class PlainDisplay(Display):
     def progress(self, line: StepLine) -> None:
         self._late = line
         now = self._clock()
-        if now >= self._due:
-            self._due = now + PROGRESS_EVERY_S
+        if now >= self._next_at:
+            self._next_at = now + PROGRESS_EVERY_S
             self.progressed()
 
     def progressed(self) -> None:
         line, self._late = self._late, None
         if line is not None:
-            self._print("\n".join(self._rows.of(line, self.wanted, samples_per_s(self._steps))))
+            self._print("\n".join(self._rows.rows(line, self.wanted, samples_per_s(self._steps))))
 
     def close(self) -> None:
         return
@@ -204,7 +204,7 @@ class LiveDisplay(Display):
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        self._due = 0.0
+        self._next_at = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Display:
@@ -220,8 +220,8 @@ class LiveDisplay(Display):
 
     def refresh(self) -> None:
         now = self._clock()
-        if now >= self._due and self._live.is_started:
-            self._due = now + REFRESH_S
+        if now >= self._next_at and self._live.is_started:
+            self._next_at = now + REFRESH_S
             self._live.update(self._figures(), refresh=True)
 
     def _figures(self) -> Group:
@@ -288,8 +288,8 @@ class Written:
 READ_BYTES = 1024 * 1024  # per file and call
 COUNT_BYTES = 32 * READ_BYTES
 LONGEST = 10_000  # characters of a line
-_KEPT = 4 * LONGEST + 4  # bytes of a line: 4 per character at most, and one character more to detect a longer line
-_ASIDE = ASIDE.encode()
+_MAX_LINE_BYTES = 4 * LONGEST + 4  # 4 per character at most, and one character more to detect a longer line
+_HIDDEN_PREFIX = HIDDEN_LOG_PREFIX.encode()
 
 
 class _Log:
@@ -299,7 +299,7 @@ class _Log:
         self.name = path.stem
         self.file: BinaryIO = open_regular(path)
         self.flow = Flow(path.stem)
-        self.rest = b""
+        self.remainder = b""
         self.lines: list[bytes] = []
         self.passed = self.unread = 0
 
@@ -309,15 +309,15 @@ class _Log:
         behind = os.fstat(self.file.fileno()).st_size - self.file.tell() - READ_BYTES
         if behind > 0:
             self._pass_over(behind)
-        *whole, rest = (self.rest + (self.file.read(READ_BYTES) or b"")).split(b"\n")
+        *whole, remainder = (self.remainder + (self.file.read(READ_BYTES) or b"")).split(b"\n")
         if behind > 0 and whole:  # the end of a line whose beginning was skipped
             self.passed += 1
             del whole[0]
-        self.rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :][:_KEPT]
-        self.lines = [line for line in whole if not line.startswith(_ASIDE)]
+        self.remainder = remainder[remainder.rstrip(b"\r").rfind(b"\r") + 1 :][:_MAX_LINE_BYTES]
+        self.lines = [line for line in whole if not line.startswith(_HIDDEN_PREFIX)]
 
     def _pass_over(self, size: int) -> None:
-        self.rest = b""
+        self.remainder = b""
         counted = min(size, COUNT_BYTES)
         self.unread = size - counted
         self.file.seek(self.unread, os.SEEK_CUR)
@@ -375,8 +375,9 @@ class Follower:
         pairs = self.lines()
         for log in self._logs.values():
             pairs += _pairs(log.name, (), *log.flow.end())
-            pairs += [(log.name, _shown(log.rest))] if log.rest and not log.rest.startswith(_ASIDE) else []
-            log.rest = b""
+            if log.remainder and not log.remainder.startswith(_HIDDEN_PREFIX):
+                pairs.append((log.name, _shown(log.remainder)))
+            log.remainder = b""
         return pairs
 
 
@@ -386,7 +387,7 @@ def _pairs(name: str, first: Sequence[bytes], note: str, then: Sequence[bytes]) 
 
 
 def _shown(line: bytes) -> str:
-    text = line.rstrip(b"\r").rpartition(b"\r")[2][:_KEPT].decode(errors="replace")
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][:_MAX_LINE_BYTES].decode(errors="replace")
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… the rest of this line is only in its log"
 
 
@@ -405,32 +406,32 @@ FIGURES_PART = 0.02  # and the largest part of the time that they may take
 
 
 async def show_lines(
-    ticket: Ticket, display: Display, on_line: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
+    ticket: Ticket, display: Display, on_line: Callable[[Line], None], is_locked: Callable[[], bool] = lambda: True,
     gone_s: float = GONE_S,
 ) -> None:  # fmt: skip
     """Shows events and steps until the run is over, each line once. `on_line` is called with each line.
 
     Raises:
-        CoordinatorUnreachable: the run was killed: no coordinator has answered for `gone_s`, and `held` returns False,
-            which means that no `farandole run` holds the run's folder.
+        CoordinatorUnreachable: the run was killed: no coordinator has answered for `gone_s`, and `is_locked` returns
+            False, which means that no `farandole run` holds the run's folder.
     """
     newest, since = 0.0, time.monotonic()
     while True:
         try:
             async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
-                again, since = newest > 0, math.inf
+                skip_shown, since = newest > 0, math.inf
                 while (message := await subscription.receive()) is not None:
                     line = parse_line(message.line) if isinstance(message, Note) else None
-                    if line is None or (again and time_of(line) <= newest):
+                    if line is None or (skip_shown and time_of(line) <= newest):
                         continue
-                    again = False
+                    skip_shown = False
                     newest = max(newest, time_of(line))
                     display.line(line)
                     on_line(line)
                     if isinstance(line, OverEvent):
                         return
         except CoordinatorUnreachable:
-            if time.monotonic() - since > gone_s and not held():
+            if time.monotonic() - since > gone_s and not is_locked():
                 raise
         since = min(since, time.monotonic())
         await asyncio.sleep(WATCH_S)
@@ -447,13 +448,13 @@ async def show_output(folder: Path, display: Display, ended: asyncio.Event) -> N
 
 async def keep_figures(written: Written, display: Display) -> None:
     """Updates the account of the run, and refreshes the display. Never returns."""
-    due = 0.0
+    next_sum_at = 0.0
     while True:
-        if (began := time.monotonic()) >= due:
+        if (began := time.monotonic()) >= next_sum_at:
             await _catch_up(written)
             summing = time.monotonic()
             display.account = written.account()
-            due = began + max(FIGURES_S, (time.monotonic() - summing) / FIGURES_PART)
+            next_sum_at = began + max(FIGURES_S, (time.monotonic() - summing) / FIGURES_PART)
         display.refresh()
         await asyncio.sleep(TICK_S)
 
@@ -466,8 +467,8 @@ async def sum_up(written: Written, display: Display, over: OverEvent | None) -> 
         await asyncio.sleep(WATCH_S)
         await _catch_up(written)
     newest = step_of(written.course.past.checkpoint)
-    left = incomplete_here(written.checkpoints, after=-1 if newest is None else newest)
-    display.summary(summary(written.course, written.account(), over, left))
+    incomplete = incomplete_here(written.checkpoints, after=-1 if newest is None else newest)
+    display.summary(summary(written.course, written.account(), over, incomplete))
 
 
 async def _catch_up(written: Written) -> None:

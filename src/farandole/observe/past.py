@@ -17,7 +17,7 @@ from farandole.protocol import events
 from farandole.protocol.metrics import Line, StepLine, parse_line
 
 _EVENT = b'{"event":'  # beginning of the line of an event
-_KEPT = 100  # lines of steps; the newest undamaged one counts
+_STEP_LINES = 100  # lines of steps; the newest undamaged one counts
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 def past(run: str, lines: Iterable[bytes]) -> Past:
     """Returns the outcome of a run. `lines` are the complete lines of metrics.jsonl, oldest first."""
-    result, damaged, steps = Past(run=run), 0, deque[bytes](maxlen=_KEPT)
+    result, damaged, steps = Past(run=run), 0, deque[bytes](maxlen=_STEP_LINES)
     for line in lines:
         if not line.startswith(_EVENT):
             steps.append(line)

@@ -65,8 +65,8 @@ def frozen(content: str) -> str:
 
 
 def _page(head: str, body: str) -> str:
-    before, _, rest = part("page.html").partition("{{head}}")
-    between, _, after = rest.partition("{{body}}")
+    before, _, remainder = part("page.html").partition("{{head}}")
+    between, _, after = remainder.partition("{{body}}")
     return before + head + between + body + after
 
 

@@ -374,7 +374,7 @@ class Story(RunReader):
                 self.sizes.append((event.time, len(members)))
             case events.ResumedEvent(step=step):
                 self.over = self.finished = None
-                self._again(max(step, 0))
+                self._drop_from(max(step, 0))
             case events.StateLostEvent():  # the next steps show where the run continues
                 self.recent.clear()
                 self.sizes.append((event.time, 0))
@@ -396,7 +396,7 @@ class Story(RunReader):
             case _:
                 pass
 
-    def _again(self, step: int) -> None:
+    def _drop_from(self, step: int) -> None:
         """Drops `step` and later steps: the run continues from the state of `step`."""
         for series in self.series.values():
             series.cut(step)
@@ -523,8 +523,8 @@ def bill(account: Account, story: Story) -> CostSummary:
 def _state(story: Story, status: Status | None, *, live: bool) -> dict[str, str]:
     if status is not None and live and status.state != "over":
         if status.stalled is not None:
-            who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
-            return {"state": "stalled", "word": f"for {status.stalled.seconds:.0f} s{who}"}
+            waited_for = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
+            return {"state": "stalled", "word": f"for {status.stalled.seconds:.0f} s{waited_for}"}
         return {"state": status.state, "word": status.reason}
     if story.over is not None:
         failed = "failed" if story.over.code == 1 else "finished" if story.finished else "stopped"

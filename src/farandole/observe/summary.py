@@ -82,14 +82,14 @@ class Pauses:
     """Computes pauses. Call `take` with every line, oldest first; `found` returns the pauses at any time."""
 
     def __init__(self) -> None:
-        self._begins = array("d")  # starts of the gaps between consecutive steps, Unix times
+        self._starts = array("d")  # starts of the gaps between consecutive steps, Unix times
         self._ends = array("d")
         self._steps = array("q")  # the steps that end the gaps
         self._step, self._time = -1, 0.0
         self._changes: list[_Change] = []
         self._open: list[_Change] = []
         self._proposed: dict[int, float] = {}
-        self._lost: float | None = None
+        self._lost_at: float | None = None
         self._members: tuple[str, ...] = ()
         self._ends_of: dict[str, str] = {}  # the newest reason why a worker has left
 
@@ -101,8 +101,8 @@ class Pauses:
                 self._proposed[line.view] = line.time
             case events.LostEvent() | events.LeftEvent() | events.DiedEvent():
                 self._ends_of[line.worker] = line.reason
-                if isinstance(line, events.LostEvent) and line.worker in self._members and self._lost is None:
-                    self._lost = line.time
+                if isinstance(line, events.LostEvent) and line.worker in self._members and self._lost_at is None:
+                    self._lost_at = line.time
             case events.RunStartedEvent() | events.OverEvent() | events.StateLostEvent():
                 self._members = ()
                 self._break()
@@ -118,7 +118,7 @@ class Pauses:
         if not self._ends:
             return []
         every = 1 + len(self._ends) // MEDIAN_OF
-        usual_s = median(end - begin for begin, end in zip(self._begins[::every], self._ends[::every], strict=True))
+        usual_s = median(end - begin for begin, end in zip(self._starts[::every], self._ends[::every], strict=True))
         return [
             Pause(
                 kind=change.kind, view=change.view.view, cause=change.view.cause, step=change.view.step,
@@ -135,12 +135,12 @@ class Pauses:
         at = f"at step {view.step}"
         stayed = f"{_count_workers(len(view.members) - len(joined))} continued"
         if change.kind == "crash":
-            again = view.outcome == "redo"
+            is_redo = view.outcome == "redo"
             if not leavers:
-                return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if again else ''}"
-            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in leavers)
-            part = f", recomputing {'its' if len(leavers) == 1 else 'their'} part" if again else ""
-            return f"{lost} {at}; {stayed}{part}"
+                return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if is_redo else ''}"
+            losses = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in leavers)
+            part = f", recomputing {'its' if len(leavers) == 1 else 'their'} part" if is_redo else ""
+            return f"{losses} {at}; {stayed}{part}"
         changes = [f"{_and(joined)} joined" if joined else "", f"{_and(leavers)} left" if leavers else ""]
         if not joined and not leavers:
             return f"{view.cause} {at}"
@@ -156,7 +156,7 @@ class Pauses:
         before, self._step = self._step, line.step
         begin, self._time = self._time, line.time
         if line.step > before >= 0:  # the step goes back if the run restarts from a checkpoint
-            self._begins.append(min(begin + line.evaluation_s + line.once_s, line.time))
+            self._starts.append(min(begin + line.evaluation_s + line.once_s, line.time))
             self._ends.append(line.time)
             self._steps.append(line.step)
             self._open = [change for change in self._open if not self._around(change, len(self._ends) - 1)]
@@ -171,14 +171,14 @@ class Pauses:
         end = self._ends[gap]
         if end <= change.since:
             return False
-        change.longest_s = max(end - self._begins[gap], change.longest_s or 0.0)
+        change.longest_s = max(end - self._starts[gap], change.longest_s or 0.0)
         return self._steps[gap] >= change.view.step + STEPS_AFTER
 
     def _view(self, view: events.ViewEvent) -> None:
         if self._members and view.members:
             crash = bool(view.outcome) or view.view not in self._proposed
             if crash:
-                kind, since = "crash", view.time if self._lost is None else self._lost
+                kind, since = "crash", view.time if self._lost_at is None else self._lost_at
             else:
                 kind = "join" if set(view.members) - set(self._members) else "leave"
                 since = self._proposed[view.view]
@@ -189,7 +189,7 @@ class Pauses:
             )  # lines of steps may come before the line of an event
             if not any(self._around(change, gap) for gap in had):
                 self._open.append(change)
-        self._members, self._lost = view.members, None
+        self._members, self._lost_at = view.members, None
 
 
 def _ended(reason: str) -> str:
@@ -249,11 +249,11 @@ class RunReader(ABC):
         if isinstance(line, StepLine):
             self._step(line)
             return
-        again = isinstance(line, events.RunStartedEvent) or (self._over and isinstance(line, events.StartingEvent))
-        if again and before is not None:
+        is_restart = isinstance(line, events.RunStartedEvent) or (self._over and isinstance(line, events.StartingEvent))
+        if is_restart and before is not None:
             self.away_s += max(0.0, line.time - before)
             self._on_again(before)
-        self._over = isinstance(line, events.OverEvent) or (self._over and not again)
+        self._over = isinstance(line, events.OverEvent) or (self._over and not is_restart)
         self._event(line)
 
     @abstractmethod
@@ -301,11 +301,11 @@ class Course(RunReader):
         self.past = Past(run="")
         self.resumed = False
         self.logged: dict[str, int | float] = {}
-        self.again = (0, 0)
-        self.lost = False
+        self.repeated = (0, 0)
+        self.is_state_lost = False
         self.save: Save | None = None
         self.saved_step: int | None = None
-        self._left = 0  # number of steps when all workers left
+        self._left_at = 0  # number of steps when all workers left
         self._steps = array("q")
         self._samples = array("q")
         self._times = {name: array("d") for name in StepTime.__struct_fields__}
@@ -314,7 +314,7 @@ class Course(RunReader):
 
     @property
     def steps(self) -> int:
-        return max(self.past.steps, self._left)
+        return max(self.past.steps, self._left_at)
 
     @property
     def samples(self) -> int | None:
@@ -340,7 +340,7 @@ class Course(RunReader):
         if self.past.code is not None:
             self.past = goes_on(self.past)
         self.past = with_step(self.past, line)
-        self.lost = False
+        self.is_state_lost = False
         self._cut(line.step)
         self._steps.append(line.step)
         self._samples.append(line.samples)
@@ -360,17 +360,17 @@ class Course(RunReader):
             case events.StartingEvent():
                 self.save = None
             case events.ViewEvent(members=()):
-                self._left = event.step
+                self._left_at = event.step
             case events.ResumedEvent(step=step):
                 self.resumed = True
                 self.after = None
-                self._left = 0
-                self.lost = False
+                self._left_at = 0
+                self.is_state_lost = False
                 self.saved_step = max(step, 0)
                 self._cut(max(step, 0))
                 self.past = msgspec.structs.replace(self.past, steps=max(step, 0), checkpoint=event.path)
             case events.StateLostEvent():
-                self.lost = True
+                self.is_state_lost = True
             case events.CheckpointEvent(step=step):
                 self.saved_step = step
             case events.LinesLostEvent(lines=lines):
@@ -388,8 +388,8 @@ class Course(RunReader):
         """Drops `step` and later steps from the counts."""
         if self._steps and step <= self._steps[-1]:
             at = bisect_left(self._steps, step)
-            steps, samples = self.again
-            self.again = steps + len(self._steps) - at, samples + sum(self._samples[at:])
+            steps, samples = self.repeated
+            self.repeated = steps + len(self._steps) - at, samples + sum(self._samples[at:])
             del self._steps[at:], self._samples[at:]
             for seconds in self._times.values():
                 del seconds[at:]
@@ -483,7 +483,7 @@ def _text(value: str) -> Text:
 PAUSES = 12  # the longest pauses are shown
 LOGGED = 12  # logged names that are shown
 SHOWN_S = 0.001  # shorter times are not shown
-APART = "evaluation, run.once and pauses"
+EXTRA_PARTS = "evaluation, run.once and pauses"
 
 
 def summary(
@@ -523,7 +523,7 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
     if priced(account.cost):
         yield "dollars", dollars(account.cost)
-    yield from _lost(course)
+    yield from _losses(course)
     yield from _changes(course.pauses.result())
     yield "model", _model(course)
     if course.lines_lost:
@@ -539,11 +539,12 @@ def _times_taken(course: Course) -> Iterator[tuple[str, str]]:
     every, training = course.throughput(totals.seconds), course.throughput(totals.seconds - apart_s)
     if every is None:
         return
-    apart = _times(("evaluation", totals.evaluation_s), ("run.once", totals.once_s), ("pauses", totals.pause_s))
+    parts = _times(("evaluation", totals.evaluation_s), ("run.once", totals.once_s), ("pauses", totals.pause_s))
     saved_s = course.save.seconds if isinstance(course.save, events.SavedEvent | events.SavedElsewhereEvent) else 0.0
-    rest = _times(("after the last step", after.seconds if after else 0.0), ("saving", saved_s))
-    yield "steps took", ", ".join(filter(None, (_spent(totals.seconds) + (f" ({apart})" if apart else ""), rest)))
-    without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
+    later_parts = _times(("after the last step", after.seconds if after else 0.0), ("saving", saved_s))
+    took = _spent(totals.seconds) + (f" ({parts})" if parts else "")
+    yield "steps took", ", ".join(filter(None, (took, later_parts)))
+    without = f", {rate_words(training)} without {EXTRA_PARTS}" if parts and training is not None else ""
     yield "throughput", f"{rate_words(every)} samples/s{without}"
 
 
@@ -561,13 +562,13 @@ def _until(course: Course) -> str:
     return "metrics.jsonl lacks the end of the run; the figures cover the part before"
 
 
-def _lost(course: Course) -> Iterator[tuple[str, str]]:
-    steps, samples = course.again
-    if course.lost:
+def _losses(course: Course) -> Iterator[tuple[str, str]]:
+    steps, samples = course.repeated
+    if course.is_state_lost:
         yield "lost", "the state in the workers; the steps after the newest checkpoint must be repeated"
     elif steps:
-        what = "1 step" if steps == 1 else f"{steps:,} steps"
-        yield "taken again", f"{what} with {samples:,} samples: the run resumed from an earlier step"
+        count = "1 step" if steps == 1 else f"{steps:,} steps"
+        yield "taken again", f"{count} with {samples:,} samples: the run resumed from an earlier step"
     elif course.samples is not None and _is_complete(course):
         yield "samples lost", "0"
 

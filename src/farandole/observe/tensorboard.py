@@ -142,7 +142,7 @@ class TensorBoard(Observer):
         self._writer: Any = None
         self._mark = Mark()
         self._step, self._time = 0, 0.0  # of the newest step's line
-        self._lost = False  # True: the state was lost, or the run was started again
+        self._is_discontinuous = False  # True: the state was lost, or the run was started again
         self._events = deque[str](maxlen=NEWEST)
         self._complete = True  # all events are in the files
         self._next_events_at = 0.0
@@ -169,7 +169,7 @@ class TensorBoard(Observer):
     def take(self, line: Line, at: int = 0) -> None:
         match line:
             case StepLine():
-                if self._lost:
+                if self._is_discontinuous:
                     self._continue_at(line.step, line.time)
                 self._step, self._time = line.step, line.time
                 if not self._spacing.admits(line):
@@ -184,7 +184,7 @@ class TensorBoard(Observer):
                 self._continue_at(max(0, line.step), line.time)
                 self._note(line)
             case events.StateLostEvent() | events.RunStartedEvent():  # the next line shows where the run continues
-                self._lost = True
+                self._is_discontinuous = True
                 self._note(line)
             case _:
                 self._note(line)
@@ -220,7 +220,7 @@ class TensorBoard(Observer):
 
     def _continue_at(self, step: int, time: float) -> None:
         """Makes TensorBoard drop `step` and later steps, which the run repeats."""
-        self._lost = False
+        self._is_discontinuous = False
         self._forget_from(step)
         self._spacing = Spacing(LEAST_S)
         self._step, self._time = max(0, step - 1), time

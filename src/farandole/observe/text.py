@@ -364,7 +364,7 @@ class ProgressRows:
     def passed(self, lines: int) -> None:
         self._others += lines
 
-    def of(self, line: StepLine, wanted: int, samples_per_s: float | None) -> list[str]:
+    def rows(self, line: StepLine, wanted: int, samples_per_s: float | None) -> list[str]:
         cells = (
             clock(line),
             str(line.step) if line.total is None else f"{line.step}/{line.total}",
@@ -485,7 +485,7 @@ class Presence:
         current = status.workers if status else ()
         ranked = sorted((worker for worker in current if worker.rank is not None), key=lambda worker: worker.rank or 0)
         self.members: tuple[str, ...] = tuple(worker.id for worker in ranked)
-        self.known = status is not None
+        self.is_known = status is not None
         self._coming = dict.fromkeys(worker.id for worker in current if worker.state in ("starting", "ready"))
         self._going = dict.fromkeys(worker.id for worker in current if worker.state == "leaving")
         self._without: tuple[str, ...] = ()  # members that are not in the proposed view
@@ -532,4 +532,4 @@ class Presence:
                 pass
 
     def _train(self, members: tuple[str, ...]) -> None:
-        self.members, self._without, self.known = members, (), True
+        self.members, self._without, self.is_known = members, (), True

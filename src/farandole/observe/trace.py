@@ -101,7 +101,7 @@ class _Report:
 
     def __init__(self, spans: Spans) -> None:
         wall = spans.wall_us
-        self._begins = [(began + wall, step) for step, began, _ in sorted(spans.steps, key=lambda each: each[1])]
+        self._step_starts = [(began + wall, step) for step, began, _ in sorted(spans.steps, key=lambda each: each[1])]
         self._spans = sorted((began + wall, began + wall + length, kind) for kind, began, length in spans.spans)
         self._waits = sorted(
             (began + wall, began + wall + length, spans.peers[peer])
@@ -113,7 +113,7 @@ class _Report:
 
     @property
     def steps(self) -> set[int]:
-        return {step for _, step in self._begins}
+        return {step for _, step in self._step_starts}
 
     @property
     def first(self) -> int:
@@ -125,8 +125,8 @@ class _Report:
         of_steps: dict[int, tuple[int, int]] = {}
         before = 0  # end of the newest wait, so that slices nest whatever was reported
         for began, ended, kind in self._spans:
-            place = bisect_right(self._begins, began, key=lambda each: each[0]) - 1
-            step = self._begins[max(place, 0)][1]
+            place = bisect_right(self._step_starts, began, key=lambda each: each[0]) - 1
+            step = self._step_starts[max(place, 0)][1]
             if step not in shown:
                 continue
             rows.append((began, -ended, 1, SAID[kind], "phase", step))

@@ -54,7 +54,7 @@ class WeightsAndBiases(Observer):
         self._mark = Mark()
         self._row: dict[str, Any] = {}
         self._happened: list[str] = []
-        self._again = False  # True: W&B already has the current step
+        self._is_repeat = False  # True: W&B already has the current step
         self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
@@ -63,7 +63,7 @@ class WeightsAndBiases(Observer):
         files.make(self._place)
         mark = load(self._place / MARK, self._metrics)
         self._mark = msgspec.structs.replace(mark, id=mark.id or secrets.token_hex(4))
-        self._row, self._happened, self._again = {}, [], False
+        self._row, self._happened, self._is_repeat = {}, [], False
         self._spacing = Spacing(LEAST_S)
         if self._run is None:
             folder = self._metrics.parent
@@ -78,13 +78,13 @@ class WeightsAndBiases(Observer):
     def take(self, line: Line, at: int = 0) -> None:
         match line:
             case StepLine():
-                self._again = line.step < self._mark.step
-                if not self._again:
+                self._is_repeat = line.step < self._mark.step
+                if not self._is_repeat:
                     self._send()
                     self._mark = msgspec.structs.replace(self._mark, at=at, step=line.step)
                     self._row = dict(of_step(line)) if self._spacing.admits(line) else {}
             case LogLine():
-                if not self._again:
+                if not self._is_repeat:
                     numbers, texts = of_log(line)
                     self._row |= numbers | texts
             case _:

@@ -45,7 +45,7 @@ class Noise:
     samples: int
 
     @staticmethod
-    def of(squares: float, square: float, samples: int, shards: int) -> Noise:
+    def estimate(squares: float, square: float, samples: int, shards: int) -> Noise:
         """Computes the moments. `squares`: the sum over shards of samples times the squared norm of the mean gradient.
 
         For shards of n_i samples, n in all, with mean gradients g_i: E sum n_i |g_i|^2 = n |g|^2 + shards * variance

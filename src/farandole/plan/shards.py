@@ -66,11 +66,11 @@ def window(position: Position, length: int, size: int, micro: int) -> Window:
     return Window(start=position.offset, stop=min(position.offset + size, length), micro=micro)
 
 
-def advance(position: Position, taken: Window, length: int) -> Position:
-    """Returns the position after the step with the window `taken`."""
-    if taken.stop >= length:
+def advance(position: Position, step_window: Window, length: int) -> Position:
+    """Returns the position after the step with the window `step_window`."""
+    if step_window.stop >= length:
         return Position(epoch=position.epoch + 1, offset=0, step=position.step + 1)
-    return Position(epoch=position.epoch, offset=taken.stop, step=position.step + 1)
+    return Position(epoch=position.epoch, offset=step_window.stop, step=position.step + 1)
 
 
 @lru_cache(maxsize=256)
@@ -85,14 +85,14 @@ def assign(
     """
     first = lineage[0]
     edges = [0, *accumulate(split(shards, len(first), shares))]
-    held = {worker: tuple(range(edges[rank], edges[rank + 1])) for rank, worker in enumerate(first)}
+    assignment = {worker: tuple(range(edges[rank], edges[rank + 1])) for rank, worker in enumerate(first)}
     for survivors in lineage[1:]:
-        orphaned = sorted(shard for worker, mine in held.items() if worker not in survivors for shard in mine)
-        held = {
-            worker: (*held.get(worker, ()), *deal(orphaned, rank, len(survivors)))
+        orphaned = sorted(shard for worker, mine in assignment.items() if worker not in survivors for shard in mine)
+        assignment = {
+            worker: (*assignment.get(worker, ()), *deal(orphaned, rank, len(survivors)))
             for rank, worker in enumerate(survivors)
         }
-    return {worker: tuple(sorted(mine)) for worker, mine in held.items()}
+    return {worker: tuple(sorted(mine)) for worker, mine in assignment.items()}
 
 
 def split(shards: int, ranks: int, shares: Sequence[int] = ()) -> list[int]:
@@ -150,10 +150,10 @@ def exists(node: Node, shards: int) -> bool:
     return node[1] << node[0] < shards
 
 
-def maximal(held: Iterable[int], shards: int) -> tuple[Node, ...]:
-    """Returns the fewest nodes that cover exactly the shards `held`, ordered by the first shard of each."""
-    nodes = {(0, shard) for shard in held}
-    done: list[Node] = []
+def maximal(own_shards: Iterable[int], shards: int) -> tuple[Node, ...]:
+    """Returns the fewest nodes that cover exactly the shards `own_shards`, ordered by the first shard of each."""
+    nodes = {(0, shard) for shard in own_shards}
+    maximal_nodes: list[Node] = []
     level = 0
     while nodes:
         above: set[Node] = set()
@@ -162,9 +162,9 @@ def maximal(held: Iterable[int], shards: int) -> tuple[Node, ...]:
             if node != root(shards) and (other in nodes or not exists(other, shards)):
                 above.add(parent(node))
             else:
-                done.append(node)
+                maximal_nodes.append(node)
         nodes, level = above, level + 1
-    return tuple(sorted(done, key=lambda node: node[1] << node[0]))
+    return tuple(sorted(maximal_nodes, key=lambda node: node[1] << node[0]))
 
 
 def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T], top: Node | None = None) -> T:
@@ -208,7 +208,7 @@ def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T
 # does not fit these limits is dropped.
 
 Assignment = Mapping[str, Sequence[int]]  # the shards of the round by worker
-Asked = Sequence[tuple[str, tuple[int, ...]]]  # workers, and the shards that each must compute in addition
+ShardRequests = Sequence[tuple[str, tuple[int, ...]]]  # workers, and the shards that each must compute in addition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +220,8 @@ class Check:
     shards: tuple[int, ...]
 
 
-def due(
-    assignment: Assignment, unchecked: Sequence[str], rechecks: Asked | None, audited: Iterable[Check]
+def select_checks(
+    assignment: Assignment, unchecked: Sequence[str], rechecks: ShardRequests | None, audited: Iterable[Check]
 ) -> tuple[Check, ...]:
     """Returns the checks of a round. Admission checks come first; audits are used only if no other check is due.
 
@@ -258,7 +258,7 @@ def of_checker(checks: Iterable[Check], checker: str) -> Check | None:
     return next((check for check in checks if check.checker == checker), None)
 
 
-def _pairs(assignment: Assignment, requested: Asked) -> Iterator[Check]:
+def _pairs(assignment: Assignment, requested: ShardRequests) -> Iterator[Check]:
     """Yields the requested checks with their owners; none for a checker's own shards, which no other computes."""
     owners = {shard: worker for worker, mine in assignment.items() for shard in mine}
     for checker, shards in requested:
@@ -321,7 +321,7 @@ class History:
         return max(workers for _, workers in self.changes)
 
     @staticmethod
-    def of(steps: Iterable[tuple[int, int]]) -> History:
+    def from_steps(steps: Iterable[tuple[int, int]]) -> History:
         """Builds a history from the workers of each step, as (step, workers) in order."""
         changes: list[tuple[int, int]] = []
         for step, workers in steps:

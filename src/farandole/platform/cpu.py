@@ -116,7 +116,7 @@ PORTABLE = {
 SAME = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-def of(bits: str) -> dict[str, str]:
+def environment_of(bits: str) -> dict[str, str]:
     """The environment variables for a process that computes for a run with these `--bits`."""
     return {"portable": PORTABLE, "same": SAME}.get(bits, {})
 
@@ -128,7 +128,7 @@ def set_for(bits: str) -> None:
         UsageError: torch or NumPy is loaded already, with other values.
     """
     if bits != "portable":
-        os.environ.update(of(bits))
+        os.environ.update(environment_of(bits))
         return
     loaded = [name for name in ("torch", "numpy") if name in sys.modules]
     if loaded and missing():

@@ -309,7 +309,7 @@ def allow_all() -> None:
 # systems). Then it is unknown whether another process holds one. That is an error of its own. It never counts as "held
 # by another" or as "held by us": both would be wrong, and the second would let two runs into one folder.
 
-_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+_LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 class NoFileLocks(UsageError):
@@ -328,18 +328,18 @@ def take(handle: int, place: Path | str, remedy: str, *, wait: bool = False) -> 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
-        if error.errno in _HELD:
+        if error.errno in _LOCKED_ERRORS:
             return False
         raise NoFileLocks(place, error, remedy) from None
     return True
 
 
-def held(handle: int) -> bool:
+def is_locked(handle: int) -> bool:
     """True if another process holds the lock on an open file. False also if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in _HELD
+        return error.errno in _LOCKED_ERRORS
     fcntl.flock(handle, fcntl.LOCK_UN)
     return False
 

@@ -91,16 +91,18 @@ def is_name(text: str) -> bool:
 
 
 class RawStream(io.RawIOBase):
-    """The raw end of a stream on `descriptor`. Every write counts as done; `lost`: the bytes that were not written."""
+    """The raw end of a stream on `descriptor`. Every write counts as done. `lost_bytes`: the number of bytes that were
+    not written.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self.lost = 0
+        self.lost_bytes = 0
         self.name = f"<descriptor {descriptor}>"
         self.mode = "wb"
         self._descriptor = descriptor
         self._why = ""
-        self._begun = False  # only the beginning of a line could be written
+        self._is_partial = False  # only the beginning of a line could be written
 
     def writable(self) -> bool:
         return True
@@ -113,11 +115,11 @@ class RawStream(io.RawIOBase):
 
     def write(self, data: ReadableBuffer, /) -> int:
         content = bytes(data)
-        if self.lost and self._put(self._note()) == 0:
-            self.lost, self._begun = 0, False
-        unwritten = len(content) if self.lost else self._put(content)
-        self._begun = self._begun or 0 < unwritten < len(content)
-        self.lost += unwritten
+        if self.lost_bytes and self._put(self._note()) == 0:
+            self.lost_bytes, self._is_partial = 0, False
+        unwritten = len(content) if self.lost_bytes else self._put(content)
+        self._is_partial = self._is_partial or 0 < unwritten < len(content)
+        self.lost_bytes += unwritten
         return len(content)
 
     def _put(self, data: bytes) -> int:
@@ -131,8 +133,8 @@ class RawStream(io.RawIOBase):
         return len(data) - written
 
     def _note(self) -> bytes:
-        start = "\n" if self._begun else ""
-        return f"{start}farandole: {self.lost} bytes of output are lost here ({self._why})\n".encode()
+        start = "\n" if self._is_partial else ""
+        return f"{start}farandole: {self.lost_bytes} bytes of output are lost here ({self._why})\n".encode()
 
 
 def guard() -> None:
@@ -275,7 +277,7 @@ def name(worker: str) -> None:
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _CODE, _STACK, _DATA, _BREAK = 26, 28, 45, 47  # the first of their fields in /proc/self/stat, proc(5)
-_kept: list[mmap.mmap] = []  # the kernel reads this memory as long as the process lives
+_kept_maps: list[mmap.mmap] = []  # the kernel reads this memory as long as the process lives
 
 
 def show_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -286,7 +288,7 @@ def show_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
     variables = b"".join(f"{n}={v}".encode(errors="surrogateescape") + b"\0" for n, v in environ.items())
     memory = mmap.mmap(-1, len(words) + len(variables), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(words + variables)
-    _kept[:] = [memory]
+    _kept_maps[:] = [memory]
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     middle, end = start + len(words), start + len(words) + len(variables)
     fields = [int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1:]]

@@ -269,8 +269,8 @@ def become_subreaper() -> None:
 def send(channel: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
     """Send a message as one line of JSON; descriptors come with its first bytes. Raises OSError."""
     data = json.dumps(message).encode() + b"\n"
-    sent = socket.send_fds(channel, [data], descriptors) if descriptors else channel.send(data)
-    channel.sendall(data[sent:])
+    sent_bytes = socket.send_fds(channel, [data], descriptors) if descriptors else channel.send(data)
+    channel.sendall(data[sent_bytes:])
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -393,13 +393,13 @@ def age_s() -> float:
 # goes on, and the task that cancelled it waits for it for ever. These functions do not.
 
 
-async def within(seconds: float, what: Awaitable[T]) -> T:
-    """The result of `what`, within `seconds`.
+async def within(seconds: float, awaitable: Awaitable[T]) -> T:
+    """The result of `awaitable`, within `seconds`.
 
     Raises:
         asyncio.TimeoutError: it took longer; it was cancelled, and has ended.
     """
-    task = asyncio.ensure_future(what)
+    task = asyncio.ensure_future(awaitable)
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
@@ -419,17 +419,17 @@ async def up_to(seconds: float, event: asyncio.Event) -> None:
         await within(seconds, event.wait())
 
 
-async def beside(what: Awaitable[T], other: Awaitable[object]) -> T:
-    """The result of `what`. `other` runs meanwhile, and is cancelled then."""
+async def beside(awaitable: Awaitable[T], other: Awaitable[object]) -> T:
+    """The result of `awaitable`. `other` runs meanwhile, and is cancelled then."""
     task = asyncio.ensure_future(other)
     try:
-        return await what
+        return await awaitable
     finally:
         task.cancel()
         await asyncio.wait({task})
 
 
-def aside(call: Callable[[], T]) -> asyncio.Future[T]:
+def on_new_thread(call: Callable[[], T]) -> asyncio.Future[T]:
     """The result of `call`, run in its own thread, which does not keep the process from ending: use it for a file on a
     disk that may not answer. Cancel the future if the result is no longer needed; the thread goes on until the call
     ends.

@@ -113,7 +113,7 @@ class AgentIdentity:
 
 def environ(ticket: Ticket) -> Mapping[str, str]:
     """The environment of the workers, with the variables that torch reads only when it is loaded."""
-    return {**os.environ, **cpu.of(ticket.bits)}
+    return {**os.environ, **cpu.environment_of(ticket.bits)}
 
 
 # --- reconciler -------------------------------------------------------------------------------------------------------
@@ -167,16 +167,16 @@ class AgentReconciler:
             self._failed.pop(worker, None)
         return True
 
-    def due(self) -> AgentActions:
+    def take_actions(self) -> AgentActions:
         """The actions that are due now, recorded as done."""
-        wanted = set(self.order.workers) if self.order and not self.order.end else set[str]()
-        stop = tuple(w for w in self._running if w not in wanted and w not in self._stopped)
+        ordered = set(self.order.workers) if self.order and not self.order.end else set[str]()
+        stop = tuple(w for w in self._running if w not in ordered and w not in self._stopped)
         self._stopped.update(stop)
-        start = tuple(sorted(wanted - self._requested)) if self.state == "ready" else ()
+        start = tuple(sorted(ordered - self._requested)) if self.state == "ready" else ()
         self._requested.update(start)
         self._running.update(dict.fromkeys(start, False))
         if self.state == "failed":
-            for worker in sorted(wanted - self._requested):
+            for worker in sorted(ordered - self._requested):
                 self._requested.add(worker)
                 self._failed[worker] = self.reason
         return AgentActions(stop=stop, start=start)
@@ -233,7 +233,7 @@ class Agent:
         self._receiving_events: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._sent: dict[str, int] = {}  # bytes sent of each log
+        self._offsets: dict[str, int] = {}  # bytes sent of each log
         self._answered = 0.0  # time of the coordinator's last message
         self._over = False
 
@@ -321,7 +321,7 @@ class Agent:
     def _on_message(self, message: messages.Message, ticket: Ticket) -> None:
         match message:
             case messages.AgentOrder() if self._reconciler.accept(message):
-                self._sent.update(message.logs)
+                self._offsets.update(message.logs)
                 self._over = message.end
                 if self._preparing is None:
                     self._preparing = asyncio.ensure_future(self._prepare(message.job, ticket))
@@ -402,23 +402,23 @@ class Agent:
             self._changed.set()
 
     def _act(self) -> None:
-        due = self._reconciler.due()
-        for worker in due.stop:
+        actions = self._reconciler.take_actions()
+        for worker in actions.stop:
             assert self._workers is not None
             self._workers.stop(worker)
-        for worker in due.start:
+        for worker in actions.start:
             assert self._workers is not None
             self._workers.start(worker, self._host)
 
     async def _follow(self, subscription: Subscription) -> None:
         """Send what the workers have printed since the last call."""
-        for worker, sent in tuple(self._sent.items()):
+        for worker, offset in tuple(self._offsets.items()):
             with contextlib.suppress(OSError), open_regular(self._folder / LOGS / f"{worker}.log") as log:
-                log.seek(sent)
+                log.seek(offset)
                 while content := log.read(messages.CHUNK_BYTES):
-                    await subscription.send(messages.Output(worker=worker, offset=sent, content=content))
-                    sent += len(content)
-                self._sent[worker] = sent
+                    await subscription.send(messages.Output(worker=worker, offset=offset, content=content))
+                    offset += len(content)
+                self._offsets[worker] = offset
 
 
 # --- marked processes -------------------------------------------------------------------------------------------------

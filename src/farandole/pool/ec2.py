@@ -197,7 +197,7 @@ class InstanceRequest:
     token: str
     number: int
     offer: Offer
-    asked: float
+    requested_at: float
     open: int
     doubt: float = math.inf  # the end of the wait for a request whose answer was lost
 
@@ -236,7 +236,7 @@ class PriceTable:
     day: date | None = None
     dollars: Mapping[tuple[str, str, str], float] = field(default_factory=dict[tuple[str, str, str], float])
 
-    def of(self, kind: str, zone: str, market: str) -> float | None:
+    def price(self, kind: str, zone: str, market: str) -> float | None:
         return self.dollars.get((kind, zone, market), self.dollars.get((kind, "", market)))
 
 
@@ -276,7 +276,7 @@ class InstanceHours:
 
     def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
         """Record that the instance exists now. Returns its price the first time."""
-        price, new = self.prices.of(kind, zone, market), instance not in self._instances
+        price, new = self.prices.price(kind, zone, market), instance not in self._instances
         self._instances[instance] = (launched, now, price)
         day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
         return (Priced(instance, price, launched, day),) if new else ()
@@ -494,7 +494,7 @@ class Aws:
             raise UsageError(f"AWS: {error}; set AWS_REGION and AWS_PROFILE, or run `aws configure`") from None
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Returns True if the address is a server on this machine that imitates AWS; then its instances are here
         too.
         """
@@ -776,7 +776,7 @@ class AccountFacts:
             for zone in self.zones
             for kind in zone.types
             for market in self.markets
-            if self.prices.of(kind, zone.name, market) is None
+            if self.prices.price(kind, zone.name, market) is None
         ]
 
     @property
@@ -891,7 +891,7 @@ class Fleet:
         self._keep_failed_s = keep_failed_s
         self._terminated: set[str] = set()
         self._covered: set[str] = set()  # starts for which an instance was requested
-        self._due = FleetActions()
+        self._actions = FleetActions()
 
     # --- requests of the pool --------------------------------------------------------------------------------
 
@@ -955,7 +955,7 @@ class Fleet:
     def _listed(self, row: ListedInstance, now: float) -> None:
         if row.id not in self.instances and row.state == "terminated":
             self._terminated.add(row.id)
-            self._due.forget.append(row.id)  # an earlier process of this pool may have had workers there
+            self._actions.forget.append(row.id)  # an earlier process of this pool may have had workers there
             return
         instance = self._add(row.id, now, row.type, self.requests.get(row.request), row.request)
         previous, instance.row, instance.listed_at = instance.row, row, now
@@ -968,7 +968,7 @@ class Fleet:
             instance.ending = True  # it is no longer a host, but its processes have not ended yet
         elif row.state in ("stopping", "stopped"):
             if instance.state != "gone" and not instance.connected:
-                self._lost(instance, "it was stopped", now)
+                self._mark_gone(instance, "it was stopped", now)
         elif instance.state == "gone" and row.state in ("pending", "running"):
             instance.state, instance.since = "queued", now  # it was started again
         elif not row.tagged and (previous is None or previous.tagged):
@@ -988,14 +988,14 @@ class Fleet:
     def _release(self, instance: Instance) -> None:
         instance.state = "leaving"
         self._report_state(instance, "leaving", UNTAGGED)
-        self._due.events.append(HostPreempted(instance.id, LEAVE_S, UNTAGGED))
+        self._actions.events.append(HostPreempted(instance.id, LEAVE_S, UNTAGGED))
 
     # --- reports of its agent --------------------------------------------------------------------------------
 
     def agent(self, host: str, *, connected: bool, state: str, reason: str, workers: int, now: float) -> None:
         """Process the agent's state: `preparing`, `ready` or `failed`. `workers`: the number running or ordered."""
         if host in self._terminated:
-            self._due.forget.append(host)  # this report was on its way when the instance ended
+            self._actions.forget.append(host)  # this report was on its way when the instance ended
             return
         instance = self.instances.get(host)
         if instance is None:
@@ -1023,18 +1023,18 @@ class Fleet:
     # --- consequences ----------------------------------------------------------------------------------------
 
     def _report_state(self, instance: Instance, state: str, reason: str) -> None:
-        self._due.events.append(HostState(instance.id, state, reason))
+        self._actions.events.append(HostState(instance.id, state, reason))
 
     def _failed(self, instance: Instance, reason: str) -> None:
         instance.state, instance.reason = "failed", reason
         self._report_state(instance, "failed", reason)
         self._fail(f"{instance.id}: {reason}")
 
-    def _lost(self, instance: Instance, reason: str, now: float) -> None:
+    def _mark_gone(self, instance: Instance, reason: str, now: float) -> None:
         """Record that the instance has ended, with all of its workers."""
         coming, instance.state = instance.coming, "gone"
         instance.connected, instance.workers, instance.idle = False, 0, math.inf
-        self._due.forget.append(instance.id)
+        self._actions.forget.append(instance.id)
         if not instance.ending:
             self._report_state(instance, "gone", reason)
             if instance.market == SPOT:  # AWS took it back
@@ -1044,7 +1044,7 @@ class Fleet:
 
     def _remove(self, instance: Instance, reason: str, now: float) -> None:
         del self.instances[instance.id]
-        self._lost(instance, reason, now)
+        self._mark_gone(instance, reason, now)
 
     def _supply(self) -> int:
         """The number of slots that are coming."""
@@ -1060,11 +1060,11 @@ class Fleet:
     def _give_up(self, worker: str, event: Event) -> None:
         self.waiting.remove(worker)
         self._covered.discard(worker)
-        self._due.events.append(event)
+        self._actions.events.append(event)
 
     # --- what is due -----------------------------------------------------------------------------------------
 
-    def due(self, now: float) -> FleetActions:
+    def take_actions(self, now: float) -> FleetActions:
         for request in list(self.requests.values()):
             if now > request.doubt:
                 self.refused(request.token, "AWS has not answered, and no instance has appeared")
@@ -1076,9 +1076,9 @@ class Fleet:
         self._end(now)
         for instance in self.instances.values():
             if instance.row and instance.row.tagged and instance.row.shown != instance.state:
-                self._due.shown[instance.id] = instance.state
-        due, self._due = self._due, FleetActions()
-        return due
+                self._actions.shown[instance.id] = instance.state
+        actions, self._actions = self._actions, FleetActions()
+        return actions
 
     def _place(self) -> None:
         for instance in self.instances.values():
@@ -1088,7 +1088,7 @@ class Fleet:
                 worker = self.waiting.pop(0)
                 self._covered.discard(worker)
                 instance.workers += 1
-                self._due.starts.append((worker, instance.id))
+                self._actions.starts.append((worker, instance.id))
 
     def _ask(self, now: float) -> None:
         missing = len(self.waiting) - self._supply()
@@ -1102,9 +1102,9 @@ class Fleet:
                 return
             number = -(-missing // min(map(self.slots, offer.types)))
             token = next(self._token)
-            request = InstanceRequest(token=token, number=number, offer=offer, asked=now, open=number)
+            request = InstanceRequest(token=token, number=number, offer=offer, requested_at=now, open=number)
             self.requests[token] = request
-            self._due.asks.append(request)
+            self._actions.asks.append(request)
         self._covered.update(self.waiting)
 
     def _end(self, now: float) -> None:
@@ -1112,13 +1112,13 @@ class Fleet:
         uncovered = len(self.waiting)
         for instance in self.instances.values():
             if instance.coming:
-                needed, uncovered = uncovered > 0, uncovered - self.slots(instance.type)
+                is_needed, uncovered = uncovered > 0, uncovered - self.slots(instance.type)
             else:
-                needed = instance.workers > 0
-            instance.idle = math.inf if needed else min(instance.idle, now)
+                is_needed = instance.workers > 0
+            instance.idle = math.inf if is_needed else min(instance.idle, now)
             idle_s = now - instance.idle
-            if instance.state == "leaving" and not needed and instance.connected:
-                self._due.lets_go.append(instance.id)
+            if instance.state == "leaving" and not is_needed and instance.connected:
+                self._actions.lets_go.append(instance.id)
             if instance.state == "failed":
                 expired = idle_s >= self._keep_failed_s
             elif instance.state == "leaving":
@@ -1126,11 +1126,11 @@ class Fleet:
             else:
                 expired = idle_s >= IDLE_S
             endable = bool(instance.request) or instance.state == "failed"
-            if instance.ending or (expired and not needed and endable and instance.state != "gone"):
+            if instance.ending or (expired and not is_needed and endable and instance.state != "gone"):
                 instance.ending = True
                 if now - instance.ended >= END_AGAIN_S:
                     instance.ended = now
-                    self._due.ends.append(instance.id)
+                    self._actions.ends.append(instance.id)
 
 
 # --- pool -------------------------------------------------------------------------------------------------------------
@@ -1168,7 +1168,8 @@ class Ec2Pool:
         self._reported_error = ""  # the AWS error that was reported last
         self._closing: asyncio.Task[None] | None = None
         self._tasks = [
-            asyncio.create_task(what) for what in (self._link.serve(), self._run_fleet(), self._list_forever())
+            asyncio.create_task(coroutine)
+            for coroutine in (self._link.serve(), self._run_fleet(), self._list_forever())
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
@@ -1233,7 +1234,7 @@ class Ec2Pool:
 
     async def _run_fleet(self) -> None:
         while True:
-            self._carry_out(self.fleet.due(self._loop.time()))
+            self._carry_out(self.fleet.take_actions(self._loop.time()))
             self._changed.clear()
             await up_to(min(1.0, self._look_s), self._changed)
 
@@ -1246,22 +1247,22 @@ class Ec2Pool:
                 self._report_error(str(error))
                 await asyncio.sleep(self._look_s)
 
-    def _carry_out(self, due: FleetActions) -> None:
-        for event in due.events:
+    def _carry_out(self, actions: FleetActions) -> None:
+        for event in actions.events:
             self._events.put(event)
-        for host in due.forget:
+        for host in actions.forget:
             for event in self._link.far.forget(host):
                 self._events.put(event)
-        for host in due.lets_go:
+        for host in actions.lets_go:
             self._link.end(host)
-        for worker, host in due.starts:
+        for worker, host in actions.starts:
             self._link.start(worker, host)
-        for request in due.asks:
+        for request in actions.asks:
             self._start_call(self._ask(request))
-        if due.ends:
-            self._start_call(self._end(due.ends))
-        if due.shown and not any(task.get_name() == "tags" for task in self._calls):
-            self._start_call(self._show(due.shown), "tags")
+        if actions.ends:
+            self._start_call(self._end(actions.ends))
+        if actions.shown and not any(task.get_name() == "tags" for task in self._calls):
+            self._start_call(self._show(actions.shown), "tags")
 
     def _start_call(self, call: Coroutine[None, None, None], name: str = "") -> None:
         task = asyncio.create_task(call, name=name)
@@ -1479,14 +1480,14 @@ def serve(orphan_s: float = ORPHAN_S) -> None:
     reason, reached, unfit = "", time.monotonic(), False
     pause_s = JOIN_AGAIN_S
     while time.time() < limits.until and time.monotonic() - reached < orphan_s and not unfit:
-        begun = time.monotonic()
+        began = time.monotonic()
         try:
             reason, unfit = _join(metadata, me, limits.until)
         except FarandoleError as error:
             reason = str(error)
         if not reason:
             return
-        if time.monotonic() - begun > orphan_s:  # the agent has served meanwhile
+        if time.monotonic() - began > orphan_s:  # the agent has served meanwhile
             reached = time.monotonic()
         _log.warning("%s", reason)
         time.sleep(pause_s)
@@ -1534,7 +1535,7 @@ class Ec2Kind:
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
         aws, account = settle(terms.options)
-        if is_loopback(parse(listen)[0]) and not aws.here:
+        if is_loopback(parse(listen)[0]) and not aws.is_local:
             raise UsageError(
                 f"--pool {terms.name}: instances can't reach a run that listens at {listen} alone; name an address of "
                 f"this machine in their network with --listen, or 0.0.0.0"

@@ -84,7 +84,7 @@ class Trouble:
     until: float = 0.0
     start: bool = False
 
-    def again(self, now: float, *, start: bool) -> Trouble:
+    def next_backoff(self, now: float, *, start: bool) -> Trouble:
         rest_s = min(FIRST_REST_S * 2.0**self.count, LONGEST_REST_S)
         return replace(self, count=self.count + 1, until=now + rest_s, start=start)
 
@@ -147,7 +147,7 @@ class Placing:
 
     def record_failure(self, host: str, now: float, *, start: bool) -> None:
         """Record that a start failed there, or that a worker exited too soon."""
-        self._troubles[host] = self._trouble(host).again(now, start=start)
+        self._troubles[host] = self._trouble(host).next_backoff(now, start=start)
 
     def record_data_unavailable(self, host: str, now: float) -> float:
         """Record that a worker there could not get its data. Returns the back-off in s; 0: it is in back-off
@@ -157,8 +157,8 @@ class Placing:
         if now < trouble.until:
             return 0.0
         trouble = trouble if now - trouble.until < LONGEST_REST_S else Trouble()
-        self._unfed[host] = again = trouble.again(now, start=True)
-        return again.until - now
+        self._unfed[host] = longer = trouble.next_backoff(now, start=True)
+        return longer.until - now
 
     def is_data_unavailable(self, host: str, now: float) -> bool:
         """Returns True if the host is in back-off because it could not get the data."""
@@ -171,7 +171,7 @@ class Placing:
     def record_shortage(self, now: float) -> bool:
         """Record that the pool has no capacity. Returns True if that is new."""
         new = not self._capacity.count
-        self._capacity = self._capacity.again(now, start=True)
+        self._capacity = self._capacity.next_backoff(now, start=True)
         return new
 
     def record_capacity(self) -> None:
@@ -283,7 +283,7 @@ class PoolReconciler:
         return [worker for worker, record in self._workers.items() if record.started_at < math.inf]
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """The run is over and no worker is left."""
         return self.roster is not None and self.roster.over >= 0 and not self._workers
 
@@ -386,7 +386,7 @@ class PoolReconciler:
 
     # --- what is due -----------------------------------------------------------------------------------------
 
-    def due(self, hosts: Sequence[Host], now: float) -> PoolActions:
+    def take_actions(self, hosts: Sequence[Host], now: float) -> PoolActions:
         """The actions that are due now, recorded as done. Call it periodically too: grace times and back-offs end."""
         if self.roster is None:
             return PoolActions()
@@ -429,10 +429,10 @@ class PoolReconciler:
 
     def _stopped(self, workers: Collection[str], now: float) -> list[str]:
         """Those of `workers` that got no stop yet, or got it more than `GRACE_S` ago. Records the stop."""
-        due = [w for w in dict.fromkeys(workers) if not 0 <= now - self._workers[w].stopped_at <= GRACE_S]
-        for worker in due:
+        to_stop = [w for w in dict.fromkeys(workers) if not 0 <= now - self._workers[w].stopped_at <= GRACE_S]
+        for worker in to_stop:
             self._workers[worker].stopped_at = now
-        return due
+        return to_stop
 
     def _give_up(self, now: float) -> list[str]:
         """Cancel starts without an event for too long, or too long after a stop; add workers of cancelled starts."""
@@ -481,7 +481,7 @@ WAKE_S = 1.0  # how often grace times are checked
 AGAIN_S = 0.2  # between two attempts to reach a lost coordinator
 KEPT_MESSAGES = 1000  # messages
 WITH_IT = "its `farandole run` was killed"
-AGAIN = (
+RESENT_MESSAGES = (
     m.WorkerProcessExited,
     m.PreemptionNotice,
     m.Capacity,
@@ -514,7 +514,7 @@ async def serve_pool(
         [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended],
     )
     try:
-        while not service.reconciler.done:
+        while not service.reconciler.is_done:
             try:
                 async with subscribe(ticket, hello) as subscription:
                     await service.follow(subscription)
@@ -551,7 +551,7 @@ class _Service:
             await subscription.send(message)
         received = asyncio.ensure_future(subscription.receive())
         try:
-            while not self.reconciler.done:
+            while not self.reconciler.is_done:
                 await self._send(subscription)
                 await asyncio.wait({self._events, received}, timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
                 self._take_events()
@@ -571,7 +571,7 @@ class _Service:
 
     async def pause(self, seconds: float) -> None:
         """Process the pool's events without a coordinator. Once the run is over, stop workers until all have exited."""
-        if not self.reconciler.done:
+        if not self.reconciler.is_done:
             await asyncio.wait({self._events}, timeout=seconds)
             self._take_events()
             if self.reconciler.roster is not None and self.reconciler.roster.over >= 0:
@@ -595,17 +595,17 @@ class _Service:
 
     async def _send(self, subscription: Subscription) -> None:
         messages = self.reconciler.take_messages()
-        self._resend.extend(message for message in messages if isinstance(message, AGAIN))
+        self._resend.extend(message for message in messages if isinstance(message, RESENT_MESSAGES))
         self._unsent.extend(messages)
         while self._unsent:
             await subscription.send(self._unsent[0])
             self._unsent.popleft()
 
     def _act(self) -> None:
-        due = self.reconciler.due(self._pool.list(), self._now())
-        for worker in due.stop:
+        actions = self.reconciler.take_actions(self._pool.list(), self._now())
+        for worker in actions.stop:
             self._pool.stop(worker)
-        for worker, host in due.start:
+        for worker, host in actions.start:
             self._pool.start(worker, host)
 
     def _update(self, roster: Roster) -> None:

@@ -49,7 +49,7 @@ from farandole.protocol.messages import AgentOrder, Job, Report
 #   instance reports, an earlier one may have started it: that start has failed, and its id is not used again.
 # - At the very end the pool does not wait for an unreachable host (`forget`): its workers end when they are orphaned.
 
-ANEW = "the agent of its host has restarted"
+AGENT_RESTARTED = "the agent of its host has restarted"
 AWAY = "its host is out of reach"
 CALLED_OFF = "cancelled before it had started"
 
@@ -106,7 +106,7 @@ class RemoteHosts:
                 return name
         return ""
 
-    def lost(self, host: str) -> None:
+    def mark_disconnected(self, host: str) -> None:
         """The host's agent is no longer connected."""
         if remote := self.hosts.get(host):
             remote.connected = False
@@ -152,7 +152,7 @@ class RemoteHosts:
         if previous in ("", report.instance):
             return
         for worker in remote.ordered:
-            yield WorkerStartFailed(worker, ANEW)
+            yield WorkerStartFailed(worker, AGENT_RESTARTED)
         remote.ordered = []
 
     def _on_workers(self, host: str, remote: RemoteHost, report: Report) -> Iterator[Event]:
@@ -164,7 +164,7 @@ class RemoteHosts:
             elif worker not in remote.running and worker not in remote.acknowledged:
                 remote.running.append(worker)
                 yield RunningWorker(worker, host)
-        unknown = {w: ANEW for w in remote.running if w not in report.running and w not in report.ended}
+        unknown = {w: AGENT_RESTARTED for w in remote.running if w not in report.running and w not in report.ended}
         for worker, reason in {**unknown, **report.ended}.items():
             if worker in remote.running:
                 remote.running.remove(worker)
@@ -255,7 +255,7 @@ class AgentLink:
                     await self._run_session(subscription)
             self.connected = False
             for host in tuple(self.far.hosts):
-                self.far.lost(host)
+                self.far.mark_disconnected(host)
                 for event in self.far.forget(host) if self._over else ():
                     self._events.put(event)
                 self._changed(host)
@@ -288,7 +288,7 @@ class AgentLink:
             case messages.Output() as output:
                 self._write(output)
             case None:
-                self.far.lost(host)
+                self.far.mark_disconnected(host)
                 self._changed(host)
 
     def _order(self, host: str) -> None:

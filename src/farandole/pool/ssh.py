@@ -28,7 +28,7 @@ from farandole.coordinator import listener
 from farandole.errors import UsageError
 from farandole.platform.files import open_regular
 from farandole.platform.output import LONGEST_NAME, is_name
-from farandole.platform.process import aside, within
+from farandole.platform.process import on_new_thread, within
 from farandole.pool.agent import NOTE
 from farandole.pool.base import Event, Events, Host, HostPreempted, HostState, PoolContext
 from farandole.pool.remote import AgentLink
@@ -333,7 +333,7 @@ class Reach:
             self.hosts[name].state = "leaving"
         return new, removed
 
-    def due(self, now: float) -> list[str]:
+    def take_hosts_to_try(self, now: float) -> list[str]:
         """The hosts to try now, recorded as being tried."""
         names = [name for name, host in self.hosts.items() if host.state == "absent" and now >= host.at]
         for name in names:
@@ -370,7 +370,7 @@ class Reach:
         host.state, host.joined = "absent", False
         return self._failed(host, now, reason)
 
-    def lost(self, name: str, now: float, *, with_all: bool = False) -> bool:
+    def mark_disconnected(self, name: str, now: float, *, with_all: bool = False) -> bool:
         """The host's agent is no longer connected. Returns True if that must be reported. It must not if the pool
         itself has no connection (`with_all`), since then no agent's state is known.
         """
@@ -483,7 +483,8 @@ class SshPool:
 
     async def _watch(self) -> None:
         """Check the file in a thread, because its disk may not answer. Until it does, the hosts stay as they were."""
-        reading, since, reported, previous = aside(self._watched.poll), self._loop.time(), False, self._watched.lines
+        reading, since = on_new_thread(self._watched.poll), self._loop.time()
+        reported, previous = False, self._watched.lines
         while True:
             now = self._loop.time()
             if reading.done():
@@ -491,7 +492,7 @@ class SshPool:
                     self._report_state("", "hosts file", wrong)
                 elif reported:
                     self._report_state("", "hosts file", "it can be read again")
-                reading, since, reported = aside(self._watched.poll), now, False
+                reading, since, reported = on_new_thread(self._watched.poll), now, False
             elif now - since > self.file_s and not reported:
                 reported = True
                 self._report_state(
@@ -506,7 +507,7 @@ class SshPool:
                 self._link.allow_restart(name)
             for name in removed:
                 self._on_removed(name)
-            for name in self._reach.due(now) if self._link.connected else ():
+            for name in self._reach.take_hosts_to_try(now) if self._link.connected else ():
                 self._try(name)
             await asyncio.sleep(WATCH_S)
 
@@ -536,7 +537,7 @@ class SshPool:
             elif self._reach.connected(name, ready=remote.ready):
                 self._report_state(name, "joined")
             return
-        if self._reach.lost(name, now, with_all=not self._link.connected):
+        if self._reach.mark_disconnected(name, now, with_all=not self._link.connected):
             self._report_state(name, "out of reach", "the connection to its agent is lost")
         if (reached is None or reached.state == "leaving") and not (remote and remote.workers):
             self._link.far.forget(name)
@@ -587,7 +588,7 @@ class SshKind:
             )
 
     async def open(self, terms: PoolTerms, context: PoolContext) -> SshPool:
-        watched = await aside(lambda: HostsFile(Path(terms.options["hosts"])))  # its disk may not answer
+        watched = await on_new_thread(lambda: HostsFile(Path(terms.options["hosts"])))  # its disk may not answer
         return SshPool(
             watched,
             ticket=context.ticket,

@@ -90,7 +90,7 @@ def host_facts() -> HostFacts:
         from farandole.numerics import settings
         from farandole.training import run_state
 
-        numerics, gpus = dict(run_state.here(1, "same", {})), settings.devices()
+        numerics, gpus = dict(run_state.local_facts(1, "same", {})), settings.devices()
     except (ImportError, OSError, FarandoleError) as error:
         without = str(error)
     home = Path.home()

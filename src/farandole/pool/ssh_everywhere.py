@@ -57,17 +57,17 @@ async def _one(command: Sequence[str], host: str, on_line: Callable[[str, str], 
         on_line(host, f"{command[0]}: {error.strerror}")
         return 255
     assert process.stdout is not None
-    rest = b""
+    partial_line = b""
     try:
         while chunk := await process.stdout.read(LONGEST):
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, partial_line = (partial_line + chunk).split(b"\n")
             for line in lines:
                 on_line(host, line.decode(errors="replace"))
-            if len(rest) > LONGEST:
-                on_line(host, rest.decode(errors="replace"))
-                rest = b""
-        if rest:
-            on_line(host, rest.decode(errors="replace"))
+            if len(partial_line) > LONGEST:
+                on_line(host, partial_line.decode(errors="replace"))
+                partial_line = b""
+        if partial_line:
+            on_line(host, partial_line.decode(errors="replace"))
         return await process.wait()
     finally:
         if process.returncode is None:
@@ -97,8 +97,10 @@ def size(source: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def send(source: Path, target: str, line: HostLine, remote: RemoteCommand, sent: Callable[[int], None]) -> str:
-    """Copy to one host. `sent` is called with each further number of bytes. Returns "", or the reason of a failure."""
+def send(source: Path, target: str, line: HostLine, remote: RemoteCommand, on_bytes_sent: Callable[[int], None]) -> str:
+    """Copy to one host. `on_bytes_sent` is called with each further number of bytes. Returns "", or the reason of a
+    failure.
+    """
     if line.local and Path(target).expanduser().resolve() == source.resolve():
         return ""
     path = PurePosixPath(target)
@@ -113,7 +115,7 @@ def send(source: Path, target: str, line: HostLine, remote: RemoteCommand, sent:
     assert process.stdout is not None
     failure = ""
     try:
-        with process.stdin as pipe, tarfile.open(fileobj=_CountedPipe(pipe, sent), mode="w|") as archive:
+        with process.stdin as pipe, tarfile.open(fileobj=_CountedPipe(pipe, on_bytes_sent), mode="w|") as archive:
             archive.add(source, name)
     except BrokenPipeError:
         pass  # its output says why
@@ -127,18 +129,18 @@ def send(source: Path, target: str, line: HostLine, remote: RemoteCommand, sent:
 
 def _quoted(folder: PurePosixPath) -> str:
     """The folder quoted for a shell. ~ is the user's home on the host."""
-    home, *rest = folder.parts or (".",)
+    home, *parts = folder.parts or (".",)
     if home == "~":
-        return '"$HOME"' + (f"/{shlex.quote('/'.join(rest))}" if rest else "")
+        return '"$HOME"' + (f"/{shlex.quote('/'.join(parts))}" if parts else "")
     return shlex.quote(str(folder))
 
 
 class _CountedPipe(io.RawIOBase):
     """A pipe that reports the number of bytes written to it."""
 
-    def __init__(self, pipe: IO[bytes], sent: Callable[[int], None]) -> None:
+    def __init__(self, pipe: IO[bytes], on_bytes_sent: Callable[[int], None]) -> None:
         super().__init__()
-        self._pipe, self._sent = pipe, sent
+        self._pipe, self._on_bytes_sent = pipe, on_bytes_sent
 
     def writable(self) -> bool:
         return True
@@ -146,5 +148,5 @@ class _CountedPipe(io.RawIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         content = bytes(data)
         self._pipe.write(content)
-        self._sent(len(content))
+        self._on_bytes_sent(len(content))
         return len(content)

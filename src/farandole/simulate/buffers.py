@@ -86,7 +86,7 @@ class SimulatedBuffers:
 
     def result(self, round_: int) -> Any:
         """Returns the round's result, after verifying that all parts of all buckets agree on it."""
-        held: set[Any] = set()
+        slice_values: set[Any] = set()
         for number, bucket in enumerate(self._buckets):
             self._join(number)
             for worker in (self._worker, *self._levels.near(self._worker)):
@@ -99,10 +99,10 @@ class SimulatedBuffers:
                     return GARBAGE
                 if piece is None or piece.shards != tuple(range(self._shards)):
                     raise Violation(f"{self._worker} commits round {round_}, and holds only {piece} of it")
-                held.add(piece.values)
-        if len(held) > 1:
-            raise Violation(f"{self._worker}: the slices of round {round_} do not agree: {held}")
-        return held.pop() if held else ()
+                slice_values.add(piece.values)
+        if len(slice_values) > 1:
+            raise Violation(f"{self._worker}: the slices of round {round_} do not agree: {slice_values}")
+        return slice_values.pop() if slice_values else ()
 
     def _join(self, bucket: int) -> None:
         """Joins the slices that this worker has for its host, if they are all there.

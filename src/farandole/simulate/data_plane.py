@@ -29,7 +29,7 @@ class DataPlane(SimulatedClient):
     thawed_at: float
     state: int
     step: int
-    done: dict[int, int]
+    results: dict[int, int]
     root: int
     evicted: bool
 
@@ -157,7 +157,7 @@ class DataPlane(SimulatedClient):
         return exchange.lineage.assign(exchange.shards).get(worker, ()) if exchange.shards else ()
 
     def check_shards(self, exchange: SimulatedExchange) -> None:
-        if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be split
+        if not_mine := self.results.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be split
             raise Violation(f"{self.name} has computed shards {sorted(not_mine)} of another worker")
 
     def make_commit_message(self, exchange: SimulatedExchange) -> CommitMessage | None:

@@ -63,7 +63,7 @@ class SimulatedExchange:
         self._scattered: list[bool] = []
         self._served = 0
         self._posted: dict[tuple[str, int], Landing] = {}
-        self._asked = self._left = False
+        self._is_scheduled = self._is_left = False
         self._over = True  # its thread has nothing to do, or has ended
 
     @property
@@ -89,7 +89,7 @@ class SimulatedExchange:
         self._tag = of_round(self.view, number, TRAINING if is_step else OTHER)
         self._buffers.begin(kind, self._buckets, self.shards, all_begun=self._order.all_begun)
         self._scattered = [False] * len(self._buckets)
-        self._commits, self._served, self._posted, self._asked = {}, 0, {}, False
+        self._commits, self._served, self._posted, self._is_scheduled = {}, 0, {}, False
         try:
             self._post(self._order.begin)
         except LostError as lost:
@@ -121,19 +121,19 @@ class SimulatedExchange:
     def release(self) -> None:
         """Allows the commit message, because this worker holds the state."""
         self.may_commit = True
-        if self._asked:
+        if self._is_scheduled:
             self._make_commit_message(self.round)
 
     def use(self) -> None:
         """Begins the update, with the sums that it holds."""
-        taken = [message for act in self._order.serve if isinstance(act, Take) for message in act.messages]
-        sums = [message for message in taken if message.kind == REDUCED and message.start < message.stop]
+        messages = [message for act in self._order.serve if isinstance(act, Take) for message in act.messages]
+        sums = [message for message in messages if message.kind == REDUCED and message.start < message.stop]
         pieces = [(message.peer, self._buffers.memory.get(self._buffers.where(message))) for message in sums]
         self.in_use = [(peer, piece) for peer, piece in pieces if isinstance(piece, Parcel)]
 
     def close(self) -> None:
         self._abandon()
-        self._left = True
+        self._is_left = True
         self._worker.resting.append(self)
         self._worker.leaves(self.view, self.round, self.kind)
 
@@ -151,7 +151,7 @@ class SimulatedExchange:
 
     def _abandon(self) -> None:
         self.abandoned = True
-        if self._asked and not self._over:
+        if self._is_scheduled and not self._over:
             self._worker.after(0.0, self._make_commit_message, self.round)  # its thread was waiting for the state
         self.go_on()
 
@@ -165,7 +165,7 @@ class SimulatedExchange:
         except LostError as lost:
             self._over = True
             self._lose(lost.peer)
-        if self._over and self._left:
+        if self._over and self._is_left:
             self._worker.exchanges.pop(self.view.number, None)
 
     def _do(self, act: Act) -> bool:
@@ -191,8 +191,8 @@ class SimulatedExchange:
                     memory = self._commits if message.kind == COMMIT else self._buffers.memory
                     self._send(message, memory, self._buffers.to_send(message))
             case MakeCommitMessage() | RoundEnd():
-                if not self._asked:
-                    self._asked = True
+                if not self._is_scheduled:
+                    self._is_scheduled = True
                     then = self._make_commit_message if isinstance(act, MakeCommitMessage) else self._end
                     self._worker.after(self._worker.world.delay(0.002), then, self.round)
                 return False
@@ -207,7 +207,7 @@ class SimulatedExchange:
 
     def _awaited(self, messages: Iterable[ExchangeMessage]) -> str:
         """Returns the first peer whose message is missing, in the order of the waits; it may be lost."""
-        return next((each.peer for each in messages if not self._posted[each.peer, each.place].done), "")
+        return next((each.peer for each in messages if not self._posted[each.peer, each.place].is_done), "")
 
     def _make_commit_message(self, round_: int) -> None:
         if self._is_past(round_, MakeCommitMessage) or not self._worker.may_commit(self):
@@ -220,7 +220,7 @@ class SimulatedExchange:
             return
         self._commits[self._worker.name] = message
         self._worker.world.maybe_inject_fault("commit", self._worker)
-        self._asked, self._served = False, self._served + 1
+        self._is_scheduled, self._served = False, self._served + 1
         self.go_on()
 
     def _end(self, round_: int) -> None:
@@ -262,7 +262,7 @@ class SimulatedExchange:
 
     def _sum(self, node: Node) -> Sum:
         shards = covered(node, self.shards)
-        return shards, tuple(self._worker.done[shard] for shard in shards)
+        return shards, tuple(self._worker.results[shard] for shard in shards)
 
     def _ordered(self) -> ExchangeOrder:
         key = (self.kind, self.lineage)

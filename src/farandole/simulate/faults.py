@@ -38,10 +38,10 @@ class Faults(Network):
         self._kinds = [kind for kind, _ in KINDS]
         self._weights = [30 * weight if kind in focus else weight for kind, weight in KINDS]
 
-    def maybe_inject_fault(self, what: str, worker: SimulatedClient) -> None:
-        """Injects a fault with a probability that depends on `what` happens at `worker` now."""
+    def maybe_inject_fault(self, occasion: str, worker: SimulatedClient) -> None:
+        """Injects a fault with a probability that depends on `occasion`, which is what happens at `worker` now."""
         self.maybe_inject_shortage(worker)
-        likely = self.fault_rate * (0.3 if what in ("begin", "commit", "end", "Heard") else 2.0)
+        likely = self.fault_rate * (0.3 if occasion in ("begin", "commit", "end", "Heard") else 2.0)
         if self.budget > 0 and self.rng.random() < likely:
             self.budget -= 1
             target = self.workers[worker.name] if self.rng.random() < 0.5 else None

@@ -26,10 +26,10 @@ class Parcel:
     memory: Memory
     key: Any
     size: int
-    sent: Any
+    snapshot: Any
 
     def read(self) -> Any:
-        return self.sent if self.memory.get(self.key) == self.sent else GARBAGE
+        return self.snapshot if self.memory.get(self.key) == self.snapshot else GARBAGE
 
     @property
     def given_back(self) -> bool:
@@ -45,11 +45,11 @@ class Landing:
     key: Any
     size: int
     lent: bool = False
-    done: bool = False
+    is_done: bool = False
 
     def take(self, parcel: Parcel) -> None:
         self.memory[self.key] = parcel if self.lent else parcel.read()
-        self.done = True
+        self.is_done = True
 
     def use(self, *, later: bool) -> bool:
         """Uses the message. Lent memory is read now, or `later`; False if it is read later and freed already."""

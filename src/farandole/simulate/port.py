@@ -76,7 +76,7 @@ class SimulatedPort:
     def take_up(self, content: Any, shards: int) -> None:
         del shards
         self._worker.kind = content or "idle"
-        self._worker.done = {}
+        self._worker.results = {}
         self._worker.partials.clear()
 
     def open(self, view: View) -> SimulatedExchange:
@@ -126,7 +126,7 @@ class SimulatedPort:
         if step >= world.steps:
             worker.tell(m.Restored(step=step, path="checkpoint", done=True))
             return None
-        world.witness.begins(worker, step)
+        world.witness.on_first_view(worker, step)
         worker.state, self._first_view = store.get(step, ROOT_STATE), view.number
         return Position(step=step)
 
@@ -166,8 +166,8 @@ class _Mail:
 
     @property
     def header(self) -> tuple[int, Position, Sequence[bool]] | None:
-        sent = self._mail[HEADER].get(self._senders[0])
-        return (sent[0], sent[1], ()) if sent else None
+        content = self._mail[HEADER].get(self._senders[0])
+        return (content[0], content[1], ()) if content else None
 
     @property
     def root(self) -> int:

@@ -45,7 +45,7 @@ class Process(DataPlane):
         self.code: int | None = None
         self.start_data_plane()
         self.kind = ""
-        self.done: dict[int, int] = {}
+        self.results: dict[int, int] = {}
         self.root = 0
         self.state = 0
         self.step = 0
@@ -143,22 +143,22 @@ class Process(DataPlane):
         """Resumes the training thread, and does the driver's work, at once or with a delay."""
         world = self.world
         try:
-            wanted = self._thread.send(result)
-            while not isinstance(wanted, Change | float | int):
+            action = self._thread.send(result)
+            while not isinstance(action, Change | float | int):
                 if world.rng.random() < LATE:
                     self._computing = True
-                    self.after(world.delay(0.02), self._do_late, wanted)
+                    self.after(world.delay(0.02), self._do_late, action)
                     return
-                wanted = self._thread.send(wanted())
+                action = self._thread.send(action())
         except ProcessEnd:
             assert self.instructions.exit is not None
             self.die(self.instructions.exit.reason, self.instructions.exit.code)
             return
-        if not isinstance(wanted, Change):
+        if not isinstance(action, Change):
             self._computing = True
-            self.after(wanted, self._computed)
-        elif wanted.at_most_s is not None:
-            self.after(wanted.at_most_s, self.changed)
+            self.after(action, self._computed)
+        elif action.at_most_s is not None:
+            self.after(action.at_most_s, self.changed)
 
     def _do_late(self, work: Callable[[], Any]) -> None:
         self._computing = False

@@ -28,9 +28,6 @@ class Witness:
     def check(self, worker: Process) -> None:
         """Called after every event of a worker."""
 
-    def begun(self, worker: Process, before: View | None) -> None:
-        """Called when the worker has begun a round; `before` is its view until then."""
-
     def switched(self, worker: Process, view: View, round_: int) -> None: ...
 
     def resumed(self, worker: Process, message: m.Resume) -> None: ...
@@ -48,7 +45,7 @@ class Witness:
 
     def asked_to_save(self, worker: Process, save: Save) -> None: ...
 
-    def begins(self, worker: Process, step: int) -> None:
+    def on_first_view(self, worker: Process, step: int) -> None:
         """Called before the worker begins a first view with the state of `step`."""
 
     def recorded(self, event: Event) -> None:

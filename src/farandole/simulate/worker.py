@@ -105,13 +105,13 @@ class SimulatedWorker(Process):
         driver = self.driver
         while True:
             yield from driver.sync()
-            todo, owed = driver.todo(), driver.checking.checks_left() if self.member.synced else ()
-            if self.hungry and (todo or owed):
+            todo, checks_left = driver.todo(), driver.checking.checks_left() if self.member.synced else ()
+            if self.hungry and (todo or checks_left):
                 raise UnfedError
-            if not todo and owed:
+            if not todo and checks_left:
                 yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
-                if owed[0] in driver.checking.checks_left():
-                    driver.checked(owed[0], *self._finding(self._finds(owed[0])))
+                if checks_left[0] in driver.checking.checks_left():
+                    driver.checked(checks_left[0], *self._finding(self._finds(checks_left[0])))
                 continue
             if not todo:
                 if (yield from driver.wait_for_round_end()):
@@ -121,7 +121,7 @@ class SimulatedWorker(Process):
                 continue
             shard = todo[0]
             yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
-            self.done[shard] = value = self._finds(shard)
+            self.results[shard] = value = self._finds(shard)
             if driver.checking.concerns(shard):
                 driver.checking.on_digests(shard, *self._finding(value))
             driver.computed_shards.add(shard)
@@ -145,9 +145,9 @@ class SimulatedWorker(Process):
 
     def _strayed(self) -> str:
         """Returns what a deviating script does in place of the others' action: another evaluation, none, or its end."""
-        kind, due = self.strays, self.step % 3 == 1
-        if kind != "quit" and (kind == "more") == due:
-            return "evaluate" if due else ""
+        kind, is_turn = self.strays, self.step % 3 == 1
+        if kind != "quit" and (kind == "more") == is_turn:
+            return "evaluate" if is_turn else ""
         self.strays, self.world.script_failed, self.world.strayed = "", True, True
         self.world.say(self.name, f"strays: {kind}")
         return {"quit": "quit", "skip": "", "more": "evaluate", "other": "other"}[kind]

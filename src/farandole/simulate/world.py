@@ -130,9 +130,9 @@ class World(Faults):
         x = self.rng.random()
         return self._slow * scale * (x if x < 0.95 else 20 * x)
 
-    def say(self, who: str, what: str) -> None:
+    def say(self, worker: str, text: str) -> None:
         if self._trace:
-            self.lines.append(f"{self.now:8.4f} {who:>12}  {what}")
+            self.lines.append(f"{self.now:8.4f} {worker:>12}  {text}")
 
     def spawn(self, *, pool: str) -> None:
         name = f"w{next(self._names)}"

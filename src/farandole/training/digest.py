@@ -219,34 +219,34 @@ class PartsDigest:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._made: dict[tuple[int, int], tuple[View, Layout, int]] = {}  # view, buckets, and the last step with them
+        self._groups: dict[tuple[int, int], tuple[View, Layout, int]] = {}  # view, buckets, and the last step with them
 
     def updated(self, view: View, layout: Layout, step: int) -> None:
         """Record that the update of `step` uses sums of `view` in the buckets of `layout`."""
-        self._made[view.number, int(layout.sizes[:15], 16)] = view, layout, step
-        if len(self._made) > MAX_PARTS:
-            self._made = {key: made for key, made in self._made.items() if made[2] >= step - ROTATION}
+        self._groups[view.number, int(layout.sizes[:15], 16)] = view, layout, step
+        if len(self._groups) > MAX_PARTS:
+            self._groups = {key: group for key, group in self._groups.items() if group[2] >= step - ROTATION}
 
     def at(self, step: int, settings: Mapping[str, str]) -> Parts:
         """Return the digests at the beginning of `step`, and one digest of everything else.
 
         Returns `UNKNOWN` if there were too many views, or one in which a member of a host passes on others' sums.
         """
-        recent = {key: made for key, made in self._made.items() if made[2] >= step - ROTATION - 1}
+        recent = {key: group for key, group in self._groups.items() if group[2] >= step - ROTATION - 1}
         if not recent or len(recent) > MAX_PARTS or any(_hands_on(view) for view, _, _ in recent.values()):
             return UNKNOWN
         tensors = list(self._tensors())
-        parts = [self._of(key, view, layout, tensors) for key, (view, layout, _) in recent.items()]
+        parts = [self._digest_group(key, view, layout, tensors) for key, (view, layout, _) in recent.items()]
         inside = {t.data_ptr() for _, layout, _ in recent.values() for each in tensors for i, t in each.items()
                   if i in layout.where and t.numel()}  # fmt: skip
-        rest = hashlib.sha256()
+        other_values = hashlib.sha256()
         for name, value in (*settings.items(), *leaves_of(self._replica)):
             if not (isinstance(value, torch.Tensor) and value.data_ptr() in inside):
-                rest.update(name.encode())
-                rest.update(content(value))
-        return tuple(parts), number(rest.digest())
+                other_values.update(name.encode())
+                other_values.update(content(value))
+        return tuple(parts), number(other_values.digest())
 
-    def _of(
+    def _digest_group(
         self, key: tuple[int, int], view: View, layout: Layout, tensors: Sequence[Mapping[int, torch.Tensor]]
     ) -> PartDigests:
         levels, digests = Levels.of(view), [hashlib.sha256() for _ in view.members]
@@ -321,14 +321,14 @@ class ModuleAttributes:
         self._scan()
         self._first = self._by_name()
         self._changed: dict[str, Any] = {}
-        self._kept: dict[str, Any] = {}
+        self._copies: dict[str, Any] = {}
 
     # --- in the course of a step -----------------------------------------------------------------------------
 
     def keep(self) -> None:
         """Copy the changed attributes, which belong to the state of a step that begins."""
         self._look()
-        self._kept = dict(sorted(self._changed.items()))
+        self._copies = dict(sorted(self._changed.items()))
 
     def shards_begin(self) -> None:
         """Check the attributes when the inner loop begins."""
@@ -356,12 +356,12 @@ class ModuleAttributes:
 
     def compared(self) -> dict[str, str]:
         """Return, as text by name, the attributes that must be equal on all workers at the current step's beginning."""
-        return {name: _words(value) for name, value in self._kept.items() if name not in self._own}
+        return {name: _words(value) for name, value in self._copies.items() if name not in self._own}
 
     def state(self, *, own: bool) -> dict[str, Any]:
         """Return the attributes in the state of the current step. `own`: with those of this worker alone."""
-        kept = {name: value for name, value in self._kept.items() if own or name not in self._own}
-        return {name: [_simple(value)] if _is_plain(value) else _words(value) for name, value in kept.items()}
+        attributes = {name: value for name, value in self._copies.items() if own or name not in self._own}
+        return {name: [_simple(value)] if _is_plain(value) else _words(value) for name, value in attributes.items()}
 
     def take(self, state: Mapping[str, Any]) -> list[str]:
         """Load the result of `state`. Returns a text for each attribute that can't be set and differs here."""

@@ -222,17 +222,17 @@ class Gradients:
         if findings is None or findings.mine:
             self.partials.close(self._lanes)
 
-    def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
+    def publish(self, reduced: list[torch.Tensor], window_samples: int) -> tuple[float, int]:
         """Set `.grad` and buffers from the reduced buckets after the round. Returns the loss's sum and the samples.
 
-        `due`: the window's number of samples, by which the shards' gradients were weighted. If some samples were left
-        out, the gradient is scaled to the mean over the others.
+        `window_samples`: the window's number of samples, by which the shards' gradients were weighted. If some samples
+        were left out, the gradient is scaled to the mean over the others.
         """
         lanes = reduced[-1]
         samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
-        if 0 < samples < due:
+        if 0 < samples < window_samples:
             for flat in reduced[:-1]:
-                flat.mul_(due / samples)
+                flat.mul_(window_samples / samples)
         used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
         for bucket in self.layout.buckets:
             if bucket.params:
@@ -245,7 +245,7 @@ class Gradients:
                         raise
         if self._measures_noise and samples:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
-            self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)
+            self.noise = Noise.estimate(float(lanes[_SQUARES]), square, samples, shards)
         if shards:
             self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
         return float(lanes[_LOSS]), samples

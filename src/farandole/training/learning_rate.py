@@ -103,7 +103,7 @@ class Moments:
             return
         k = factor**2
         for group in self._optimizer.param_groups[len(self.counts) :]:  # all groups, or those added since the last call
-            self.counts.append(self._begun(group))
+            self.counts.append(self._initial_counts(group))
         for group, count in zip(self._optimizer.param_groups, self.counts, strict=True):
             betas = self._scaled((group["alpha"],) if "alpha" in group else group["betas"], k)
             if stays:
@@ -132,7 +132,7 @@ class Moments:
                     if moment in state:
                         state[moment].mul_(missing)
 
-    def _begun(self, group: dict[str, Any]) -> list[float]:
+    def _initial_counts(self, group: dict[str, Any]) -> list[float]:
         """Return the initial counts of a group. The optimizer may have done steps before, with its present betas."""
         states = [self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state]
         steps = max((float(state["step"]) for state in states if "step" in state), default=0.0)

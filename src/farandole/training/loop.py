@@ -246,8 +246,8 @@ class Loop:
         self.state.parts.updated(self._rounds.view, self.gradients.layout, step.number)
         self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
         if self._ledger:
-            held = self._rounds.lineage.assign(self.progress.window.shards)
-            shards = {shard: worker for worker, mine in held.items() for shard in mine}
+            assignment = self._rounds.lineage.assign(self.progress.window.shards)
+            shards = {shard: worker for worker, mine in assignment.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         self.lines.step_ended(step.number, self._metrics(step))
         _log.debug("step %d of %d samples has ended, loss %g", step.number, step.samples, step.loss)

@@ -31,7 +31,7 @@ class Length:
     base_steps: int = 0
 
     @staticmethod
-    def of(epochs: int | None, base_steps: int | None) -> Length:
+    def parse(epochs: int | None, base_steps: int | None) -> Length:
         if (epochs is None) == (base_steps is None):
             raise UsageError(
                 f"run.steps(epochs={epochs}, base_steps={base_steps}): give the run's length either in epochs or in "
@@ -131,9 +131,9 @@ class Progress:
         """The run's number of steps, if the batch size does not change any more."""
         length, size = self._loader.epoch_samples, self._size
         if self._length.base_steps:
-            done = self._clock(self.after)
+            base_steps_done = self._clock(self.after)
             before, after = self._gains() if self._gains else (0.0, size / self._loader.batch.base)
-            remaining = max(self._length.base_steps - done, 0)
+            remaining = max(self._length.base_steps - base_steps_done, 0)
             return self.position.step + 1 + (math.ceil(remaining / (after - before)) if after > before else remaining)
         epochs_left = self._length.epochs - 1 - self.position.epoch
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
@@ -144,15 +144,15 @@ class Progress:
         They are right as long as the view does not change. If gains are counted, some may be of steps after the run's
         end; they stop where gains of 1 would end the run.
         """
-        position, taken = self.position, self.window
+        position, current_window = self.position, self.window
         furthest = math.inf if self.foreseen else position.step + self._length.base_steps - self._clock(position)
         while not self.over(position) and position.step < furthest:
             for shard in mine:
-                start, stop = taken.shard(shard)
+                start, stop = current_window.shard(shard)
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
-            position = advance(position, taken, self._loader.epoch_samples)
-            taken = self._window(position, self._workers_at(position.step, len(later.sets[0])))
-            mine = later.assign(taken.shards).get(worker, ())
+            position = advance(position, current_window, self._loader.epoch_samples)
+            current_window = self._window(position, self._workers_at(position.step, len(later.sets[0])))
+            mine = later.assign(current_window.shards).get(worker, ())
 
     def _window(self, position: Position, workers: int) -> Window:
         batch = self._loader.batch

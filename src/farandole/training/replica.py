@@ -77,7 +77,7 @@ class _Part:
     def numel(self) -> int:
         return self.shape.numel()
 
-    def of(self, lanes: torch.Tensor) -> torch.Tensor:
+    def select(self, lanes: torch.Tensor) -> torch.Tensor:
         return lanes[self.at : self.at + self.width]
 
     def values(self, lanes: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,7 @@ class BufferLanes:
             if part.kind in ("mean", AGREE):
                 place.copy_(real(value))
             elif not change:
-                part.of(lanes).zero_()
+                part.select(lanes).zero_()
                 if part.kind == "max":
                     self._fill(part, lanes, before, value, shard, last=last)
             else:
@@ -170,26 +170,26 @@ class BufferLanes:
                 elif part.kind == AGREE:
                     part.values(lanes).zero_()
         if agreed.numel() and float(agreed.abs().max()) > MOST_OF_AGREED:
-            [name] = [p.name for p in self._parts if p.kind == AGREE and p.of(lanes).abs().max() > MOST_OF_AGREED][:1]
-            raise UsageError(_too_large(name))
+            too_large = (p for p in self._parts if p.kind == AGREE and p.select(lanes).abs().max() > MOST_OF_AGREED)
+            raise UsageError(_too_large(next(too_large).name))
         lanes[self._squares] = _residue(agreed).square_()
 
     def _fill(
         self, part: _Part, lanes: torch.Tensor, start: torch.Tensor, value: torch.Tensor, shard: int, *, last: bool
     ) -> None:
-        part.of(lanes).zero_()
+        part.select(lanes).zero_()
         code = _encoded(part, start, value)
         if part.kind == "sum":
             part.values(lanes).copy_(code if _is_integer(value) else _added(real(start), real(value)))
         elif part.kind == "last" and last:
             part.values(lanes).copy_(code)
-            part.of(lanes)[-1] = 1.0
+            part.select(lanes)[-1] = 1.0
         elif part.kind == "gathered":
             other = _other(real(start), real(value)).cpu()
             part.values(lanes).copy_(torch.where(other, code, 0.0))
-            part.of(lanes)[part.numel :] = other.reshape(-1)
+            part.select(lanes)[part.numel :] = other.reshape(-1)
         elif part.kind == "max":
-            row = part.of(lanes).view(self._shards, 1 + part.numel)[shard]
+            row = part.select(lanes).view(self._shards, 1 + part.numel)[shard]
             row[0] = 1.0
             row[1:] = code.reshape(-1)
 
@@ -209,32 +209,32 @@ class BufferLanes:
             if not change:
                 buffer.copy_(before)
                 continue
-            into = real(buffer)
+            target = real(buffer)
             values = part.values(lanes)
             if part.kind == "mean":
                 mean = values / shards
-                into.copy_(mean if into.is_floating_point() else mean.round())
+                target.copy_(mean if target.is_floating_point() else mean.round())
             elif part.kind == AGREE:
                 if shards > 1 and buffer.dtype != torch.bool and not part.name.endswith(COUNTS_STEPS):
                     self._warn(part.name)
-                into.copy_(_decoded(part, before, values / shards) if large else part.values(agreed))
+                target.copy_(_decoded(part, before, values / shards) if large else part.values(agreed))
             elif part.kind == "sum":
-                into.copy_(_decoded(part, before, values) if _is_integer(buffer) else _total(real(before), values))
+                target.copy_(_decoded(part, before, values) if _is_integer(buffer) else _total(real(before), values))
             elif part.kind == "last":
                 buffer.copy_(before)
-                if part.of(lanes)[-1]:
-                    into.copy_(_decoded(part, before, values))
+                if part.select(lanes)[-1]:
+                    target.copy_(_decoded(part, before, values))
             elif part.kind == "gathered":
-                times = part.of(lanes)[part.numel :].view(part.shape)
+                times = part.select(lanes)[part.numel :].view(part.shape)
                 if times.numel() and times.max() > 1:
                     raise UsageError(
                         f"buffer {part.name}: several micro-batches of a step have changed the same element; a "
                         f"'gathered' buffer has a row for each sample: write to buffer[step.rows]"
                     )
-                into.copy_(torch.where((times == 1).to(into.device), _decoded(part, before, values), real(before)))
+                target.copy_(torch.where((times == 1).to(target.device), _decoded(part, before, values), real(before)))
             else:
-                rows = part.of(lanes).view(self._shards, 1 + part.numel)
-                into.copy_(_decoded(part, before, rows[rows[:, 0] > 0][:, 1:].amax(0).view(part.shape)))
+                rows = part.select(lanes).view(self._shards, 1 + part.numel)
+                target.copy_(_decoded(part, before, rows[rows[:, 0] > 0][:, 1:].amax(0).view(part.shape)))
 
     def _warn(self, name: str) -> None:
         if name not in self._warned:
@@ -379,18 +379,18 @@ class TensorListing:
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
         self.paths: dict[str, dict[str, torch.Tensor]] = {}
-        seen: set[int] = set()
+        listed_ids: set[int] = set()
         for name, module in modules.items():
             self.paths[name] = dict(module.named_parameters(remove_duplicate=False))
             for path, parameter in module.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
+                if id(parameter) not in listed_ids:
+                    listed_ids.add(id(parameter))
                     self.parameters[f"{name}.{path}"] = parameter
         for name, module in modules.items():
             self.paths[name] |= module.named_buffers(remove_duplicate=False)
             for path, buffer in module.named_buffers():
-                if id(buffer) not in seen:
-                    seen.add(id(buffer))
+                if id(buffer) not in listed_ids:
+                    listed_ids.add(id(buffer))
                     self.buffers[f"{name}.{path}"] = buffer
         inner = {id(each): each for module in modules.values() for each in module.modules()}
         self._look_at([vars(each) for each in inner.values()])
@@ -495,7 +495,7 @@ def _compare_names(kind: str, then: Mapping[str, torch.Tensor], now: Mapping[str
     if not removed and not new:
         return
     changes = ((removed, "was removed"), (new, "was added"))
-    parts = [f"{kind} {names[0]}{_more(names)} {what}" for names, what in changes if names]
+    parts = [f"{kind} {names[0]}{_more(names)} {change}" for names, change in changes if names]
     shared = [name for name, tensor in now.items() for old in removed if tensor is then[old]]
     tied = f"; {removed[0]} is {shared[0]} now" if removed and shared else ""
     raise UsageError(f"{' and '.join(parts)} since run.replicate{tied}; {REMEDY}")
@@ -585,25 +585,25 @@ class PlainValues:
     def changed(self) -> bool:
         """Return True if a tensor that is not copied was changed or replaced since the last `keep`."""
         modules = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
-        kept = set(map(id, self._parameters))
+        parameter_ids = set(map(id, self._parameters))
         return (
             self._versions != self._current_versions()
             or not _same(self._collect()[1], self._of_optimizers)
-            or any(id(parameter) not in kept for module in modules for parameter in module.parameters())
+            or any(id(parameter) not in parameter_ids for module in modules for parameter in module.parameters())
         )
 
     def put_into(self, objects: dict[str, Any]) -> None:
         """Replace the plain values in the state_dicts of all objects by those of the last `keep`."""
         if not self.skeleton:
             return
-        kept = decode(self.skeleton, self._in_skeleton)
+        values = decode(self.skeleton, self._in_skeleton)
         for name, thing in self._objects.items():
             if isinstance(thing, torch.nn.Module):
-                objects[name].update(kept[name])
+                objects[name].update(values[name])
             elif _is_usual(thing):
-                _put_into_optimizer(objects[name], *kept[name])
+                _put_into_optimizer(objects[name], *values[name])
             else:
-                objects[name] = kept[name]
+                objects[name] = values[name]
 
     def _current_versions(self) -> list[int]:
         return [*map(_version, self._parameters), *map(_version, self.large)]
@@ -746,7 +746,7 @@ class Replica:
         self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
         self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
-        self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
+        self._copies = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
         small = {n: b for n, b in self.buffers.items() if n not in self._constants}
         check_kinds(buffer_kinds, small, self._constants)
@@ -770,7 +770,7 @@ class Replica:
     @property
     def kept_buffers(self) -> list[torch.Tensor]:
         """The copies into which `keep_buffers` writes the small buffers; always the same tensors."""
-        return self._kept
+        return self._copies
 
     @property
     def constants(self) -> dict[str, torch.Tensor]:
@@ -871,8 +871,8 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self.plain.keep((*self.parameters.values(), *self._constants.values()))
         self._flags = [parameter.requires_grad for parameter in self.parameters.values()]
-        for kept, buffer in zip(self._kept, self._in_lanes, strict=True):
-            kept.copy_(buffer.detach())
+        for copied, buffer in zip(self._copies, self._in_lanes, strict=True):
+            copied.copy_(buffer.detach())
         for name, thing in self.objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._keep_groups(name, thing)
@@ -937,21 +937,21 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """Return the state at the last `keep_buffers`, by reference. Within a step its large tensors do not change."""
-        state = self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
+        state = self._state({id(b): copied for b, copied in zip(self._in_lanes, self._copies, strict=True)})
         self.plain.put_into(state["objects"])
         state["groups"] |= self._kept_groups
         return {**state, "requires_grad": [*self._flags]} if self._flags else state
 
-    def _state(self, kept: dict[int, torch.Tensor]) -> dict[str, Any]:
-        """Return the present state. `kept`: copies to use instead of buffers, by the buffer's id."""
+    def _state(self, copies: dict[int, torch.Tensor]) -> dict[str, Any]:
+        """Return the present state. `copies`: copies to use instead of buffers, by the buffer's id."""
         objects: dict[str, Any] = {}
         for name, thing in self.objects.items():
             state = dict(thing.state_dict())
             for path, tensor in self._listing.paths.get(name, {}).items():  # the listed tensors, not the module's
                 if path in state:
-                    state[path] = kept.get(id(tensor), tensor).detach()
+                    state[path] = copies.get(id(tensor), tensor).detach()
             objects[name] = state
-        hidden = [kept.get(id(b), b).detach() for b in self.buffers.values()]
+        hidden = [copies.get(id(b), b).detach() for b in self.buffers.values()]
         return {
             "objects": objects,
             "buffers": hidden,  # all buffers again, with those that state_dict() omits
@@ -971,10 +971,10 @@ class Replica:
         """
         if groups == self._groups_of(optimizer):
             return
-        wanted = [[self.parameters[each] for each in names] for names in groups]
+        new_groups = [[self.parameters[each] for each in names] for names in groups]
         present = optimizer.param_groups
-        present[len(wanted) :] = [{**optimizer.defaults, "params": []} for _ in wanted[len(present) :]]
-        for group, parameters in zip(present, wanted, strict=True):
+        present[len(new_groups) :] = [{**optimizer.defaults, "params": []} for _ in new_groups[len(present) :]]
+        for group, parameters in zip(present, new_groups, strict=True):
             group["params"] = parameters
         self._in_groups.pop(name, None)
 
@@ -1006,14 +1006,14 @@ class Replica:
         """
         self._listing.adopt()
         for name, thing in self.objects.items():
-            given = state["objects"][name]
+            saved_state = state["objects"][name]
             if isinstance(thing, torch.nn.Module):
-                thing.load_state_dict(given)  # it copies
+                thing.load_state_dict(saved_state)  # it copies
                 continue
             if isinstance(thing, torch.optim.Optimizer) and name in state.get("groups", {}):
                 self._regroup(name, thing, state["groups"][name])
-            thing.load_state_dict(_own(given))
-            _put_back(given, thing.state_dict())
+            thing.load_state_dict(_own(saved_state))
+            _put_back(saved_state, thing.state_dict())
         with torch.no_grad():
             for buffer, value in zip(self.buffers.values(), state["buffers"], strict=True):
                 buffer.copy_(value)
@@ -1077,22 +1077,22 @@ def _own(value: Any) -> Any:
     return value
 
 
-def _put_back(given: Any, now: Any) -> Any:
-    """Return `now` with the tensors of `given` in place of those of another dtype or shape.
+def _put_back(loaded: Any, now: Any) -> Any:
+    """Return `now` with the tensors of `loaded` in place of those of another dtype or shape.
 
     An optimizer casts the tensors that it loads to the dtype of its parameters; this restores them.
     """
-    if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor):
-        alike = (given.dtype, given.shape) == (now.dtype, now.shape)
-        return now if alike else given.to(now.device, copy=True)
-    if isinstance(given, dict) and isinstance(now, dict):
-        source, into = cast("dict[Any, Any]", given), cast("dict[Any, Any]", now)
-        for key in [key for key in source if key in into]:
-            value = _put_back(source[key], into[key])
-            if value is not into[key]:
-                into[key] = value
-    elif isinstance(given, list | tuple) and isinstance(now, list | tuple) and len(given) == len(now):
-        items = [_put_back(a, b) for a, b in zip(cast("list[Any]", given), cast("list[Any]", now), strict=True)]
+    if isinstance(loaded, torch.Tensor) and isinstance(now, torch.Tensor):
+        alike = (loaded.dtype, loaded.shape) == (now.dtype, now.shape)
+        return now if alike else loaded.to(now.device, copy=True)
+    if isinstance(loaded, dict) and isinstance(now, dict):
+        source, target = cast("dict[Any, Any]", loaded), cast("dict[Any, Any]", now)
+        for key in [key for key in source if key in target]:
+            value = _put_back(source[key], target[key])
+            if value is not target[key]:
+                target[key] = value
+    elif isinstance(loaded, list | tuple) and isinstance(now, list | tuple) and len(loaded) == len(now):
+        items = [_put_back(a, b) for a, b in zip(cast("list[Any]", loaded), cast("list[Any]", now), strict=True)]
         if any(a is not b for a, b in zip(items, cast("list[Any]", now), strict=True)):
             if isinstance(now, tuple):
                 return tuple(items)

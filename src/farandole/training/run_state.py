@@ -142,7 +142,7 @@ class RunState:
         self._ledger = ledger
         self._origin = ""
         self._history: list[tuple[int, int]] = []
-        self._found = RestoredState()
+        self._restored = RestoredState()
         self._finite = True  # False if the newest step's loss is not finite
         self._stop_on_nan = stop_on_nan
         self._has_state = False  # True if the state is not the script's initial state
@@ -178,16 +178,16 @@ class RunState:
             if not self.at_step_start:
                 self._copy_values()
             names, digests = digest.each(self._replica, self._compared)
-            parts, rest = self.parts.at(self.position.step, self._compared)
+            parts, rest_digest = self.parts.at(self.position.step, self._compared)
         except (RuntimeError, FarandoleError) as error:  # the others must not wait for the digests
             _log.warning("no digests of the replica: %s", error)
-            (names, digests), (parts, rest) = ((), ()), UNKNOWN
-        return Digests(step=self.position.step, names=names, digests=digests, parts=parts, rest=rest)
+            (names, digests), (parts, rest_digest) = ((), ()), UNKNOWN
+        return Digests(step=self.position.step, names=names, digests=digests, parts=parts, rest=rest_digest)
 
     @property
     def _compared(self) -> Mapping[str, str]:
         """The settings and attributes that must be equal on all workers, by name."""
-        settings = self.settings.known if self._equal_settings else {}
+        settings = self.settings.known_values if self._equal_settings else {}
         return {**settings, **self.attributes.compared()}
 
     def begin(self, position: Position) -> None:
@@ -290,31 +290,31 @@ class RunState:
             except CheckpointsGone as gone:
                 self._context.short(view, gone)
                 return None
-            found = self._found = restore.find(self._places, self._identity)
-        if found.manifest is None:
+            restored = self._restored = restore.find(self._places, self._identity)
+        if restored.manifest is None:
             if self._has_state:
                 raise WorkerSuperseded(
                     "the state that this worker has received is no longer the run's: another process replaces it"
                 )
             return Position()
-        found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
+        restored.differences = restore.compare(restored.manifest, self._facts, self._seed, restored.path)
         options = self._options
         try:
-            found.differences += self._load(found.state)
-            found.differences += overruled(self._options, options)
+            restored.differences += self._load(restored.state)
+            restored.differences += overruled(self._options, options)
             self._options = options
         except Exception as error:
             raise DamagedError(
-                f"{found.path}: its content is not the state of this script's objects "
+                f"{restored.path}: its content is not the state of this script's objects "
                 f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint of this script"
             ) from error
-        unlike = digest.unlike(self._replica, found.state)
-        found.differences += [f"{name} differs: load_state_dict() has changed or lost it" for name in unlike]
+        unlike = digest.unlike(self._replica, restored.state)
+        restored.differences += [f"{name} differs: load_state_dict() has changed or lost it" for name in unlike]
         self._has_state = True
-        if self._over(found.position):
-            self._context.tell(Restored(step=found.position.step, path=found.path, done=True))
+        if self._over(restored.position):
+            self._context.tell(Restored(step=restored.position.step, path=restored.path, done=True))
             return None
-        return found.position
+        return restored.position
 
     def _load(self, state: dict[str, Any]) -> list[str]:
         """Load `state`. Returns a text for each part of it that can't be loaded and differs here."""
@@ -331,21 +331,21 @@ class RunState:
 
     def begin_run(self, position: Position) -> None:
         """Begin the first view with the state that `restore` has loaded."""
-        found, self._found = self._found, RestoredState()
+        restored, self._restored = self._restored, RestoredState()
         origin = secrets.token_hex(8)
         if self._ledger:
-            parent = found.state["origin"] if found.state else ""
+            parent = restored.state["origin"] if restored.state else ""
             self._ledger.resumed(origin=origin, step=position.step, parent=parent)
         self._enter(origin, position)
-        if found.path or found.damaged:
+        if restored.path or restored.damaged:
             self._context.tell(
                 Restored(
                     step=position.step,
-                    path=found.path,
-                    damaged=tuple(found.damaged),
-                    differences=tuple(found.differences),
-                    finite=found.manifest is None or found.manifest.finite,
-                    last_finite=found.last_finite,
+                    path=restored.path,
+                    damaged=tuple(restored.damaged),
+                    differences=tuple(restored.differences),
+                    finite=restored.manifest is None or restored.manifest.finite,
+                    last_finite=restored.last_finite,
                 )
             )
 
@@ -371,12 +371,12 @@ class RunState:
         """
         if self._saver is None:
             raise FarandoleError("this worker has no run folder to save to")
-        begins = self._begins_step
-        if not begins and not between:
+        is_step_begin = self._begins_step
+        if not is_step_begin and not between:
             return Saved(error="the state is one between two steps", between=True)
-        if not begins:
+        if not is_step_begin:
             self._copy_values()
-        whole = begins and not between
+        whole = is_step_begin and not between
         began = time.monotonic()
         path, finite = self._saver.save(self.position, self.snapshot(own=True), whole=whole)
         return Saved(path=path, finite=finite, seconds=round(time.monotonic() - began, 6))
@@ -433,7 +433,7 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     yield from fingerprint(device)
 
 
-def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[str, str]]:
+def local_facts(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[str, str]]:
     """Yield the numeric facts of a worker on this machine, for a process that does not train.
 
     It applies the script's settings `like`, by name of the fact, to this process.

@@ -148,12 +148,12 @@ class Step:
         self._gradients.replica.begin_shards()
         while True:
             rounds.sync()
-            todo, owed = rounds.todo(), rounds.checks_left()
-            if not todo and not owed:
+            todo, checks_left = rounds.todo(), rounds.checks_left()
+            if not todo and not checks_left:
                 if rounds.wait_for_round_end():
                     break
                 continue
-            shard, mine = (todo[0], True) if todo else (owed[0], False)
+            shard, mine = (todo[0], True) if todo else (checks_left[0], False)
             start, stop = self._window.shard(shard)
             rounds.meter.enter("data")
             batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
@@ -162,11 +162,15 @@ class Step:
             if self._ledger and mine:
                 order = self._loader.order
                 samples = [s for s in order.samples(self.epoch, start, stop).tolist() if s not in skipped]
-                rest = (
+                left_out_samples = (
                     order.samples(self.epoch, stop, stop + self.left_out).tolist() if stop == self._window.stop else []
                 )
                 self._ledger.computed(
-                    epoch=self.epoch, step=self.number, shard=shard, samples=samples, skipped=[*skipped, *rest]
+                    epoch=self.epoch,
+                    step=self.number,
+                    shard=shard,
+                    samples=samples,
+                    skipped=[*skipped, *left_out_samples],
                 )
             self._used = stop - start - len(skipped)
             self._open(shard, mine, batch)
@@ -261,7 +265,7 @@ class StepClock:
         self._meter, self._clock = meter, clock
         self._began: int | None = None
         self._paused = 0  # ns of pauses before the current interval
-        self._apart = {"evaluation": 0, "once": 0}  # parts of the current interval, ns
+        self._parts = {"evaluation": 0, "once": 0}  # parts of the current interval, ns
 
     def begin(self) -> None:
         """Start the first interval when the script receives its first step. Later calls have no effect."""
@@ -275,18 +279,18 @@ class StepClock:
         try:
             yield
         finally:
-            self._apart[part] += self._clock() - began - (self._meter.paused() - paused)
+            self._parts[part] += self._clock() - began - (self._meter.paused() - paused)
 
     def end(self) -> StepTime:
         """End the current interval and begin the next one. Returns the ended one's times."""
         now, paused = self._clock(), self._meter.paused()
         began = now if self._began is None else self._began
         ended = StepTime(
-            seconds=_s(now - began), evaluation_s=_s(self._apart["evaluation"]), once_s=_s(self._apart["once"]),
+            seconds=_s(now - began), evaluation_s=_s(self._parts["evaluation"]), once_s=_s(self._parts["once"]),
             pause_s=_s(paused - self._paused),
         )  # fmt: skip
         self._began, self._paused = now, paused
-        self._apart = dict.fromkeys(self._apart, 0)
+        self._parts = dict.fromkeys(self._parts, 0)
         return ended
 
 
@@ -327,10 +331,12 @@ class Once:
         self._partials = Partials(Layout([], lanes=1))
         self._working = False
 
-    def refuse(self, what: str) -> None:
-        """Raise UsageError while this worker does the work, because `what` needs all workers."""
+    def refuse(self, operation: str) -> None:
+        """Raise UsageError while this worker does the work, because `operation` needs all workers."""
         if self._working:
-            raise UsageError(f"run.{what} within run.once: all workers must call it; move it out of the `with` block")
+            raise UsageError(
+                f"run.{operation} within run.once: all workers must call it; move it out of the `with` block"
+            )
 
     @contextmanager
     def work(self, replica: Replica, attributes: ModuleAttributes, step: int, clock: StepClock) -> Generator[bool]:
@@ -339,8 +345,8 @@ class Once:
             yield from self._work(replica, attributes, step)
 
     def _work(self, replica: Replica, attributes: ModuleAttributes, step: int) -> Generator[bool]:
-        what = f"run.once after step {step}"
-        self._rounds.begin(task(self._partials, lambda workers: workers, step, what), patient=True)
+        task_name = f"run.once after step {step}"
+        self._rounds.begin(task(self._partials, lambda workers: workers, step, task_name), patient=True)
         if not self._work_is_mine():
             yield False
             return
@@ -350,8 +356,8 @@ class Once:
         self._working = False
         put_back()
         self._close(WORK)
-        again = self._work_is_mine()
-        assert not again, "work that was done was dealt out again"
+        is_mine_again = self._work_is_mine()
+        assert not is_mine_again, "work that was done was dealt out again"
 
     def _work_is_mine(self) -> bool:
         """Go through the round. Returns False at its end, or True as soon as this worker holds the work."""

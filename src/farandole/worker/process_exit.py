@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from farandole.control.ticket import given
+from farandole.control.ticket import read_stdin
 from farandole.protocol.coordinator.state import EXIT_EVICTED
 
 # --- process exit -----------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def come_back(ticket: str, returns: int) -> None:
         times = 1 if time.monotonic() - began > LONG_S else returns + 1
         _log.warning("this worker was evicted; it joins again in %g s", _pause_s(times))
         if ticket == "-":
-            set_stdin(given())
+            set_stdin(read_stdin())
         os.chdir(folder)
         _keep_nothing_open()
         os.execve(sys.executable, sys.orig_argv, {**environ, "FARANDOLE_RETURNS": str(times)})

@@ -17,7 +17,7 @@ from farandole.pool.base import (
     WorkerExited,
     WorkerStartFailed,
 )
-from farandole.pool.remote import ANEW, CALLED_OFF, RemoteHosts
+from farandole.pool.remote import AGENT_RESTARTED, CALLED_OFF, RemoteHosts
 from farandole.protocol.messages import AgentOrder, HostPreemption, Job, Report
 
 JOB = Job(script="train.py")
@@ -41,7 +41,7 @@ def test_a_worker_starts_ends_and_is_forgotten() -> None:
     assert far.on_report("h", duty.report(), 0.0) == []
     far.start("w1", "h")
     assert duty.accept(ordered(far))
-    assert duty.due().start == ("w1",)
+    assert duty.take_actions().start == ("w1",)
     duty.on_event(Started("w1", "h"))
     assert far.on_report("h", duty.report(), 0.0) == [Started("w1", "h")]
     duty.on_event(WorkerExited("w1", "exited with code 0"))
@@ -57,7 +57,7 @@ def test_one_that_is_called_off_before_it_is_there() -> None:
     far.start("w1", "h")
     assert far.stop("w1") == "h"
     duty.accept(ordered(far))
-    assert duty.due().start == ()
+    assert duty.take_actions().start == ()
     assert far.on_report("h", duty.report(), 0.0) == [WorkerStartFailed("w1", CALLED_OFF)]
 
 
@@ -67,14 +67,17 @@ def test_an_agent_that_begins_anew_has_lost_its_workers_and_obeys_no_order_for_t
     far.start("w1", "h")
     old = ordered(far)
     duty.accept(old)
-    duty.due()
+    duty.take_actions()
     duty.on_event(Started("w1", "h"))
     far.on_report("h", duty.report(), 0.0)
     far.start("w2", "h")
     anew = ready("b")
     assert not anew.accept(old)
-    assert anew.due().start == ()
-    assert set(far.on_report("h", anew.report(), 0.0)) == {WorkerExited("w1", ANEW), WorkerStartFailed("w2", ANEW)}
+    assert anew.take_actions().start == ()
+    assert set(far.on_report("h", anew.report(), 0.0)) == {
+        WorkerExited("w1", AGENT_RESTARTED),
+        WorkerStartFailed("w2", AGENT_RESTARTED),
+    }
 
 
 def test_a_pool_that_begins_anew_finds_what_runs() -> None:
@@ -83,12 +86,12 @@ def test_a_pool_that_begins_anew_finds_what_runs() -> None:
     far.on_report("h", duty.report(), 0.0)
     far.start("w1", "h")
     duty.accept(ordered(far))
-    duty.due()
+    duty.take_actions()
     duty.on_event(Started("w1", "h"))
     again = RemoteHosts("t")
     again.remember("w1", "h")
     again.remember("w9", "h")
-    assert again.on_report("h", duty.report(), 0.0) == [WorkerExited("w9", ANEW)]
+    assert again.on_report("h", duty.report(), 0.0) == [WorkerExited("w9", AGENT_RESTARTED)]
     assert ordered(again).workers == ("w1",)
     third = RemoteHosts("u")
     assert third.on_report("h", duty.report(), 0.0) == [RunningWorker("w1", "h")]
@@ -138,7 +141,7 @@ class Play:
             self.duty.accept(self.orders[-1])
 
     def act(self) -> None:
-        due = self.duty.due()
+        due = self.duty.take_actions()
         for worker in due.stop:
             if self.alive.pop(worker, None):
                 self.duty.on_event(WorkerExited(worker, "killed"))

@@ -74,7 +74,7 @@ class Agents:
                     while (message := await subscription.receive()) is not None:
                         if isinstance(message, messages.AgentOrder):
                             duty.accept(message)
-                            due = duty.due()
+                            due = duty.take_actions()
                             for worker in due.stop:
                                 pool.stop(worker)
                             for worker in due.start:
@@ -107,7 +107,7 @@ class Played:
                         self.reconciler.on_event(event, now)
                     asking = asyncio.ensure_future(self.pool.events())
                 self._assert_nobody_is_counted_twice()
-                due = self.reconciler.due(self.pool.list(), now)
+                due = self.reconciler.take_actions(self.pool.list(), now)
                 for worker in (*due.stop, *self._beyond()):
                     self.pool.stop(worker)
                 for worker, host in due.start:

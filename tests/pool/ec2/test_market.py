@@ -125,8 +125,8 @@ def test_prices_are_of_a_day_and_what_is_not_there_is_unknown(tmp_path: Path) ->
     path = tmp_path / "prices.csv"
     path.write_text("# 2026-11-01\ntype,zone,market,dollars\nsmall,a,spot,0.1\nsmall,,spot,0.2\n")
     known = ec2.read(path)
-    assert [known.of("small", zone, SPOT) for zone in ("a", "b")] == [0.1, 0.2]
-    assert known.of("small", "a", ON_DEMAND) is None
+    assert [known.price("small", zone, SPOT) for zone in ("a", "b")] == [0.1, 0.2]
+    assert known.price("small", "a", ON_DEMAND) is None
     bill = ec2.InstanceHours(known)
     told = [bill.saw(*row, SPOT, 0.0, now) for now in (3600.0, 7200.0)
             for row in (("i-1", "small", "a"), ("i-2", "large", "a"))]  # fmt: skip

@@ -76,8 +76,8 @@ def flat(array: Any) -> npt.NDArray[Any] | None:
     if not _is_list(array.type):
         return array.to_numpy(zero_copy_only=False)
     values = array.flatten()
-    length, rest = divmod(len(values), len(array))
-    if values.null_count or rest:
+    length, remainder = divmod(len(values), len(array))
+    if values.null_count or remainder:
         return None
     if not pa.types.is_fixed_size_list(array.type):
         offsets = array.offsets.to_numpy()

@@ -88,7 +88,7 @@ class WebDataset(Dataset[Any]):
         """
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
-        self._wanted = None if fields is None else frozenset(fields)
+        self._fields = None if fields is None else frozenset(fields)
         self._decode = decode if isinstance(decode, bool) else dict(decode)
         self._shards = read_index(f"{self.url}/{INDEX}" if index is None else os.fspath(index)).shardlist
         self._ends = list(accumulate(shard.nsamples for shard in self._shards))
@@ -144,7 +144,7 @@ class WebDataset(Dataset[Any]):
             if offset == _BEYOND:
                 raise ValueError(f"{url} ends before this sample, by the length that one of its entries claims")
             name = contents.fields[field]
-            if self._wanted is not None and name not in self._wanted:
+            if self._fields is not None and name not in self._fields:
                 continue
             if name in sample:
                 raise ValueError(f"{url} has the field {name} of {sample[KEY]!r} twice")
@@ -152,7 +152,7 @@ class WebDataset(Dataset[Any]):
             if len(data) != size:
                 raise torn(url, f"it ends within sample {index}")
             sample[name] = data
-        if self._wanted is not None and (missing := self._wanted - sample.keys()):
+        if self._fields is not None and (missing := self._fields - sample.keys()):
             has = ", ".join(contents.fields[row[0]] for row in contents.rows_of(within))
             raise ValueError(f"{sample[KEY]!r} of {url} lacks {', '.join(sorted(missing))}; it has {has}")
         return sample

@@ -223,7 +223,7 @@ def prepare(
     short_side: int,
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[ShardResult[ImageShardRecord]], None],
+    on_result: Callable[[ShardResult[ImageShardRecord]], None],
     part: Part = WHOLE,
     check: bool = False,
 ) -> Index | int:
@@ -248,7 +248,7 @@ def prepare(
         )
         for n, (first, pieces) in enumerate(cut(source.pieces, shard_bytes))
     ]  # fmt: skip
-    records = make_shards(jobs, url, part, processes=processes, begin=begin, made=made)
+    records = make_shards(jobs, url, part, processes=processes, begin=begin, on_result=on_result)
     if isinstance(records, int):
         return records
     table = b"".join(record.samples for record in records)

@@ -68,14 +68,14 @@ class Piece(Protocol):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The shards that this machine makes: number `number` of each `of`, counted from 1."""
+    """The shards that this machine makes: number `number` of each `total`, counted from 1."""
 
     number: int = 1
-    of: int = 1
+    total: int = 1
 
     def has(self, shard: int) -> bool:
         """Returns True if the shard of that index, counted from 0, belongs to this part."""
-        return shard % self.of == self.number - 1
+        return shard % self.total == self.number - 1
 
 
 WHOLE = Part()
@@ -137,13 +137,13 @@ class BadSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardResult(Generic[R]):
-    """The result of one shard. `size`: see `ShardJob`. `kept`: it was finished before. If there are bad samples, the
-    shard is not made and has no record.
+    """The result of one shard. `size`: see `ShardJob`. `is_reused`: it was finished before. If there are bad samples,
+    the shard is not made and has no record.
     """
 
     size: int
     record: R | None = None
-    kept: bool = False
+    is_reused: bool = False
     bad: BadSamples = field(default_factory=BadSamples)
 
 
@@ -199,12 +199,12 @@ def make_shards(
     *,
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[ShardResult[R]], None],
+    on_result: Callable[[ShardResult[R]], None],
 ) -> list[R] | int:
     """Runs phase 3: makes the shards of `part`. Returns the records of all shards, or how many of them other machines
     have not made yet.
 
-    Each process first calls `begin` with this process's id; `made` is called with the result of each shard.
+    Each process first calls `begin` with this process's id; `on_result` is called with the result of each shard.
 
     Raises:
         BadSample: some samples can't be used; all shards without such samples are made.
@@ -214,7 +214,7 @@ def make_shards(
     place.makedirs(path, exist_ok=True)
     if place.exists(f"{path}/{INDEX}"):
         place.rm_file(f"{path}/{INDEX}")  # an index must describe the shards beside it, which change now
-    results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
+    results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, on_result)
     if number := sum(result.bad.number for result in results):
         named = [each for result in results for each in result.bad.named][:_NAMED]
         more = f"\n  and {number - len(named)} more" if number > len(named) else ""
@@ -236,7 +236,7 @@ def put_index(url: str, index: msgspec.Struct, part: Part) -> None:
 
 def _make(job: ShardJob[R]) -> ShardResult[R]:
     if (record := _finished(job)) is not None:
-        return ShardResult(size=job.size, record=record, kept=True)
+        return ShardResult(size=job.size, record=record, is_reused=True)
     with tempfile.TemporaryFile() as file:
         written = job.write(file)
         if isinstance(written, BadSamples):
@@ -298,12 +298,12 @@ def alone_at(url: str, part: Part) -> Generator[None]:
         yield
         return
     Path(local).mkdir(parents=True, exist_ok=True)
-    lock = FileLock(Path(local, f"prepare.{part.number}-{part.of}.lock"))
+    lock = FileLock(Path(local, f"prepare.{part.number}-{part.total}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise UsageError(
-            f"another `farandole data prepare` is making part {part.number}/{part.of} in {url}; wait for its end"
+            f"another `farandole data prepare` is making part {part.number}/{part.total} in {url}; wait for its end"
         ) from None
     try:
         yield
@@ -316,26 +316,26 @@ def make_all(
     jobs: Iterable[_J],
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[_M], None],
+    on_result: Callable[[_M], None],
 ) -> list[_M]:
     """Returns the results of `make` for all jobs, in their order.
 
-    Each process first calls `begin` with this process's id; `made` is called with each result when it is done. With
-    `processes=1` the jobs run in this process.
+    Each process first calls `begin` with this process's id; `on_result` is called with each result when it is done.
+    With `processes=1` the jobs run in this process.
 
     Raises:
         FarandoleError: a process was killed.
         UsageError: the system refuses the resources for several processes.
     """
     if processes == 1:
-        return [_reported(make(job), made) for job in jobs]
+        return [_reported(make(job), on_result) for job in jobs]
     shared_memory.check("give --processes 1")
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
     with pool:
         futures = [pool.submit(make, job) for job in jobs]
         try:
-            for done in as_completed(futures):
-                made(done.result())
+            for completed in as_completed(futures):
+                on_result(completed.result())
         except BrokenProcessPool:
             raise FarandoleError(
                 f"one of the {processes} processes was killed, perhaps because memory ran out; "
@@ -346,8 +346,8 @@ def make_all(
     return [future.result() for future in futures]
 
 
-def _reported(result: _M, made: Callable[[_M], None]) -> _M:
-    made(result)
+def _reported(result: _M, on_result: Callable[[_M], None]) -> _M:
+    on_result(result)
     return result
 
 

@@ -430,7 +430,7 @@ def prepare(
     shard_bytes: int,
     processes: int,
     begin: Callable[[int], None],
-    made: Callable[[ShardResult[TokenShardRecord]], None],
+    on_result: Callable[[ShardResult[TokenShardRecord]], None],
     part: Part = WHOLE,
 ) -> TokenIndex | int:
     """Runs phases 2 to 4: makes the shards of `source` at `url`, each of about `shard_bytes` of text.
@@ -453,7 +453,7 @@ def prepare(
         )
         for n, (_, pieces) in enumerate(cut(source.pieces, shard_bytes))
     ]  # fmt: skip
-    records = make_shards(jobs, url, part, processes=processes, begin=begin, made=made)
+    records = make_shards(jobs, url, part, processes=processes, begin=begin, on_result=on_result)
     if isinstance(records, int):
         return records
     index = _index(records, how, vocabulary, source)

@@ -55,11 +55,11 @@ class IndexedTar(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """The result of one tar. `known`: from a note of an earlier start. `bad`: the reason if it can't be read."""
+    """The result of one tar. `is_noted`: from a note of an earlier start. `bad`: the reason if it can't be read."""
 
     tar: Tar
     shard: Shard | None = None
-    known: bool = False
+    is_noted: bool = False
     bad: str = ""
 
 
@@ -125,11 +125,11 @@ def make_index(
     *,
     processes: int,
     begin: Callable[[int], None],
-    done: Callable[[Read], None],
+    on_result: Callable[[Read], None],
 ) -> Index:
     """Runs phases 2 and 3: writes the index of the folder `url` to `output`, and returns it.
 
-    Each process first calls `begin` with this process's id; `done` is called with the result of each tar.
+    Each process first calls `begin` with this process's id; `on_result` is called with the result of each tar.
 
     Raises:
         BadSample: some tars can't be read; the others are noted.
@@ -142,14 +142,14 @@ def make_index(
 
     def record(result: Read) -> None:
         results[result.tar.name] = result
-        if result.shard is not None and not result.known:
+        if result.shard is not None and not result.is_noted:
             notes.add(result.tar, result.shard)
-        done(result)
+        on_result(result)
 
     to_read: list[Tar] = []
     for tar in tars:
         if (shard := notes.shards.get(tar)) is not None:
-            record(Read(tar=tar, shard=shard, known=True))
+            record(Read(tar=tar, shard=shard, is_noted=True))
         else:
             to_read.append(tar)
     make_all(partial(_read, url), to_read, processes, begin, record)

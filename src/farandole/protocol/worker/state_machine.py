@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farandole.errors import ProtocolError
-from farandole.plan.shards import Check, audit, due, of_checker, of_owner
+from farandole.plan.shards import Check, audit, of_checker, of_owner, select_checks
 from farandole.protocol import messages as m
 from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
@@ -427,7 +427,7 @@ class Checking:
             held, workers = lineage.assign(shards), lineage.sets[-1]
             fraction = 0.0 if member.view is None or member.view.undecided else terms.audit
             audited = audit(held, workers, fraction, terms.seed, step)
-            member.checks = due(held, member.unchecked, lineage.rechecks, audited)
+            member.checks = select_checks(held, member.unchecked, lineage.rechecks, audited)
         self._update_member()
 
     def concerns(self, shard: int) -> bool:
