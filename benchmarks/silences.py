@@ -60,11 +60,11 @@ class Frozen(Bare):
         os.kill(victim, signal.SIGSTOP)
 
         def settled() -> bool:
-            return all(two_steps_after(record, sent) for record in self.records() if record.pid in others)
+            return all(two_steps_after(record, sent, len(workers)) for record in self.records() if record.pid in others)
 
         self.wait(settled, LIMIT_SECONDS, "going on")
         rest = [record for record in self.records() if record.pid in others]
-        cost = max(longest(record, sent, reached(record, sent)) for record in rest) - before
+        cost = max(longest(record, sent, reached(record, sent, len(workers))) for record in rest) - before
         os.kill(victim, signal.SIGKILL)
         self.join()
         return cost

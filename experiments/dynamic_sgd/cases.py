@@ -217,7 +217,7 @@ def steps(changes: BySamples, policy: BatchPolicy, *, length: int, epochs: int) 
             taken = window(position, length, policy.samples(workers), policy.micro)
             position = advance(position, taken, length)
 
-    return History.of(walk())
+    return History.from_steps(walk())
 
 
 def growths(changes: BySamples) -> list[tuple[int, int]]:

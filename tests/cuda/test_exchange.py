@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from farandole.collective.arena import Ordinary
 from farandole.collective.buckets import Staging
 from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
 from tests.support.gpu import GPU, NEEDS_GPU, ON_EACH
@@ -24,7 +25,7 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, sha
 @NEEDS_GPU
 def test_a_bucket_has_one_mirror_in_pinned_memory() -> None:
     layout = Worker("w0", None, device=GPU).layout
-    bucket, staging = layout.buckets[0], Staging()
+    bucket, staging = layout.buckets[0], Staging(Ordinary())
     flat = torch.arange(bucket.numel, dtype=bucket.dtype, device=GPU)
     mirror = staging.out(flat, bucket)
     assert mirror.is_pinned()
@@ -39,4 +40,4 @@ def test_a_bucket_has_one_mirror_in_pinned_memory() -> None:
 def test_lanes_stay_in_host_memory() -> None:
     layout = Worker("w0", None, device=GPU).layout
     lanes = torch.zeros(layout.buckets[-1].numel, dtype=torch.float64)
-    assert Staging().host(lanes, layout.buckets[-1]) is lanes
+    assert Staging(Ordinary()).host(lanes, layout.buckets[-1]) is lanes
