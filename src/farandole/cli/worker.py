@@ -160,6 +160,10 @@ def agent(
     threads: Annotated[
         int, typer.Option("--threads", help="Intra-op threads of a worker; its imports are loaded in advance.")
     ] = 0,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", help="SIGTERM announces that this host goes in so many seconds; 0: SIGTERM ends it."),
+    ] = 0.0,
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
     from farandole.control.ticket import load
@@ -170,7 +174,7 @@ def agent(
     loaded = load(ticket)
     folder = marked.agent_folder(loaded, pool, host)
     post = marked.AgentIdentity(
-        folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads
+        folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads, grace_s=grace
     )
     marked.leave_ticket(folder, loaded)
     if (lock := marked.lock(folder)) is None:

@@ -94,7 +94,8 @@ class AgentIdentity:
 
     `interface`: the address that its workers' data plane binds to, "" for the one that leads to the coordinator.
     `notices`: the cloud that is asked for preemption notices of this host, see `watch` in `preemption.py`. `threads`:
-    the number of threads of its workers; 0: nothing is preloaded for them before the run's order arrives.
+    the number of threads of its workers; 0: nothing is preloaded for them before the run's order arrives. `grace_s`:
+    SIGTERM is a preemption notice with this deadline; 0: SIGTERM ends the agent.
     """
 
     folder: Path
@@ -103,11 +104,13 @@ class AgentIdentity:
     interface: str = ""
     notices: str = ""
     threads: int = 0
+    grace_s: float = 0.0
 
     def command(self, ticket: Path) -> list[str]:
         """The arguments of the interpreter that runs this agent."""
         arguments = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
         arguments += ["--interface", self.interface, "--notices", self.notices]
+        arguments += ["--grace", f"{self.grace_s:g}"] if self.grace_s else []
         return [*arguments, "--threads", str(self.threads)]
 
 
@@ -236,6 +239,7 @@ class Agent:
         self._offsets: dict[str, int] = {}  # bytes sent of each log
         self._answered = 0.0  # time of the coordinator's last message
         self._over = False
+        self._terminated = False  # SIGTERM has come, as a notice
 
     async def serve(self) -> str:
         """Serve until the agent ends; then none of its processes is left. Returns why the host could not be prepared.
@@ -248,6 +252,8 @@ class Agent:
         """
         loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         reached = loop.time()
+        if self._identity.grace_s:
+            loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         watching = asyncio.ensure_future(watch(self._identity.notices, Settings.read().metadata, self._on_preemption))
         try:
             while not self._over:
@@ -260,6 +266,8 @@ class Agent:
                 orphan_s = self._reconciler.order.job.orphan_s if self._reconciler.order else FIRST_S
                 if not self._reconciler.running and loop.time() - reached > orphan_s:
                     _log.warning("no coordinator for %g s: the agent ends", orphan_s)
+                    break
+                if not self._reconciler.running and self._terminated:
                     break
                 if not self._over:
                     await up_to(pause_s, self._changed)
@@ -394,6 +402,13 @@ class Agent:
         """The pool receives it in the report, and decides what happens to the workers."""
         self._reconciler.notified = notified
         self._changed.set()
+
+    def _on_sigterm(self) -> None:
+        """The scheduler takes this host back. It may send the signal again, which changes nothing."""
+        if not self._terminated:
+            self._terminated = True
+            reason = "its scheduler takes it back (SIGTERM)"
+            self._on_preemption(HostPreemption(at=time.time() + self._identity.grace_s, reason=reason))
 
     async def _receive_events(self, workers: LocalPool) -> None:
         while True:

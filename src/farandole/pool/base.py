@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from farandole.control.ticket import Ticket
 from farandole.errors import UsageError
@@ -215,6 +215,15 @@ class RemotePool(Pool, Protocol):
 
     async def close(self) -> None:
         """Give back all hosts. Nothing that the pool has started is left afterwards."""
+        ...
+
+
+@runtime_checkable
+class Provisions(Protocol):
+    """A pool that requests hosts before workers are started there, and gives back those that are not needed."""
+
+    def want(self, workers: int, without: Collection[str] = ()) -> None:
+        """The run wants that many workers of this pool, none of them on the hosts `without`."""
         ...
 
 

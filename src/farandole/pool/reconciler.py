@@ -39,6 +39,7 @@ from farandole.pool.base import (
     NothingToGive,
     Pool,
     Priced,
+    Provisions,
     ReportedCapacity,
     RunningWorker,
     Started,
@@ -610,6 +611,8 @@ class _Service:
 
     def _update(self, roster: Roster) -> None:
         self.reconciler.update(roster, self._now())
+        if isinstance(self._pool, Provisions):
+            self._pool.want(roster.wanted, roster.wrong_hosts)
         if self._on_roster is not None:
             self._on_roster(roster)
 

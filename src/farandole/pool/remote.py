@@ -71,6 +71,7 @@ class RemoteHost:
     stopping: dict[str, int] = field(default_factory=dict[str, int])
     acknowledged: tuple[str, ...] = ()
     reported_at: float = 0.0  # the host's deadline that was reported last
+    preempted: bool = False  # it was more than advice
 
     @property
     def workers(self) -> list[str]:
@@ -188,6 +189,7 @@ def _preemption_events(host: str, remote: RemoteHost, report: Report, now: float
     if notified.advice:
         yield HostRebalance(host, notified.reason)
     else:
+        remote.preempted = True
         yield HostPreempted(host, max(notified.at - now, 0.0), notified.reason)
 
 

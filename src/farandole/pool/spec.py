@@ -3,6 +3,7 @@
     --pool local,size=2                                  this machine
     --pool ssh,hosts=hosts.txt                           the hosts in a file, see `ssh.py`
     --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
+    --pool slurm,size=8,partition=spot                    jobs of Slurm, see docs/slurm.md
     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 
 Every pool has a `kind`. It may have a `name` (default: its kind) and a `size`, the most workers that it ever has. The
@@ -56,7 +57,13 @@ def _ec2() -> PoolKind:
     return Ec2Kind()
 
 
-BUILT_IN: Mapping[str, Callable[[], PoolKind]] = {"local": LocalKind, "ssh": _ssh, "ec2": _ec2}
+def _slurm() -> PoolKind:
+    from farandole.pool.slurm import SlurmKind
+
+    return SlurmKind()
+
+
+BUILT_IN: Mapping[str, Callable[[], PoolKind]] = {"local": LocalKind, "ssh": _ssh, "ec2": _ec2, "slurm": _slurm}
 
 
 def kind_of(name: str, where: str = "--pool") -> PoolKind:
