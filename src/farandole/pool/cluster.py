@@ -120,6 +120,7 @@ LOST_S = 120.0  # a unit whose agent is disconnected for longer is cancelled
 MISSING_S = 10.0  # a unit that the engine does not list for longer is gone
 DOUBT_S = 30.0  # a submission without an answer may take effect for that long
 IDLE_S = 5.0  # a host in excess without workers is released after this time
+NODE_S = 10.0  # how long the report of a new host waits for the name of its node
 STOOD_S = 60.0  # a unit that was a host for longer did not fail
 AGENT_END_S = 10.0  # time for an agent to end before its unit is cancelled
 CANCEL_AGAIN_S = 10.0
@@ -139,7 +140,7 @@ class Unit:
         submitting: the call that submits it is in progress.
         doubt_until: the submission had no answer, and may take effect until then.
         agent: the agent's state: "" before its first report, preparing, ready or failed.
-        joined_at: when it became a host.
+        joined_at: when it became a host; `is_reported`: users know of it.
         leaving: it takes no new workers, and is released when it has none.
         released_at: since when it is no longer needed.
         cancelled_at: when the engine was last asked to end it.
@@ -158,6 +159,7 @@ class Unit:
     connected: bool = False
     agent: str = ""
     joined_at: float = math.inf
+    is_reported: bool = False
     workers: int = 0
     idle_since: float = math.inf
     leaving: bool = False
@@ -332,7 +334,6 @@ class Units:
             unit.joined_at = now
             self._failures = 0
             self._pending_reasons.clear()
-            self._report(name, "joined", self._where(unit))
         elif state == "failed" and not unit.leaving:
             unit.leaving = True
             if unit.node:
@@ -384,6 +385,10 @@ class Units:
         """The actions that are due now. `linked`: this pool is connected to the coordinator, so that an agent that
         is not connected here is not connected at all.
         """
+        for unit in self.units.values():
+            if not unit.is_reported and (unit.node or now - unit.joined_at > NODE_S) and unit.joined_at < math.inf:
+                unit.is_reported = True
+                self._report(unit.name, "joined", self._where(unit))
         for unit in [unit for unit in self.units.values() if unit.state == GONE and not unit.connected]:
             self._remove(unit, now)
         if self._is_closed:
@@ -435,11 +440,11 @@ class Units:
             self._release(unit, now)
 
     def _end(self, unit: Unit, now: float) -> None:
-        """End the agent, then the unit. A unit without a connected agent is ended at once."""
+        """End the agent, which ends the unit. A unit that has no agent, or one that does not end, is cancelled."""
         if unit.connected:
             self._actions.end_agents.append(unit.name)
-            if now - unit.released_at < AGENT_END_S:
-                return
+        if unit.agent and now - unit.released_at < AGENT_END_S:
+            return
         if unit.id and unit.state != GONE and now - unit.cancelled_at >= CANCEL_AGAIN_S:
             unit.cancelled_at = now
             self._actions.cancel.append(unit.id)
@@ -473,7 +478,7 @@ class ClusterPool:
         self._events = Events()
         self._link = AgentLink(ticket, name, job, logs, self._events, self._on_change)
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._changed, self._look = asyncio.Event(), asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._reported_errors: dict[str, str] = {}  # the engine's last error, by call
         self._closing: asyncio.Task[None] | None = None
@@ -540,6 +545,8 @@ class ClusterPool:
             )  # fmt: skip
             if remote.preempted:
                 self.units.leaves(name)
+            if (unit := self.units.units.get(name)) and unit.connected and not unit.node:
+                self._look.set()
         self._changed.set()
 
     async def _reconcile_forever(self) -> None:
@@ -595,7 +602,8 @@ class ClusterPool:
                 pause_s = self._look_s
             except EngineError:
                 pause_s = min(2 * pause_s, LONGEST_LOOK_S)
-            await asyncio.sleep(pause_s)
+            await up_to(pause_s, self._look)
+            self._look.clear()
 
     async def _list_once(self) -> None:
         """List the units once. Raises EngineError."""

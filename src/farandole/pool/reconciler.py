@@ -466,7 +466,7 @@ class PoolReconciler:
         return started
 
     def _report_full(self, hosts: Sequence[Host], load: Counter[str]) -> None:
-        if self._full or any(host.room(load[host.name]) for host in hosts):
+        if self._full or not hosts or any(host.room(load[host.name]) for host in hosts):
             return
         self._full = True
         slots = sum(host.slots or 0 for host in hosts)
