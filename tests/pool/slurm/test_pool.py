@@ -1,0 +1,227 @@
+"""A run whose hosts are jobs of a real Slurm: slurmctld and three slurmd on this machine (`tests/support/slurm.py`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farandole.control.ticket import load
+from tests.support.forked import ENVIRON
+from tests.support.harness import FARANDOLE, Elastic, alone
+from tests.support.slurm import NODES, Slurm, slurm, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
+
+JOB = Path(__file__).parents[2] / "jobs" / "small.py"
+EPOCHS = ("--epochs", "60")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bits of a world of one."""
+    folder = tmp_path_factory.mktemp("alone")
+    alone(folder / "one", JOB, str(folder / "out"), *EPOCHS)
+    return (folder / "out").read_bytes()
+
+
+class Rig:
+    """A run with a pace that `hurry` takes away."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out, self.pace = folder, folder / "out", folder / "pace"
+        self.pace.write_text("0.2")
+
+    def run(self, pool: str, *options: str, workers: int = NODES, epochs: tuple[str, ...] = EPOCHS) -> Elastic:
+        job = (str(self.out), "--pace", str(self.pace), *epochs)
+        return Elastic(
+            self.folder / "run", JOB, *job, workers=workers, deadline_s=200, options=["--pool", pool, *options]
+        )
+
+    def hurry(self) -> None:
+        self.pace.unlink()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def states(run: Elastic, state: str) -> list[str]:
+    return [event["host"] for event in run.events("host") if event["state"] == state]
+
+
+def test_an_urgent_job_gets_a_node_within_the_grace_and_training_takes_it_again(
+    cluster: Slurm, rig: Rig, expected: bytes
+) -> None:
+    with rig.run(f"slurm,size={NODES},partition=low,time=60") as run:
+        run.until_members(NODES)
+        mine = set(cluster.jobs())
+        urgent = cluster.submit("sleep 5", "--partition=high", "--nodes=1")
+        run.until(lambda: cluster.state(urgent) == "RUNNING", "the urgent job")
+        [taken] = [job for job in mine if cluster.node(job) == cluster.node(urgent)]
+        run.until(lambda: cluster.state(taken) == "COMPLETED", "it was not killed, and not requeued")
+        run.until_members(NODES - 1)
+        run.until(lambda: cluster.state(urgent) == "COMPLETED", "its end")
+        run.until_members(NODES)
+        assert len(set(cluster.jobs()) - mine) == 1, "one other job instead"
+        rig.hurry()
+        run.finish()
+        assert not run.events("lost"), run.report()
+    assert rig.out.read_bytes() == expected
+    assert cluster.jobs() == {}
+
+
+def test_the_ticket_is_in_no_job_and_a_stopped_run_leaves_none(cluster: Slurm, rig: Rig) -> None:
+    """With one job that runs, and others that are queued."""
+    other = cluster.submit("sleep 1000", "--partition=high", f"--nodes={NODES - 1}")
+    until(lambda: cluster.state(other) == "RUNNING", "somebody else's job")
+    with rig.run(f"slurm,size={NODES},partition=low") as run:
+        run.until_members(1)
+        run.until(lambda: bool(states(run, "queued")), "others that wait")
+        secret = load(str(run.folder / "ticket")).secret
+        jobs = set(cluster.jobs()) - {other}
+        assert len(jobs) == NODES
+        shown = [cluster.run("squeue", "--format=%all"), cluster.run("scontrol", "--details", "show", "job")]
+        shown += [cluster.run("scontrol", "write", "batch_script", job, "-") for job in jobs]
+        shown += [path.read_bytes().decode(errors="replace") for path in _processes("cmdline")]
+        shown += [path.read_bytes().decode(errors="replace") for path in _processes("environ")]
+        assert any("farandole run" in text for text in shown)
+        assert not [text for text in shown if secret in text]
+        run.command("stop")
+        run.finish()
+    assert set(cluster.jobs()) == {other}, "and nothing else was touched"
+    cluster.run("scancel", other)
+    until(lambda: cluster.jobs() == {}, "its end")
+
+
+def _processes(file: str) -> Iterator[Path]:
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            (path / file).read_bytes()
+        except OSError:
+            continue
+        yield path / file
+
+
+def test_a_job_that_is_cancelled_from_outside_is_replaced(cluster: Slurm, rig: Rig) -> None:
+    with rig.run("slurm,size=2,partition=low", workers=2, epochs=("--epochs", "4000")) as run:
+        run.until_members(2)
+        cancelled = next(iter(cluster.jobs()))
+        cluster.run("scancel", cancelled)
+        run.until_members(1)
+        run.until_members(2)
+        assert cancelled not in cluster.jobs()
+        run.command("scale", "1")
+        run.until(lambda: len(cluster.jobs()) == 1, "the other one's end")
+        run.until_members(1)
+        run.command("stop")
+        run.finish()
+        assert not run.events("lost"), run.report()
+    assert cluster.jobs() == {}
+
+
+def test_a_controller_that_is_killed_costs_no_worker_and_is_used_again(
+    cluster: Slurm, rig: Rig, expected: bytes
+) -> None:
+    with rig.run(f"slurm,size={NODES},partition=low", workers=2) as run:
+        run.until_members(2)
+        cluster.kill_controller()
+        run.until(lambda: any(event["host"] == "" for event in run.events("host")), "the error")
+        run.command("scale", str(NODES))
+        [error] = {event["reason"] for event in run.events("host") if event["host"] == ""}
+        assert "slurmctld" in error
+        cluster.begin_controller()
+        run.until_members(NODES)
+        rig.hurry()
+        run.finish()
+        assert not run.events("lost"), run.report()
+    assert rig.out.read_bytes() == expected
+    assert cluster.jobs() == {}
+
+
+def test_a_run_that_was_killed_goes_on_with_its_jobs(cluster: Slurm, rig: Rig, expected: bytes) -> None:
+    pool = "slurm,size=2,partition=low"
+    with rig.run(pool, workers=2) as first:
+        first.until_members(2)
+        jobs = set(cluster.jobs())
+        first.process.kill()
+        first.process.wait()
+        with rig.run(pool, workers=2) as second:
+            second.until(lambda: bool(second.events("view")), "all to be back")
+            assert set(cluster.jobs()) == jobs
+            rig.hurry()
+            second.finish()
+            assert not second.events("lost") + second.events("resumed"), second.report()
+    assert rig.out.read_bytes() == expected
+    assert cluster.jobs() == {}
+
+
+def test_a_job_at_its_time_limit_is_left_and_replaced_before(cluster: Slurm, rig: Rig) -> None:
+    with rig.run("slurm,size=1,partition=low,time=2:20", workers=1, epochs=("--epochs", "4000")) as run:
+        run.until_members(1)
+        [first] = cluster.jobs()
+        run.until(lambda: bool(run.events("notice")), "the notice")
+        [notice] = run.events("notice")
+        assert "limit" in notice["reason"]
+        run.until(lambda: cluster.state(first) == "COMPLETED", "it ends by itself, before the limit")
+        run.until_members(1, without=(notice["worker"],))
+        run.command("stop")
+        run.finish()
+        assert not run.events("lost"), run.report()
+    assert cluster.jobs() == {}
+
+
+def test_inside_an_allocation_its_nodes_are_the_hosts(cluster: Slurm, rig: Rig, expected: bytes) -> None:
+    rig.hurry()
+    words = [*FARANDOLE, "run", "--folder", str(rig.folder / "run"), "--pool", "slurm"]
+    done = subprocess.run(
+        ["salloc", "--quiet", f"--nodes={NODES - 1}", *words, str(JOB), str(rig.out), *EPOCHS], env=ENVIRON,
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rig.out.read_bytes() == expected
+    lines = [msgspec.json.decode(line) for line in (rig.folder / "run/metrics.jsonl").read_bytes().splitlines()]
+    hosts = {line["host"] for line in lines if line.get("event") == "host" and line["state"] == "joined"}
+    assert len(hosts) == NODES - 1
+    until(lambda: cluster.jobs() == {}, "the allocation's end")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("partition=nope", "partition"),
+        ("partition=low,gres=gpu:8", "gres"),
+        ("partition=low,constraint=fast", "feature"),
+        ("partition=low,time=soon", "time"),
+        ("partition=low,cpus=64", "cpus"),
+        ("partition=low,slots=0", "slots"),
+        ("partition=low,colour=red", "colour"),
+    ],
+)
+@pytest.mark.usefixtures("cluster")
+def test_what_can_t_be_had_is_an_error_before_anything_is_made(tmp_path: Path, options: str, words: str) -> None:
+    command = [*FARANDOLE, "run", "--folder", str(tmp_path / "run"), "--pool", f"slurm,size=2,{options}", str(JOB)]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_slurm_s_commands_the_error_names_the_one_that_is_missing(tmp_path: Path) -> None:
+    command = [*FARANDOLE, "run", "--folder", str(tmp_path / "run"), "--pool", "slurm,size=2", str(JOB)]
+    environ = {**ENVIRON, "PATH": os.defpath}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "sbatch" in done.stderr
