@@ -143,6 +143,7 @@ class Unit:
         joined_at: when it became a host; `is_reported`: users know of it.
         leaving: it takes no new workers, and is released when it has none.
         released_at: since when it is no longer needed.
+        ends_itself: its agent was ordered to end.
         cancelled_at: when the engine was last asked to end it.
     """
 
@@ -164,6 +165,7 @@ class Unit:
     idle_since: float = math.inf
     leaving: bool = False
     released_at: float = math.inf
+    ends_itself: bool = False
     cancelled_at: float = -math.inf
 
     @property
@@ -443,7 +445,8 @@ class Units:
         """End the agent, which ends the unit. A unit that has no agent, or one that does not end, is cancelled."""
         if unit.connected:
             self._actions.end_agents.append(unit.name)
-        if unit.agent and now - unit.released_at < AGENT_END_S:
+            unit.ends_itself = True
+        if unit.ends_itself and now - unit.released_at < AGENT_END_S:
             return
         if unit.id and unit.state != GONE and now - unit.cancelled_at >= CANCEL_AGAIN_S:
             unit.cancelled_at = now
