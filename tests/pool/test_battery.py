@@ -26,6 +26,7 @@ from farandole.pool.base import (
     WorkerExited,
     WorkerStartFailed,
 )
+from farandole.pool.cluster import ClusterPool
 from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool
@@ -34,7 +35,9 @@ from farandole.protocol.messages import Job
 from tests.support.aws import TEMPLATE, Machines, account
 from tests.support.gone import ended
 from tests.support.metadata_services import Ec2Service, interruption, recommendation
+from tests.support.slurm import NODES, slurm
 from tests.support.stage import Stage, stage
+from tests.support.units import pool_of_jobs, pool_of_processes
 
 pytestmark = pytest.mark.timeout(120)
 WAITS = "import os, pathlib, sys, time; end = pathlib.Path(sys.argv[1], os.environ['FARANDOLE_WORKER'])\n"
@@ -102,7 +105,7 @@ class Far:
     def end(self, worker: str) -> None:
         (self.folder / worker).touch()
 
-    async def close(self, pool: SshPool | Ec2Pool) -> None:
+    async def close(self, pool: SshPool | Ec2Pool | ClusterPool) -> None:
         await pool.close()
         await self._served.__aexit__(None, None, None)
         await asyncio.to_thread(self.things.close)
@@ -148,10 +151,58 @@ async def ec2(folder: Path, *, able: bool) -> Entry:
     )
 
 
+async def units(folder: Path, *, able: bool) -> Entry:
+    """A cluster's units, each a process on this machine."""
+    assert able
+    far = Far(folder)
+    metadata = far.things.enter_context(Ec2Service())
+    far.things.enter_context(pytest.MonkeyPatch.context()).setenv("FARANDOLE_METADATA", metadata.address)
+    scene = await far.begin()
+    pool, engine = pool_of_processes(folder / "run", scene.ticket, far.job)
+    far.things.callback(engine.close)
+    pool.want(2)
+    await scene.until(pool.list, 60.0)
+    return Entry(
+        pool=pool,
+        end=far.end,
+        close=lambda: far.close(pool),
+        lose=engine.lose,
+        notice=engine.notice,
+        advise=lambda _: metadata.set(rebalance=recommendation()),
+    )
+
+
+async def jobs(folder: Path, *, able: bool) -> Entry:
+    """Jobs of a real Slurm on this machine."""
+    assert able
+    far = Far(folder)
+    cluster = far.things.enter_context(slurm(folder))
+    metadata = far.things.enter_context(Ec2Service())
+    far.things.enter_context(pytest.MonkeyPatch.context()).setenv("FARANDOLE_METADATA", metadata.address)
+    scene = await far.begin()
+    pool = pool_of_jobs(folder / "run", scene.ticket, far.job)
+    pool.want(2)
+    await scene.until(pool.list, 60.0)
+
+    def preempt(_: str) -> None:
+        cluster.submit("sleep 1", "--partition=high", f"--nodes={NODES}")
+
+    return Entry(
+        pool=pool,
+        end=far.end,
+        close=lambda: far.close(pool),
+        lose=lambda host: agent.kill_agents([mark(scene.ticket, pool.name, host)]),
+        notice=preempt,
+        advise=lambda _: metadata.set(rebalance=recommendation()),
+    )
+
+
 POOLS = [pytest.param(fake, id="fake"), pytest.param(local, id="local", marks=pytest.mark.processes)]
 FAR_POOLS = [
     pytest.param(ssh, id="ssh", marks=pytest.mark.processes),
+    pytest.param(units, id="units", marks=pytest.mark.processes),
     pytest.param(ec2, id="ec2", marks=[pytest.mark.processes, pytest.mark.world]),
+    pytest.param(jobs, id="slurm", marks=[pytest.mark.processes, pytest.mark.world]),
 ]
 Make = Callable[..., Awaitable[Entry]]
 every = pytest.mark.parametrize("make", [*POOLS, *FAR_POOLS])

@@ -138,8 +138,9 @@ def _output(command: str, output: bytes, errors: bytes, code: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment of the commands, and of the jobs: without this process's own settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
+    """The environment of the commands, and of the jobs: without the settings of this process alone."""
+    own = [name for name in os.environ if name.startswith("FARANDOLE_") and name != "FARANDOLE_METADATA"]
+    return {name: value for name, value in os.environ.items() if name not in own}
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------
