@@ -18,6 +18,7 @@
     │   └── NotTheCoordinator  the answer is not from the run's coordinator
     ├── HostNotPrepared        `--prepare` failed on this host
     ├── AwsError               AWS refused a call, or did not answer (`pool/ec2.py`)
+    ├── EngineError            a cluster's scheduler refused a request, or did not answer (`pool/cluster.py`)
     ├── ShardError             a data file (a shard of a data set) is missing, damaged, or can't be reached
     │   └── Torn               the bytes that arrived are not the file (`data/object_store.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones

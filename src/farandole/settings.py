@@ -129,6 +129,12 @@ def refuse_launcher(environ: Mapping[str, str] = os.environ) -> None:
         )
 
 
+def of_other_hosts(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the settings that hold for one process only, for processes of other hosts."""
+    everywhere = ("FARANDOLE_METADATA",)
+    return {n: value for n, value in environ.items() if not n.startswith("FARANDOLE_") or n in everywhere}
+
+
 def agent_of(environ: bytes) -> str:
     """Return the agent that started the process with this environment, "" for none. `environ`: as /proc shows it."""
     mark = f"{AGENT}=".encode()

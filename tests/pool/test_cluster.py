@@ -11,8 +11,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from farandole.pool.agent import AgentReconciler
-from farandole.pool.base import Event, HostPreempted, HostState, RunningWorker, Started, WorkerExited, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    HostPreempted,
+    HostRebalance,
+    HostState,
+    RunningWorker,
+    Started,
+    WorkerExited,
+    WorkerStartFailed,
+)
 from farandole.pool.cluster import (
+    ADVICE_S,
     AGENT_END_S,
     CANCEL_AGAIN_S,
     DOUBT_S,
@@ -21,9 +31,9 @@ from farandole.pool.cluster import (
     GONE,
     IDLE_S,
     JOIN_S,
-    LIMIT_NOTICE_S,
     LOST_S,
     MISSING_S,
+    NOTICE_S,
     PENDING,
     RUNNING,
     ListedUnit,
@@ -206,14 +216,35 @@ def test_a_time_limit_and_an_end_are_notices_with_a_deadline(state: str) -> None
     units, [name] = wanting(1)
     units.submitted(name, f"id-{name}", 0.0)
     joined(units, name, 2.0, workers=1)
-    units.listed([row(name, state, left_s=LIMIT_NOTICE_S - 1)], 3.0, 3.0)
+    units.listed([row(name, left_s=10 * NOTICE_S)], 2.5, 2.5)
+    units.listed([row(name, state, left_s=NOTICE_S - 1)], 3.0, 3.0)
     due = units.take_actions(3.0)
     [notice] = [event for event in due.events if isinstance(event, HostPreempted)]
     assert notice.host == name
-    assert 0 < notice.deadline_s < LIMIT_NOTICE_S
+    assert 0 < notice.deadline_s < NOTICE_S
     assert len(due.submit) == 1
-    units.listed([row(name, state, left_s=LIMIT_NOTICE_S - 2)], 4.0, 4.0)
+    units.listed([row(name, state, left_s=NOTICE_S - 2)], 4.0, 4.0)
     assert not [event for event in units.take_actions(4.0).events if isinstance(event, HostPreempted)], "once"
+
+
+def test_a_unit_is_replaced_before_its_time_limit_and_short_limits_give_it_time_to_work() -> None:
+    for limit_s in (60.0, 100_000.0):
+        units, [name] = wanting(1)
+        units.submitted(name, f"id-{name}", 0.0)
+        joined(units, name, 2.0, workers=1)
+        units.listed([row(name, left_s=limit_s)], 3.0, 3.0)
+        due = units.take_actions(3.0)
+        assert due.submit == []
+        assert not [event for event in due.events if isinstance(event, HostRebalance | HostPreempted)]
+        for left_s, kind in (
+            (min(limit_s / 2, ADVICE_S) - 1, HostRebalance),
+            (min(limit_s / 4, NOTICE_S) - 1, HostPreempted),
+        ):
+            units.listed([row(name, left_s=left_s)], 4.0, 4.0)
+            units.listed([row(name, left_s=left_s)], 5.0, 5.0)
+            due = units.take_actions(5.0)
+            assert [event.host for event in due.events if isinstance(event, kind)] == [name]
+            assert len(due.submit) == (kind is HostRebalance), "another one, before its workers leave"
 
 
 def test_of_too_many_units_those_that_are_queued_go_first_and_none_with_workers() -> None:

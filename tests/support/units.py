@@ -36,7 +36,7 @@ def context(folder: Path, name: str, ticket: Ticket, job: Job) -> PoolContext:
 class Processes:
     """A unit is a process, and its id the process's. `away`: the engine does not answer."""
 
-    label, noun, fixed, kill_s = "Processes", "process", 0, 2.0
+    label, noun, remedy, fixed, kill_s = "Processes", "process", "kill", 0, 2.0
 
     def __init__(self, context: PoolContext, slots: int) -> None:
         self.context, self.slots = context, slots

@@ -174,7 +174,14 @@ def agent(
     loaded = load(ticket)
     folder = marked.agent_folder(loaded, pool, host)
     post = marked.AgentIdentity(
-        folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads, grace_s=grace
+        folder=folder,
+        pool=pool,
+        host=host,
+        interface=interface,
+        notices=notices,
+        threads=threads,
+        grace_s=grace,
+        source="" if ticket == "-" else os.path.abspath(ticket),
     )
     marked.leave_ticket(folder, loaded)
     if (lock := marked.lock(folder)) is None:

@@ -95,7 +95,8 @@ class AgentIdentity:
     `interface`: the address that its workers' data plane binds to, "" for the one that leads to the coordinator.
     `notices`: the cloud that is asked for preemption notices of this host, see `watch` in `preemption.py`. `threads`:
     the number of threads of its workers; 0: nothing is preloaded for them before the run's order arrives. `grace_s`:
-    SIGTERM is a preemption notice with this deadline; 0: SIGTERM ends the agent.
+    SIGTERM is a preemption notice with this deadline; 0: SIGTERM ends the agent. `source`: a file in which the run
+    keeps its current ticket, "" for none.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class AgentIdentity:
     notices: str = ""
     threads: int = 0
     grace_s: float = 0.0
+    source: str = ""
 
     def command(self, ticket: Path) -> list[str]:
         """The arguments of the interpreter that runs this agent."""
@@ -285,6 +287,9 @@ class Agent:
         """Run one connection until it ends."""
         path = str(self._folder / TICKET)
         ticket = self._ticket = newest(self._ticket, path) if self._ticket else load(path, opener)
+        if (current := newest(ticket, self._identity.source)) != ticket:
+            leave_ticket(self._folder, current)  # the workers read it too
+            ticket = self._ticket = current
         hello = messages.Hello(
             kind="host_agent", host=self._host, pid=os.getpid(), pool=self._identity.pool, session=secrets.token_hex(8)
         )
@@ -382,7 +387,7 @@ class Agent:
         """Restart this process with `python`: workers are forked from its interpreter, and need what the setup
         installed.
         """
-        arguments = self._identity.command(self._folder / TICKET)
+        arguments = self._identity.command(Path(self._identity.source or self._folder / TICKET))
         os.execv(python, [str(python), *arguments, "--wait"])
 
     def _local_pool(self, job: messages.Job, ticket: Ticket, command: list[str]) -> LocalPool:

@@ -22,7 +22,7 @@ from typing import Protocol
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
 from farandole.platform.process import up_to
-from farandole.pool.base import Event, Events, Host, HostPreempted, HostState, WorkerStartFailed
+from farandole.pool.base import Event, Events, Host, HostPreempted, HostRebalance, HostState, WorkerStartFailed
 from farandole.pool.remote import AgentLink
 from farandole.protocol.messages import Job
 
@@ -71,6 +71,7 @@ class Engine(Protocol):
     Attributes:
         label: the scheduler's name for users, such as Slurm.
         noun: its word for a unit, such as job.
+        remedy: the command with which a user ends units, without their ids.
         slots: the number of workers of a unit.
         fixed: the number of units that it has in any case, wanted or not.
         kill_s: a unit that is ending is killed after this many seconds.
@@ -78,6 +79,7 @@ class Engine(Protocol):
 
     label: str
     noun: str
+    remedy: str
     slots: int
     fixed: int
     kill_s: float
@@ -109,8 +111,8 @@ class Engine(Protocol):
 # - A unit with workers is never ended because there are too many units. The run lets workers leave first.
 #
 # A unit counts as supply unless it is leaving (preempted, at its time limit, failed, on a node that computed wrong
-# results) or released (no longer needed). If there is less supply than wanted, units are submitted; if there is more,
-# the newest that are still pending are released first.
+# results), expiring (its time limit is near) or released (no longer needed). If there is less supply than wanted, units
+# are submitted; if there is more, the newest that are still pending are released first.
 #
 # A unit that ends before it was a host, or soon after, is a failure, and so is a refused submission. After a failure
 # nothing is submitted for a while, longer each time, until a unit has become a host.
@@ -125,7 +127,8 @@ STOOD_S = 60.0  # a unit that was a host for longer did not fail
 AGENT_END_S = 10.0  # time for an agent to end before its unit is cancelled
 CANCEL_AGAIN_S = 10.0
 FIRST_REST_S, LONGEST_REST_S = 2.0, 300.0
-LIMIT_NOTICE_S = 120.0  # how long before its time limit a unit is leaving
+ADVICE_S, NOTICE_S = 600.0, 120.0  # how long before its time limit a unit is replaced, and its workers leave
+ADVICE_PART, NOTICE_PART = 1 / 2, 1 / 4  # at most these parts of a time limit
 AT_ONCE = 32  # submissions in progress
 
 
@@ -141,7 +144,9 @@ class Unit:
         doubt_until: the submission had no answer, and may take effect until then.
         agent: the agent's state: "" before its first report, preparing, ready or failed.
         joined_at: when it became a host; `is_reported`: users know of it.
+        expiring: it is replaced, and its workers go on.
         leaving: it takes no new workers, and is released when it has none.
+        limit_s: the time to its limit when the engine first listed it as running.
         released_at: since when it is no longer needed.
         ends_itself: its agent was ordered to end.
         cancelled_at: when the engine was last asked to end it.
@@ -163,7 +168,9 @@ class Unit:
     is_reported: bool = False
     workers: int = 0
     idle_since: float = math.inf
+    expiring: bool = False
     leaving: bool = False
+    limit_s: float = math.inf
     released_at: float = math.inf
     ends_itself: bool = False
     cancelled_at: float = -math.inf
@@ -171,7 +178,8 @@ class Unit:
     @property
     def supply(self) -> bool:
         """It is a host or becomes one."""
-        return not self.leaving and self.released_at == math.inf and self.state in (PENDING, RUNNING)
+        goes = self.leaving or self.expiring
+        return not goes and self.released_at == math.inf and self.state in (PENDING, RUNNING)
 
     @property
     def is_host(self) -> bool:
@@ -309,10 +317,20 @@ class Units:
         if row.state == PENDING and row.reason not in self._pending_reasons:
             self._pending_reasons.add(row.reason)
             self._report(unit.name, "queued", f"{self._noun} {row.id}: {row.reason}")
-        if row.state == RUNNING and row.left_s < LIMIT_NOTICE_S:
-            self._notice(unit, row.left_s, f"its {self._noun} has reached its time limit")
+        if row.state == RUNNING:
+            self._check_limit(unit, row.left_s)
         if row.state == ENDING:
             self._notice(unit, self._kill_s, f"its {self._noun} is ending: {row.reason}")
+
+    def _check_limit(self, unit: Unit, left_s: float) -> None:
+        if unit.limit_s == math.inf:
+            unit.limit_s = left_s
+        if left_s < min(NOTICE_S, unit.limit_s * NOTICE_PART):
+            self._notice(unit, left_s, f"its {self._noun} reaches its time limit")
+        elif left_s < min(ADVICE_S, unit.limit_s * ADVICE_PART) and not unit.expiring:
+            unit.expiring = True
+            reason = f"its {self._noun} reaches its time limit in {left_s:.0f} s"
+            self._actions.events.append(HostRebalance(unit.name, reason))
 
     def _notice(self, unit: Unit, deadline_s: float, reason: str) -> None:
         if not unit.leaving and unit.connected and unit.workers:
@@ -646,8 +664,8 @@ class ClusterPool:
         await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
         if left:
             _log.warning(
-                "%s has not reported %s as gone: end them by hand", self._engine.label,
-                ", ".join(f"{self._engine.noun} {unit.id or unit.name}" for unit in left),
+                "%s has not reported the end of all that this run has submitted; end it with `%s %s`",
+                self._engine.label, self._engine.remedy, " ".join(unit.id or unit.name for unit in left),
             )  # fmt: skip
 
     async def _wait_until_gone(self, until: float) -> Iterable[Unit]:

@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,12 +31,14 @@ from farandole.control.run_folder import TICKET
 from farandole.coordinator import listener
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_WORKERS
+from farandole.platform.files import open_regular
 from farandole.platform.process import within
 from farandole.pool import cluster
-from farandole.pool.agent import mark, run_mark
+from farandole.pool.agent import AgentIdentity, mark, run_mark
 from farandole.pool.base import PoolContext
 from farandole.pool.cluster import ClusterPool, EngineError, ListedUnit
 from farandole.protocol.settings import PoolTerms
+from farandole.settings import of_other_hosts
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 #
@@ -99,7 +101,7 @@ async def run_command(*command: str, stdin: str = "") -> str:
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=of_other_hosts(os.environ),
             umask=OWNER_ONLY,
         )  # fmt: skip
     except OSError as error:
@@ -120,7 +122,12 @@ def query(*command: str, stdin: str = "") -> str:
     """Run a command as `run_command` does. Blocks."""
     try:
         done = subprocess.run(
-            command, input=stdin.encode(), capture_output=True, timeout=COMMAND_S, env=environment(), check=False
+            command,
+            input=stdin.encode(),
+            capture_output=True,
+            timeout=COMMAND_S,
+            env=of_other_hosts(os.environ),
+            check=False,
         )
     except OSError as error:
         raise EngineError(f"Slurm: {command[0]}: {error.strerror}") from None
@@ -135,12 +142,6 @@ def _output(command: str, output: bytes, errors: bytes, code: int) -> str:
         words = errors.decode(errors="replace") + text
         raise EngineError(f"Slurm: {command}: {failure_reason(words, code)}", doubt=in_doubt(words))
     return text
-
-
-def environment() -> dict[str, str]:
-    """The environment of the commands, and of the jobs: without the settings of this process alone."""
-    own = [name for name in os.environ if name.startswith("FARANDOLE_") and name != "FARANDOLE_METADATA"]
-    return {name: value for name, value in os.environ.items() if name not in own}
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------
@@ -233,27 +234,11 @@ def seconds_left(text: str) -> float:
 # --- agent ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentCommand:
-    """The command of the agent of a unit. `ticket`: a file that all nodes see."""
-
-    python: str
-    ticket: Path
-    pool: str
-    grace_s: float
-    threads: int
-
-    def of(self, name: str) -> list[str]:
-        words = [self.python, "-m", "farandole", "agent", str(self.ticket), "--pool", self.pool, "--host", name]
-        threads = ["--threads", str(self.threads)] if self.threads else []
-        return [*words, "--wait", "--grace", f"{self.grace_s:g}", *threads]
-
-
-def agent_command(context: PoolContext, terms: SlurmTerms, grace_s: float) -> AgentCommand:
+def agent_command(context: PoolContext, terms: SlurmTerms, name: str, grace_s: float) -> list[str]:
+    """The command of the agent of a unit. It reads the ticket from the run's folder."""
     ahead = 0 if context.job.setup or context.job.prepare else context.job.threads  # the modules may come later
-    return AgentCommand(
-        python=terms.python, ticket=context.logs.parent / TICKET, pool=context.name, grace_s=grace_s, threads=ahead
-    )
+    identity = AgentIdentity(folder=Path(), pool=context.name, host=name, threads=ahead, grace_s=grace_s)
+    return [terms.python, *identity.command(context.logs.parent.absolute() / TICKET), "--wait"]
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -295,22 +280,23 @@ def job_prefix(context: PoolContext) -> str:
 class Jobs:
     """The engine of a pool whose units are jobs. See `cluster.Engine`."""
 
-    label, noun, fixed = "Slurm", "job", 0
+    label, noun, remedy, fixed = "Slurm", "job", "scancel", 0
 
     def __init__(self, terms: SlurmTerms, context: PoolContext, waits: Waits) -> None:
         self.slots, self.kill_s = terms.slots, waits.kill_s
         self._terms, self._context = terms, context
         self._prefix = job_prefix(context)
-        self._agent = agent_command(context, terms, waits.grace_s)
+        self._grace_s = waits.grace_s
 
     def output(self, name: str) -> str:
-        return str(self._context.logs / f"{name}.job")
+        """The file for the output of the unit's agent."""
+        return str(self._context.logs.absolute() / f"{name}.job")
 
     async def submit(self, name: str, avoid: Sequence[str]) -> str:
         context, threads = self._context, self._context.job.threads
         script = SCRIPT.format(
             run=_one_line(context.run), pool=_one_line(context.name), cpus=self._terms.job_cpus(threads),
-            command=shlex.join(self._agent.of(name)),
+            command=shlex.join(agent_command(context, self._terms, name, self._grace_s)),
         )  # fmt: skip
         options = [
             *self._terms.job_options(threads),
@@ -324,7 +310,22 @@ class Jobs:
     async def list(self) -> Sequence[ListedUnit]:
         user = getpass.getuser()
         words = ("squeue", "--noheader", "--states=all", f"--user={user}", f"--format={FORMAT}")
-        return listed_jobs(await run_command(*words), self._prefix)
+        units = listed_jobs(await run_command(*words), self._prefix)
+        return [replace(unit, reason=self._explained(unit)) for unit in units]
+
+    def _explained(self, unit: ListedUnit) -> str:
+        """The reason, with the last line of the job's output if it has failed."""
+        if unit.state != cluster.GONE or unit.reason in ("completed", "cancelled", "preempted"):
+            return unit.reason
+        try:
+            with open_regular(self.output(unit.name)) as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(file.tell() - 10 * LAST_WORDS, 0))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            return f"{unit.reason}; no output: is the run's folder on its node?"
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+        return f"{unit.reason}: {last[-LAST_WORDS:]}"
 
     async def cancel(self, ids: Sequence[str]) -> None:
         await run_command("scancel", "--quiet", *ids)
@@ -365,18 +366,19 @@ NODES_USED = "all nodes of the allocation are in use"
 class Steps:
     """The engine of a pool whose units are steps of the job `job`. See `cluster.Engine`."""
 
-    label, noun = "Slurm", "step"
+    label, noun, remedy = "Slurm", "step", "scancel"
 
     def __init__(self, job: str, nodes: Sequence[str], terms: SlurmTerms, context: PoolContext, waits: Waits) -> None:
         self.slots, self.kill_s, self.fixed = terms.slots, waits.kill_s, len(nodes)
         self._job, self._nodes, self._terms, self._context = job, nodes, terms, context
         self._prefix = job_prefix(context)
-        self._agent = agent_command(context, terms, waits.grace_s)
+        self._grace_s = waits.grace_s
         self._processes: dict[str, tuple[str, asyncio.subprocess.Process]] = {}  # node and srun, by unit
         self._listed: dict[str, str] = {}  # node of each listed step
 
     def output(self, name: str) -> str:
-        return str(self._context.logs / f"{name}.job")
+        """The file for the output of the unit's agent."""
+        return str(self._context.logs.absolute() / f"{name}.job")
 
     async def submit(self, name: str, avoid: Sequence[str]) -> str:
         used = {*self._listed.values(), *(node for node, _ in self._processes.values()), *avoid}
@@ -384,10 +386,11 @@ class Steps:
         if not node:
             raise EngineError(f"Slurm: {NODES_USED}, or could not be used")
         words = ("srun", "--overlap", f"--jobid={self._job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
-        words = (*words, f"--job-name={self._prefix}{name}", "--input=none", *self._agent.of(name))
+        words = (*words, f"--job-name={self._prefix}{name}", "--input=none")
+        words = (*words, *agent_command(self._context, self._terms, name, self._grace_s))
         with open(self.output(name), "ab", opener=_private) as output:
             process = await asyncio.create_subprocess_exec(
-                *words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(),
+                *words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=of_other_hosts(os.environ),
                 start_new_session=True, umask=OWNER_ONLY,
             )  # fmt: skip
         self._processes[name] = node, process

@@ -150,14 +150,16 @@ def test_a_controller_that_is_killed_costs_no_worker_and_is_used_again(
     assert cluster.jobs() == {}
 
 
-def test_a_run_that_was_killed_goes_on_with_its_jobs(cluster: Slurm, rig: Rig, expected: bytes) -> None:
+def test_a_run_that_was_killed_goes_on_with_its_jobs_at_another_address(
+    cluster: Slurm, rig: Rig, expected: bytes
+) -> None:
     pool = "slurm,size=2,partition=low"
     with rig.run(pool, workers=2) as first:
         first.until_members(2)
         jobs = set(cluster.jobs())
         first.process.kill()
         first.process.wait()
-        with rig.run(pool, workers=2) as second:
+        with rig.run(pool, "--listen", "127.0.0.2", workers=2) as second:
             second.until(lambda: bool(second.events("view")), "all to be back")
             assert set(cluster.jobs()) == jobs
             rig.hurry()
@@ -168,7 +170,7 @@ def test_a_run_that_was_killed_goes_on_with_its_jobs(cluster: Slurm, rig: Rig, e
 
 
 def test_a_job_at_its_time_limit_is_left_and_replaced_before(cluster: Slurm, rig: Rig) -> None:
-    with rig.run("slurm,size=1,partition=low,time=2:20", workers=1, epochs=("--epochs", "4000")) as run:
+    with rig.run("slurm,size=1,partition=low,time=1", workers=1, epochs=("--epochs", "4000")) as run:
         run.until_members(1)
         [first] = cluster.jobs()
         run.until(lambda: bool(run.events("notice")), "the notice")
