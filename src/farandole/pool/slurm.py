@@ -101,8 +101,8 @@ async def run_command(*command: str, stdin: str = "") -> str:
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=of_other_hosts(os.environ),
-            umask=OWNER_ONLY,
+            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=of_other_hosts(os.environ), umask=OWNER_ONLY,
         )  # fmt: skip
     except OSError as error:
         raise EngineError(f"Slurm: {command[0]}: {error.strerror}") from None
