@@ -144,7 +144,7 @@ class Unit:
         doubt_until: the submission had no answer, and may take effect until then.
         agent: the agent's state: "" before its first report, preparing, ready or failed.
         joined_at: when it became a host; `is_reported`: users know of it.
-        expiring: it is replaced, and its workers go on.
+        expiring: another one is submitted in its place; its workers go on, and it is released when it has none.
         leaving: it takes no new workers, and is released when it has none.
         limit_s: the time to its limit when the engine first listed it as running.
         released_at: since when it is no longer needed.
@@ -429,7 +429,7 @@ class Units:
         unit.idle_since = math.inf if unit.workers else min(unit.idle_since, now)
         if not linked:
             unit.awaited_since = now
-        if unit.leaving and (not unit.workers or unit.agent == "failed"):
+        if (unit.leaving or unit.expiring) and (not unit.workers or unit.agent == "failed"):
             self._release(unit, now)
         waits = unit.state == RUNNING and not unit.connected and unit.released_at == math.inf
         limit_s = JOIN_S if unit.joined_at == math.inf else LOST_S
