@@ -148,7 +148,6 @@ def _output(command: str, output: bytes, errors: bytes, code: int) -> str:
 
 PASSED_ON = ("partition", "account", "qos", "gres", "constraint", "time", "mem", "reservation")  # options of sbatch
 OPTIONS = (*PASSED_ON, "cpus", "slots", "python")
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,]*)?(?::(\d+))?(?=,|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +176,18 @@ class SlurmTerms:
 
 def parse(options: Mapping[str, str], where: str) -> SlurmTerms:
     """Parse the options. Raises UsageError: one is invalid."""
-    gres = options.get("gres", "")
-    gpus = sum(int(number or 1) for number in _GPUS.findall(gres))
     return SlurmTerms(
         request=tuple(f"--{name}={options[name]}" for name in PASSED_ON if name in options),
-        slots=_number(options, "slots", where) or gpus or 1,
+        slots=_number(options, "slots", where) or _gpus(options.get("gres", "")) or 1,
         cpus=_number(options, "cpus", where),
         python=options.get("python", sys.executable),
     )
+
+
+def _gpus(gres: str) -> int:
+    """The number of GPUs in a list of generic resources, each NAME[:TYPE][:NUMBER]."""
+    parts = [each.split(":") for each in gres.split(",")]
+    return sum(int(part[-1]) if part[-1].isdecimal() else 1 for part in parts if part[0] == "gpu")
 
 
 def _number(options: Mapping[str, str], name: str, where: str) -> int:

@@ -169,6 +169,22 @@ def test_a_run_that_was_killed_goes_on_with_its_jobs_at_another_address(
     assert cluster.jobs() == {}
 
 
+def test_after_a_crash_of_everything_jobs_end_by_themselves_and_queued_ones_at_their_start(
+    cluster: Slurm, rig: Rig
+) -> None:
+    other = cluster.submit("sleep 1000", "--partition=high", f"--nodes={NODES - 1}")
+    until(lambda: cluster.state(other) == "RUNNING", "somebody else's job")
+    options = ("--orphan-limit", "15")
+    with rig.run("slurm,size=2,partition=low", *options, workers=2, epochs=("--epochs", "4000")) as run:
+        run.until_members(1)
+        run.until(lambda: len(cluster.jobs()) == 3, "one that waits")
+        run.process.kill()
+        run.process.wait()
+        until(lambda: set(cluster.jobs()) == {other}, "their ends", 120)
+    cluster.run("scancel", other)
+    until(lambda: cluster.jobs() == {}, "its end")
+
+
 def test_a_job_at_its_time_limit_is_left_and_replaced_before(cluster: Slurm, rig: Rig) -> None:
     with rig.run("slurm,size=1,partition=low,time=1", workers=1, epochs=("--epochs", "4000")) as run:
         run.until_members(1)
