@@ -40,7 +40,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_built_in_kind_says_what_it_needs(name: str) -> None:
     kind = kind_of(name)
     assert set(kind.required) <= set(kind.options)
-    assert isinstance(kind.sized, bool)
+    assert isinstance(kind.is_sized(PoolTerms(kind=name, name=name)), bool)
 
 
 def test_the_module_of_a_kind_is_loaded_when_the_kind_is_used() -> None:

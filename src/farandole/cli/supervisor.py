@@ -290,7 +290,7 @@ def check(
     Raises:
         UsageError: a pool can't be created as requested.
     """
-    for kind in [spec.kind for spec in specs if not kind_of(spec.kind).sized and spec.size is None and not sized]:
+    for kind in [s.kind for s in specs if s.size is None and not sized and not kind_of(s.kind).is_sized(s)]:
         raise UsageError(
             f"--pool {kind} has no size, and there is no --workers: give a number, as --pool {kind},size=2"
         )

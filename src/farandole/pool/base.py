@@ -236,9 +236,8 @@ class PoolKind(Protocol):
     @property
     def required(self) -> tuple[str, ...]: ...
 
-    @property
-    def sized(self) -> bool:
-        """True if the pool knows how many workers it can have without a `size`."""
+    def is_sized(self, terms: PoolTerms) -> bool:
+        """Return True if the pool knows how many workers it can have without a `size`."""
         ...
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:

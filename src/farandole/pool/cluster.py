@@ -126,6 +126,7 @@ NODE_S = 10.0  # how long the report of a new host waits for the name of its nod
 STOOD_S = 60.0  # a unit that was a host for longer did not fail
 AGENT_END_S = 10.0  # time for an agent to end before its unit is cancelled
 CANCEL_AGAIN_S = 10.0
+AVOID_S = 600.0  # how long a node that could not be prepared is not used
 FIRST_REST_S, LONGEST_REST_S = 2.0, 300.0
 ADVICE_S, NOTICE_S = 600.0, 120.0  # how long before its time limit a unit is replaced, and its workers leave
 ADVICE_PART, NOTICE_PART = 1 / 2, 1 / 4  # at most these parts of a time limit
@@ -233,7 +234,7 @@ class Units:
         self._slots, self._fixed, self._kill_s = slots, fixed, kill_s
         self._is_listed = False
         self._is_closed = False
-        self._avoid: set[str] = set()
+        self._avoid: dict[str, float] = {}  # the time until which a node is not used
         self._failures, self._rest_until = 0, -math.inf
         self._pending_reasons: set[str] = set()  # those that were reported
         self._actions = UnitActions()
@@ -247,8 +248,7 @@ class Units:
         for name in without:
             if (unit := self.units.get(name)) and not unit.leaving:
                 unit.leaving = True
-                if unit.node:
-                    self._avoid.add(unit.node)
+                self._avoid[unit.node] = math.inf
 
     def over(self) -> None:
         """The run is over: no unit without workers is needed."""
@@ -356,8 +356,7 @@ class Units:
             self._pending_reasons.clear()
         elif state == "failed" and not unit.leaving:
             unit.leaving = True
-            if unit.node:
-                self._avoid.add(unit.node)
+            self._avoid[unit.node] = max(self._avoid.get(unit.node, 0.0), now + AVOID_S)
             self._fail(now)
             self._report(name, "not prepared", f"{self._where(unit)}: {reason}; trying on another node")
 
@@ -422,13 +421,15 @@ class Units:
             if unit.released_at < math.inf:
                 self._end(unit, now)
         actions, self._actions = self._actions, UnitActions()
-        actions.avoid = tuple(sorted(self._avoid))
+        actions.avoid = tuple(sorted(node for node, until in self._avoid.items() if node and until > now))
         return actions
 
     def _review(self, unit: Unit, now: float, linked: bool) -> None:
         unit.idle_since = math.inf if unit.workers else min(unit.idle_since, now)
         if not linked:
             unit.awaited_since = now
+        if unit.state == GONE:  # its agent still runs: the engine's list is wrong, or it has lost the unit
+            self._notice(unit, self._kill_s, f"its {self._noun} is gone: {unit.reason}")
         if (unit.leaving or unit.expiring) and (not unit.workers or unit.agent == "failed"):
             self._release(unit, now)
         waits = unit.state == RUNNING and not unit.connected and unit.released_at == math.inf

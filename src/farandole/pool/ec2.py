@@ -1531,7 +1531,10 @@ class Ec2Kind:
 
     options = OPTIONS
     required = ("template",)
-    sized = False
+
+    def is_sized(self, terms: PoolTerms) -> bool:
+        del terms
+        return False
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
         aws, account = settle(terms.options)

@@ -256,12 +256,13 @@ def restart_delay_s(losses: int, *, others: bool) -> float:
 class PoolReconciler:
     """Pass it rosters and events, carry out what `due` returns, and send the messages from `take_messages`.
 
-    `count`: the number of workers that were started earlier.
+    `count`: the number of workers that were started earlier. `provisions`: the pool requests hosts that it does not
+    have yet, and reports that itself.
     """
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, *, provisions: bool = False) -> None:
         self.roster: Roster | None = None
-        self._count = count
+        self._count, self._provisions = count, provisions
         self._workers: dict[str, WorkerRecord] = {}
         self._called_off: set[str] = set()  # workers of cancelled starts that may still appear
         self._out: set[str] = set()  # leaving workers
@@ -466,7 +467,7 @@ class PoolReconciler:
         return started
 
     def _report_full(self, hosts: Sequence[Host], load: Counter[str]) -> None:
-        if self._full or not hosts or any(host.room(load[host.name]) for host in hosts):
+        if self._full or self._provisions or any(host.room(load[host.name]) for host in hosts):
             return
         self._full = True
         slots = sum(host.slots or 0 for host in hosts)
@@ -510,7 +511,7 @@ async def serve_pool(
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
     service = _Service(
         pool,
-        PoolReconciler(count),
+        PoolReconciler(count, provisions=isinstance(pool, Provisions)),
         on_roster,
         [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended],
     )

@@ -91,6 +91,7 @@ def in_doubt(output: str) -> bool:
 
 COMMAND_S = 60.0  # time until a command must end
 OWNER_ONLY = 0o077
+OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")  # variables that describe no job
 
 
 async def run_command(*command: str, stdin: str = "") -> str:
@@ -102,7 +103,7 @@ async def run_command(*command: str, stdin: str = "") -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=of_other_hosts(os.environ), umask=OWNER_ONLY,
+            env=environment(command[0]), umask=OWNER_ONLY,
         )  # fmt: skip
     except OSError as error:
         raise EngineError(f"Slurm: {command[0]}: {error.strerror}") from None
@@ -126,7 +127,7 @@ def query(*command: str, stdin: str = "") -> str:
             input=stdin.encode(),
             capture_output=True,
             timeout=COMMAND_S,
-            env=of_other_hosts(os.environ),
+            env=environment(command[0]),
             check=False,
         )
     except OSError as error:
@@ -134,6 +135,13 @@ def query(*command: str, stdin: str = "") -> str:
     except subprocess.TimeoutExpired:
         raise EngineError(f"Slurm: {command[0]} has not answered within {COMMAND_S:g} s", doubt=True) from None
     return _output(command[0], done.stdout, done.stderr, done.returncode)
+
+
+def environment(command: str) -> dict[str, str]:
+    """The environment of a command. A job gets that of `sbatch`, but not what describes the job of this process."""
+    environ = of_other_hosts(os.environ)
+    inherited = command == "sbatch" and "SLURM_JOB_ID" in environ
+    return {n: v for n, v in environ.items() if not (inherited and n.startswith("SLURM_") and n not in OF_CLUSTER)}
 
 
 def _output(command: str, output: bytes, errors: bytes, code: int) -> str:
@@ -391,11 +399,14 @@ class Steps:
         words = ("srun", "--overlap", f"--jobid={self._job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
         words = (*words, f"--job-name={self._prefix}{name}", "--input=none")
         words = (*words, *agent_command(self._context, self._terms, name, self._grace_s))
-        with open(self.output(name), "ab", opener=_private) as output:
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=of_other_hosts(os.environ),
-                start_new_session=True, umask=OWNER_ONLY,
-            )  # fmt: skip
+        try:
+            with open(self.output(name), "ab", opener=_private) as output:
+                process = await asyncio.create_subprocess_exec(
+                    *words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=of_other_hosts(os.environ),
+                    start_new_session=True, umask=OWNER_ONLY,
+                )  # fmt: skip
+        except OSError as error:
+            raise EngineError(f"Slurm: srun can't be started: {error.strerror}") from None
         self._processes[name] = node, process
         return f"on {node}"
 
@@ -459,9 +470,8 @@ class SlurmKind:
     options = OPTIONS
     required: tuple[str, ...] = ()
 
-    @property
-    def sized(self) -> bool:
-        return "SLURM_JOB_ID" in os.environ
+    def is_sized(self, terms: PoolTerms) -> bool:
+        return bool(in_allocation(terms.options))
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
         del show

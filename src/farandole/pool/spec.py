@@ -36,7 +36,10 @@ class LocalKind:
 
     options: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    sized = False
+
+    def is_sized(self, terms: PoolTerms) -> bool:
+        del terms
+        return False
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None: ...
 

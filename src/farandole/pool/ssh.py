@@ -572,7 +572,10 @@ class SshKind:
 
     options = ("hosts", "python", "ssh")
     required = ("hosts",)
-    sized = True
+
+    def is_sized(self, terms: PoolTerms) -> bool:
+        del terms
+        return True
 
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
         del show, priced
