@@ -10,10 +10,14 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool.spec import BUILT_IN, kind_of, pools
+from farandole.protocol.settings import PoolTerms
 
 PACKAGE = """
 class Kind:
-    options, required, sized = ("queue",), ("queue",), True
+    options, required = ("queue",), ("queue",)
+
+    def is_sized(self, terms):
+        return True
 
     def check(self, terms, listen, show, *, priced): ...
 

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -160,7 +160,7 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[Slurm]:
+def slurm(folder: Path) -> Generator[Slurm]:
     """A cluster, for this process and those that it starts. Skips the test if there can be none."""
     if not CAN:
         pytest.skip(WHY_NOT)

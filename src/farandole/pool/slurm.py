@@ -299,9 +299,9 @@ class Jobs:
         self._prefix = job_prefix(context)
         self._grace_s = waits.grace_s
 
-    def output(self, name: str) -> str:
+    def output(self, name: str) -> Path:
         """The file for the output of the unit's agent."""
-        return str(self._context.logs.absolute() / f"{name}.job")
+        return self._context.logs.absolute() / f"{name}.job"
 
     async def submit(self, name: str, avoid: Sequence[str]) -> str:
         context, threads = self._context, self._context.job.threads
@@ -387,9 +387,9 @@ class Steps:
         self._processes: dict[str, tuple[str, asyncio.subprocess.Process]] = {}  # node and srun, by unit
         self._listed: dict[str, str] = {}  # node of each listed step
 
-    def output(self, name: str) -> str:
+    def output(self, name: str) -> Path:
         """The file for the output of the unit's agent."""
-        return str(self._context.logs.absolute() / f"{name}.job")
+        return self._context.logs.absolute() / f"{name}.job"
 
     async def submit(self, name: str, avoid: Sequence[str]) -> str:
         used = {*self._listed.values(), *(node for node, _ in self._processes.values()), *avoid}
