@@ -130,7 +130,7 @@ AVOID_S = 600.0  # how long a node that could not be prepared is not used
 FIRST_REST_S, LONGEST_REST_S = 2.0, 300.0
 ADVICE_S, NOTICE_S = 600.0, 120.0  # how long before its time limit a unit is replaced, and its workers leave
 ADVICE_PART, NOTICE_PART = 1 / 2, 1 / 4  # at most these parts of a time limit
-AT_ONCE = 32  # submissions in progress
+AT_ONCE = 8  # submissions in progress
 
 
 @dataclass(kw_only=True)
@@ -138,7 +138,6 @@ class Unit:
     """One unit. `id` is "" until the engine has named it.
 
     Attributes:
-        known_at: since when it is known here.
         seen_at: when the engine listed it last.
         awaited_since: since when its agent could have connected.
         submitting: the call that submits it is in progress.
@@ -146,7 +145,7 @@ class Unit:
         agent: the agent's state: "" before its first report, preparing, ready or failed.
         joined_at: when it became a host; `is_reported`: users know of it.
         expiring: another one is submitted in its place; its workers go on, and it is released when it has none.
-        leaving: it takes no new workers, and is released when it has none.
+        leaving: it takes no new workers, and is released when it has none. `notices`: the reasons that were reported.
         limit_s: the time to its limit when the engine first listed it as running.
         released_at: since when it is no longer needed.
         ends_itself: its agent was ordered to end.
@@ -154,7 +153,6 @@ class Unit:
     """
 
     name: str
-    known_at: float
     seen_at: float
     awaited_since: float
     id: str = ""
@@ -171,6 +169,7 @@ class Unit:
     idle_since: float = math.inf
     expiring: bool = False
     leaving: bool = False
+    notices: set[str] = field(default_factory=set[str])
     limit_s: float = math.inf
     released_at: float = math.inf
     ends_itself: bool = False
@@ -178,12 +177,13 @@ class Unit:
 
     @property
     def supply(self) -> bool:
-        """It is a host or becomes one."""
+        """Return True if it is a host or becomes one, and stays one for a while."""
         goes = self.leaving or self.expiring
         return not goes and self.released_at == math.inf and self.state in (PENDING, RUNNING)
 
     @property
     def is_host(self) -> bool:
+        """Return True if workers run there or can be started there."""
         needed = self.released_at == math.inf and (bool(self.workers) or not self.leaving)
         return self.connected and self.agent == "ready" and needed
 
@@ -299,14 +299,14 @@ class Units:
         for unit in [unit for unit in self.units.values() if unit.name not in present and not unit.submitting]:
             if unit.id or unit.doubt_until == math.inf:
                 if unit.seen_at < asked_at and now - unit.seen_at > MISSING_S:
-                    unit.state, unit.reason = GONE, unit.reason or "it is not listed any more"
+                    unit.state, unit.reason = GONE, "it is not listed any more"
             elif asked_at > unit.doubt_until:
                 del self.units[unit.name]  # the submission did not take effect
                 self._fail(now)
 
     def _add(self, name: str, now: float, state: str = PENDING) -> Unit:
         if name not in self.units:
-            self.units[name] = Unit(name=name, known_at=now, seen_at=now, awaited_since=now, state=state)
+            self.units[name] = Unit(name=name, seen_at=now, awaited_since=now, state=state)
         return self.units[name]
 
     def _update(self, unit: Unit, row: ListedUnit, now: float) -> None:
@@ -314,7 +314,7 @@ class Units:
             unit.awaited_since = now
         unit.id, unit.state, unit.seen_at = row.id, row.state, now
         unit.node, unit.reason = row.node or unit.node, row.reason or unit.reason
-        if row.state == PENDING and row.reason not in self._pending_reasons:
+        if row.state == PENDING and row.reason and row.reason not in self._pending_reasons:
             self._pending_reasons.add(row.reason)
             self._report(unit.name, "queued", f"{self._noun} {row.id}: {row.reason}")
         if row.state == RUNNING:
@@ -333,8 +333,10 @@ class Units:
             self._actions.events.append(HostRebalance(unit.name, reason))
 
     def _notice(self, unit: Unit, deadline_s: float, reason: str) -> None:
-        if not unit.leaving and unit.connected and unit.workers:
+        """The unit is leaving. Each reason is reported once, because a later one may bring a sooner deadline."""
+        if reason not in unit.notices and unit.connected and unit.workers:
             self._actions.events.append(HostPreempted(unit.name, deadline_s, reason))
+        unit.notices.add(reason)
         unit.leaving = True
 
     # --- reports of its agent --------------------------------------------------------------------------------
@@ -467,7 +469,7 @@ class Units:
             unit.ends_itself = True
         if unit.ends_itself and now - unit.released_at < AGENT_END_S:
             return
-        if unit.id and unit.state != GONE and now - unit.cancelled_at >= CANCEL_AGAIN_S:
+        if unit.id and unit.state in (PENDING, RUNNING) and now - unit.cancelled_at >= CANCEL_AGAIN_S:
             unit.cancelled_at = now
             self._actions.cancel.append(unit.id)
 

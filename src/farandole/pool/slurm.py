@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import getpass
 import math
 import os
 import re
@@ -106,11 +105,11 @@ async def run_command(*command: str, stdin: str = "") -> str:
             env=environment(command[0]), umask=OWNER_ONLY,
         )  # fmt: skip
     except OSError as error:
-        raise EngineError(f"Slurm: {command[0]}: {error.strerror}") from None
+        raise EngineError(f"{command[0]}: {error.strerror}") from None
     try:
         output, errors = await within(COMMAND_S, process.communicate(stdin.encode()))
     except asyncio.TimeoutError:
-        raise EngineError(f"Slurm: {command[0]} has not answered within {COMMAND_S:g} s", doubt=True) from None
+        raise EngineError(f"{command[0]} has not answered within {COMMAND_S:g} s", doubt=True) from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -131,9 +130,9 @@ def query(*command: str, stdin: str = "") -> str:
             check=False,
         )
     except OSError as error:
-        raise EngineError(f"Slurm: {command[0]}: {error.strerror}") from None
+        raise EngineError(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise EngineError(f"Slurm: {command[0]} has not answered within {COMMAND_S:g} s", doubt=True) from None
+        raise EngineError(f"{command[0]} has not answered within {COMMAND_S:g} s", doubt=True) from None
     return _output(command[0], done.stdout, done.stderr, done.returncode)
 
 
@@ -148,7 +147,7 @@ def _output(command: str, output: bytes, errors: bytes, code: int) -> str:
     text = output.decode(errors="replace")
     if code:
         words = errors.decode(errors="replace") + text
-        raise EngineError(f"Slurm: {command}: {failure_reason(words, code)}", doubt=in_doubt(words))
+        raise EngineError(f"{command}: {failure_reason(words, code)}", doubt=in_doubt(words))
     return text
 
 
@@ -184,9 +183,10 @@ class SlurmTerms:
 
 def parse(options: Mapping[str, str], where: str) -> SlurmTerms:
     """Parse the options. Raises UsageError: one is invalid."""
+    given = {name: value.replace("+", ",") if name == "gres" else value for name, value in options.items()}
     return SlurmTerms(
-        request=tuple(f"--{name}={options[name]}" for name in PASSED_ON if name in options),
-        slots=_number(options, "slots", where) or _gpus(options.get("gres", "")) or 1,
+        request=tuple(f"--{name}={given[name]}" for name in PASSED_ON if name in given),
+        slots=_number(options, "slots", where) or _gpus(given.get("gres", "")) or 1,
         cpus=_number(options, "cpus", where),
         python=options.get("python", sys.executable),
     )
@@ -319,8 +319,7 @@ class Jobs:
         return (await run_command("sbatch", "--parsable", *options, stdin=script)).strip().partition(";")[0]
 
     async def list(self) -> Sequence[ListedUnit]:
-        user = getpass.getuser()
-        words = ("squeue", "--noheader", "--states=all", f"--user={user}", f"--format={FORMAT}")
+        words = ("squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", f"--format={FORMAT}")
         units = listed_jobs(await run_command(*words), self._prefix)
         return [replace(unit, reason=self._explained(unit)) for unit in units]
 
@@ -354,7 +353,7 @@ def listed_jobs(output: str, prefix: str) -> list[ListedUnit]:
                 id=id,
                 state=STATES.get(state, cluster.GONE),
                 node=node,
-                reason=reason if state == "PENDING" else state.lower(),
+                reason=reason.replace("None", "") if state == "PENDING" else state.lower(),
                 left_s=seconds_left(left),
             )
             units[unit.name] = unit
@@ -395,7 +394,7 @@ class Steps:
         used = {*self._listed.values(), *(node for node, _ in self._processes.values()), *avoid}
         node = next((node for node in self._nodes if node not in used), "")
         if not node:
-            raise EngineError(f"Slurm: {NODES_USED}, or could not be used")
+            raise EngineError(f"{NODES_USED}, or could not be used")
         words = ("srun", "--overlap", f"--jobid={self._job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
         words = (*words, f"--job-name={self._prefix}{name}", "--input=none")
         words = (*words, *agent_command(self._context, self._terms, name, self._grace_s))
@@ -406,7 +405,7 @@ class Steps:
                     start_new_session=True, umask=OWNER_ONLY,
                 )  # fmt: skip
         except OSError as error:
-            raise EngineError(f"Slurm: srun can't be started: {error.strerror}") from None
+            raise EngineError(f"srun can't be started: {error.strerror}") from None
         self._processes[name] = node, process
         return f"on {node}"
 
