@@ -8,7 +8,17 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool.cluster import ENDING, GONE, PENDING, RUNNING
-from farandole.pool.slurm import failure_reason, in_doubt, listed_jobs, listed_steps, parse, seconds_left
+from farandole.pool.slurm import (
+    SlurmKind,
+    environment,
+    failure_reason,
+    in_doubt,
+    listed_jobs,
+    listed_steps,
+    parse,
+    seconds_left,
+)
+from farandole.protocol.settings import PoolTerms
 
 MINE = "farandole-0123456789abcdef-"
 
@@ -94,6 +104,24 @@ def test_a_job_has_a_worker_for_each_gpu(gres: str, slots: int) -> None:
     terms = parse({"gres": gres} if gres else {}, "--pool slurm")
     assert terms.slots == slots
     assert terms.job_cpus(2) == 2 * slots
+
+
+def test_a_job_inherits_nothing_of_this_process_s_own_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF", "FARANDOLE_FOLDER", "OTHER"):
+        monkeypatch.setenv(name, "7")
+    assert {"SLURM_CONF", "OTHER"} <= set(environment("sbatch"))
+    assert not {"SLURM_JOB_ID", "SLURM_NTASKS", "FARANDOLE_FOLDER"} & set(environment("sbatch"))
+    assert {"SLURM_JOB_ID", "SLURM_NTASKS"} <= set(environment("srun"))
+
+
+def test_without_a_partition_an_allocation_is_used_and_its_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PoolTerms(name="slurm", kind="slurm")
+    named = PoolTerms(name="slurm", kind="slurm", options={"partition": "low"})
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert not SlurmKind().is_sized(plain)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert SlurmKind().is_sized(plain)
+    assert not SlurmKind().is_sized(named)
 
 
 def test_options_that_are_no_numbers_are_errors() -> None:

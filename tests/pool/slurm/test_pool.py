@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from farandole.control.ticket import load
 from tests.support.forked import ENVIRON
-from tests.support.harness import FARANDOLE, Elastic, alone
+from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
 from tests.support.slurm import NODES, Slurm, slurm, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
@@ -213,6 +214,41 @@ def test_inside_an_allocation_its_nodes_are_the_hosts(cluster: Slurm, rig: Rig, 
     hosts = {line["host"] for line in lines if line.get("event") == "host" and line["state"] == "joined"}
     assert len(hosts) == NODES - 1
     until(lambda: cluster.jobs() == {}, "the allocation's end")
+
+
+def test_a_run_in_a_batch_job_saves_and_ends_its_jobs_at_slurm_s_signal(cluster: Slurm, rig: Rig) -> None:
+    """The script of docs/slurm.md."""
+    job = (str(JOB), str(rig.out), "--pace", str(rig.pace), "--epochs", "4000")
+    words = [*FARANDOLE, "run", "--folder", str(rig.folder / "run"), "--pool", "slurm,size=2,partition=low", *job]
+    script = rig.folder / "script"
+    script.write_text(f"#!/bin/bash\ntrap 'kill -TERM $!' TERM\n{shlex.join(words)} &\nwait $!; wait\n")
+    output = f"--output={rig.folder / 'output'}"
+    driver = cluster.run("sbatch", "--parsable", "--partition=high", "--no-requeue", output, str(script)).strip()
+    until(lambda: len(_members(rig.folder / "run")) == 2, "both workers")
+    assert len(cluster.jobs()) == 3
+    cluster.run("scancel", "--signal=TERM", "--batch", driver)
+    until(lambda: cluster.jobs() == {}, "the end of all jobs", 120)
+    assert list((rig.folder / "run" / "checkpoints").glob("step-*.pt"))
+
+
+def _members(folder: Path) -> tuple[str, ...]:
+    views = [line["members"] for line in read_lines(folder) if line.get("event") == "view"]
+    return tuple(views[-1]) if views else ()
+
+
+def test_another_pool_fills_in_while_jobs_are_queued(cluster: Slurm, rig: Rig) -> None:
+    other = cluster.submit("sleep 1000", "--partition=high", f"--nodes={NODES}")
+    until(lambda: cluster.state(other) == "RUNNING", "somebody else's job")
+    pools = ("slurm,size=2,partition=low", "--pool", "local,size=2")
+    with rig.run(*pools, workers=2, epochs=("--epochs", "4000")) as run:
+        run.until_members(2)
+        assert all(worker.startswith("local-") for worker in run.members)
+        cluster.run("scancel", other)
+        run.until(lambda: len(run.members) == 2 and not any(w.startswith("local-") for w in run.members), "Slurm's")
+        run.command("stop")
+        run.finish()
+        assert not run.events("lost"), run.report()
+    assert cluster.jobs() == {}
 
 
 @pytest.mark.parametrize(
