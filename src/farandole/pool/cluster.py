@@ -563,14 +563,16 @@ class ClusterPool:
     def _on_change(self, name: str) -> None:
         """The state of the host's agent has changed."""
         if remote := self._link.far.hosts.get(name):
+            known = self.units.units.get(name)
+            is_new = remote.connected and (known is None or not known.connected)
             self.units.agent(
                 name, connected=remote.connected, state=remote.state, reason=remote.reason, workers=len(remote.workers),
                 now=self._loop.time(),
             )  # fmt: skip
             if remote.preempted:
                 self.units.leaves(name)
-            if (unit := self.units.units.get(name)) and unit.connected and not unit.node:
-                self._look.set()
+            if is_new and not self.units.units[name].node:
+                self._look.set()  # users see on which node it is
         self._changed.set()
 
     async def _reconcile_forever(self) -> None:
