@@ -396,7 +396,7 @@ class Steps:
         if not node:
             raise EngineError(f"{NODES_USED}, or could not be used")
         words = ("srun", "--overlap", f"--jobid={self._job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
-        words = (*words, f"--job-name={self._prefix}{name}", "--input=none")
+        words = (*words, f"--job-name={self._prefix}{name}", "--cpu-bind=none", "--input=none")
         words = (*words, *agent_command(self._context, self._terms, name, self._grace_s))
         try:
             with open(self.output(name), "ab", opener=_private) as output:
