@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from farandole.control.client import subscribe
+from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket, load, newest
 from farandole.coordinator import server
 from farandole.coordinator.connection import Connection
@@ -76,6 +78,65 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         await scene.until(lambda: len(instances) == 3)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+    play(tmp_path, scenario)
+
+
+def prepared(folder: Path, ticket: Ticket) -> Path:
+    """An agent's folder with a ticket."""
+    (folder / "logs").mkdir(parents=True)
+    agent.leave_ticket(folder, ticket)
+    return folder
+
+
+def test_with_a_grace_time_sigterm_is_a_notice_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "BEAT_S", 0.05)
+
+    async def scenario(scene: Stage) -> None:
+        folder = prepared(tmp_path / "agent", scene.ticket)
+        pool = messages.Hello(kind="agent_pool", host="here", pid=2, pool="rack")
+        identity = AgentIdentity(folder=folder, pool="rack", host="node", notices="none", grace_s=20.0)
+        async with subscribe(scene.ticket, pool) as link:
+            serving = asyncio.create_task(Agent(identity, lambda _: None).serve())
+            assert (await next_report(link)).notified is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            while (notified := (await next_report(link)).notified) is None:
+                pass
+            assert 0 < notified.at - time.time() <= 20.0
+            assert not notified.advice
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(3):
+                assert (await next_report(link)).notified == notified
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    play(tmp_path, scenario)
+
+
+async def next_report(link: Subscription) -> messages.Report:
+    message = await link.receive()
+    assert isinstance(message, messages.FromHost)
+    assert isinstance(message.message, messages.Report)
+    return message.message
+
+
+def test_an_agent_follows_the_run_s_ticket_in_a_folder_that_both_see(tmp_path: Path) -> None:
+    """It was given one whose address is wrong by now, and so its workers get the right one too."""
+
+    async def scenario(scene: Stage) -> None:
+        old = msgspec.structs.replace(scene.ticket, address="http://127.0.0.1:1", since=0.0)
+        folder, source = prepared(tmp_path / "agent", old), tmp_path / "shared"
+        scene.ticket.save(source)
+        pool = messages.Hello(kind="agent_pool", host="here", pid=2, pool="rack")
+        identity = AgentIdentity(folder=folder, pool="rack", host="node", notices="none", source=str(source))
+        async with subscribe(scene.ticket, pool) as link:
+            serving = asyncio.create_task(Agent(identity, lambda _: None).serve())
+            await next_report(link)
+            assert load(str(folder / agent.TICKET)) == scene.ticket
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
     play(tmp_path, scenario)
 
