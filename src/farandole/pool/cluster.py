@@ -562,7 +562,10 @@ class ClusterPool:
 
     def _on_change(self, name: str) -> None:
         """The state of the host's agent has changed."""
-        if remote := self._link.far.hosts.get(name):
+        remote = self._link.far.hosts.get(name)
+        if remote is None:  # the link has forgotten it: the run is over, and its coordinator gone
+            self.units.agent(name, connected=False, state="", reason="", workers=0, now=self._loop.time())
+        else:
             known = self.units.units.get(name)
             is_new = remote.connected and (known is None or not known.connected)
             self.units.agent(
@@ -662,7 +665,8 @@ class ClusterPool:
     async def _close(self) -> None:
         self.units.end_all(self._loop.time())
         self._changed.set()
-        self._tasks[2].cancel()
+        for task in self._tasks[1:]:
+            task.cancel()
         left = await self._wait_until_gone(self._loop.time() + CLOSE_S)
         for task in (*self._tasks, *self._calls):
             task.cancel()
@@ -677,6 +681,7 @@ class ClusterPool:
         """Wait until the engine lists no unit twice in a row. Returns the units that may remain."""
         clean_lists = 0
         while self._loop.time() < until:
+            self._reconcile()
             with contextlib.suppress(EngineError):
                 await self._list_once()
                 clean_lists = 0 if self.units.units or self._calls else clean_lists + 1
