@@ -89,26 +89,22 @@ def prepared(folder: Path, ticket: Ticket) -> Path:
     return folder
 
 
-def test_with_a_grace_time_sigterm_is_a_notice_once_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent, "BEAT_S", 0.05)
-
+def test_with_a_grace_time_sigterm_is_a_notice_once_and_ends_nothing(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         folder = prepared(tmp_path / "agent", scene.ticket)
         pool = messages.Hello(kind="agent_pool", host="here", pid=2, pool="rack")
         identity = AgentIdentity(folder=folder, pool="rack", host="node", notices="none", grace_s=20.0)
         async with subscribe(scene.ticket, pool) as link:
-            serving = asyncio.create_task(Agent(identity, lambda _: None).serve())
+            its = Agent(identity, lambda _: None)
+            serving = asyncio.create_task(its.serve())
             assert (await next_report(link)).notified is None
             os.kill(os.getpid(), signal.SIGTERM)
             while (notified := (await next_report(link)).notified) is None:
                 pass
             assert 0 < notified.at - time.time() <= 20.0
             assert not notified.advice
-            os.kill(os.getpid(), signal.SIGTERM)
-            for _ in range(3):
-                assert (await next_report(link)).notified == notified
+            its._on_sigterm()
+            assert its._reconciler.notified == notified
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
@@ -126,15 +122,16 @@ def test_an_agent_follows_the_run_s_ticket_in_a_folder_that_both_see(tmp_path: P
     """It was given one whose address is wrong by now, and so its workers get the right one too."""
 
     async def scenario(scene: Stage) -> None:
-        old = msgspec.structs.replace(scene.ticket, address="http://127.0.0.1:1", since=0.0)
+        current = msgspec.structs.replace(scene.ticket, since=2.0)
+        old = msgspec.structs.replace(scene.ticket, address="http://127.0.0.1:1", since=1.0)
         folder, source = prepared(tmp_path / "agent", old), tmp_path / "shared"
-        scene.ticket.save(source)
+        current.save(source)
         pool = messages.Hello(kind="agent_pool", host="here", pid=2, pool="rack")
         identity = AgentIdentity(folder=folder, pool="rack", host="node", notices="none", source=str(source))
         async with subscribe(scene.ticket, pool) as link:
             serving = asyncio.create_task(Agent(identity, lambda _: None).serve())
             await next_report(link)
-            assert load(str(folder / agent.TICKET)) == scene.ticket
+            assert load(str(folder / agent.TICKET)) == current
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
