@@ -373,6 +373,7 @@ class Pools:
         context = PoolContext(
             name=spec.name, run=self._settings.tag, ticket=ticket, job=job, logs=self._folder / LOGS,
             until=math.inf if spending.until is None else spending.until, keep_failed_s=spending.keep_failed_s,
+            wanted=self._settings.wanted,
         )  # fmt: skip
         pool = await kind_of(spec.kind).open(spec, context)
         self._far.append(pool)

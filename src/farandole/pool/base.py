@@ -187,6 +187,7 @@ class PoolContext:
         logs: the folder for the output of workers.
         until: Unix time in seconds at which all resources of the pool must be gone; infinite: no limit.
         keep_failed_s: how long a failed machine is kept for debugging, in seconds.
+        wanted: the number of workers that the user asked for; None: all that each pool can have.
     """
 
     name: str
@@ -196,6 +197,7 @@ class PoolContext:
     logs: Path
     until: float = math.inf
     keep_failed_s: float = 0.0
+    wanted: int | None = None
 
 
 class RemotePool(Pool, Protocol):
@@ -220,7 +222,12 @@ class RemotePool(Pool, Protocol):
 
 @runtime_checkable
 class Provisions(Protocol):
-    """A pool that requests hosts before workers are started there, and gives back those that are not needed."""
+    """A pool that requests hosts before workers are started there, and gives back those that are not needed.
+
+    `claims_size`: it never reports a capacity, so the run wants its `size` of it even while it has fewer hosts.
+    """
+
+    claims_size: bool
 
     def want(self, workers: int, without: Collection[str] = ()) -> None:
         """The run wants that many workers of this pool, none of them on the hosts `without`."""

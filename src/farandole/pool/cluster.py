@@ -485,15 +485,15 @@ CLOSE_S = 60.0  # time for the engine to report all units as gone
 class ClusterPool:
     """A pool of an engine's units. Needs a running event loop. Call `close` in any case.
 
-    `logs`: the folder for the workers' output. `size`: the most workers. `look_s`: the interval at which the engine is
+    `logs`: the folder for the workers' output. `size`: the most workers. `claims_size`: see `Provisions`. `look_s`: the interval at which the engine is
     asked for its units.
     """
 
     def __init__(
         self, engine: Engine, *, ticket: Ticket, job: Job, logs: Path, name: str, size: int | None = None,
-        look_s: float = 5.0,
+        claims_size: bool = False, look_s: float = 5.0,
     ) -> None:  # fmt: skip
-        self.name = name
+        self.name, self.claims_size = name, claims_size
         self._engine, self._look_s = engine, look_s
         fixed = engine.fixed if size is None else min(engine.fixed, -(-size // engine.slots))
         self.units = Units(

@@ -257,12 +257,12 @@ class PoolReconciler:
     """Pass it rosters and events, carry out what `due` returns, and send the messages from `take_messages`.
 
     `count`: the number of workers that were started earlier. `provisions`: the pool requests hosts that it does not
-    have yet, and reports that itself.
+    have yet, and reports that itself. `claims_size`: see `Provisions`.
     """
 
-    def __init__(self, count: int = 0, *, provisions: bool = False) -> None:
+    def __init__(self, count: int = 0, *, provisions: bool = False, claims_size: bool = False) -> None:
         self.roster: Roster | None = None
-        self._count, self._provisions = count, provisions
+        self._count, self._provisions, self._claims_size = count, provisions, claims_size
         self._workers: dict[str, WorkerRecord] = {}
         self._called_off: set[str] = set()  # workers of cancelled starts that may still appear
         self._out: set[str] = set()  # leaving workers
@@ -395,7 +395,7 @@ class PoolReconciler:
         self._placing.keep_only(hosts)
         self._shrink(hosts)
         load = Counter(record.host for record in self._workers.values())
-        can = self._placing.capacity(hosts, load, now)
+        can = None if self._claims_size else self._placing.capacity(hosts, load, now)
         if self._capacity_report.update(can, now, short=self._placing.is_short(now)):
             self._outbox.append(m.Capacity(workers=can, gathers=self._capacity_report.gathers))
         given_up = self._give_up(now)
@@ -511,7 +511,11 @@ async def serve_pool(
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
     service = _Service(
         pool,
-        PoolReconciler(count, provisions=isinstance(pool, Provisions)),
+        PoolReconciler(
+            count,
+            provisions=isinstance(pool, Provisions),
+            claims_size=isinstance(pool, Provisions) and pool.claims_size,
+        ),
         on_roster,
         [m.WorkerProcessExited(worker=worker, reason=WITH_IT) for worker in ended],
     )

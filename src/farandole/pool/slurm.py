@@ -505,7 +505,13 @@ class SlurmKind:
         else:
             engine = Jobs(parsed, context, times)
         return ClusterPool(
-            engine, ticket=context.ticket, job=context.job, logs=context.logs, name=terms.name, size=terms.size
+            engine,
+            ticket=context.ticket,
+            job=context.job,
+            logs=context.logs,
+            name=terms.name,
+            size=terms.size,
+            claims_size=context.wanted is None and terms.size is not None,
         )
 
 
