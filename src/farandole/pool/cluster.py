@@ -485,8 +485,8 @@ CLOSE_S = 60.0  # time for the engine to report all units as gone
 class ClusterPool:
     """A pool of an engine's units. Needs a running event loop. Call `close` in any case.
 
-    `logs`: the folder for the workers' output. `size`: the most workers. `claims_size`: see `Provisions`. `look_s`: the interval at which the engine is
-    asked for its units.
+    `logs`: the folder for the workers' output. `size`: the most workers. `claims_size`: see `Provisions`. `look_s`: the
+    interval at which the engine is asked for its units.
     """
 
     def __init__(
