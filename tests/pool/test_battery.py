@@ -36,7 +36,6 @@ from tests.support.gone import ended
 from tests.support.metadata_services import Ec2Service, interruption, recommendation
 from tests.support.stage import Stage, stage
 
-pytestmark = pytest.mark.timeout(120)
 WAITS = "import os, pathlib, sys, time; end = pathlib.Path(sys.argv[1], os.environ['FARANDOLE_WORKER'])\n"
 WAITS += "while not end.exists(): time.sleep(0.01)\n"
 

@@ -54,9 +54,7 @@ def test_what_goes_between_two_hosts_is_the_size_of_the_sums(tmp_path: Path) -> 
     options = ["--listen", "0.0.0.0", "--max", "4"]
     with ExitStack() as stack:
         machines = stack.enter_context(Machines())
-        run = stack.enter_context(
-            Elastic(tmp_path / "run", JOB, *out, workers=2, options=options, on=machines.on(0), deadline_s=150.0)
-        )
+        run = stack.enter_context(Elastic(tmp_path / "run", JOB, *out, workers=2, options=options, on=machines.on(0)))
         run.until_members(2)
         external_workers = [
             stack.enter_context(external_worker(machines.on(1), run.folder, tmp_path / f"guest-{number}", *out))

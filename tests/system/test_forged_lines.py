@@ -22,7 +22,7 @@ from farandole.control.ticket import load
 from tests.support.damaged_lines import DAMAGED_LINES
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes]
 
 JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
 STEPS = 60
@@ -45,7 +45,7 @@ class Damaged(Elastic):
 
 def status(run: Elastic, *options: str) -> str:
     command = [*FARANDOLE, "status", *options, "--run", str(run.folder)]
-    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not set(STEERING) & set(done.stdout + done.stderr)
     return done.stdout
@@ -60,7 +60,7 @@ def test_forged_lines(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.touch()
     job = [str(tmp_path / "out"), "--pace", str(pace), "--forge"]
-    with Damaged(tmp_path / "run", JOB, *job, workers=2, options=["--min", "2", "--max", "2"], deadline_s=180) as run:
+    with Damaged(tmp_path / "run", JOB, *job, workers=2, options=["--min", "2", "--max", "2"]) as run:
         run.until_members(2)
         run.until_step(2)
         view, before = run.events("view")[-1], coordinator(run)

@@ -97,9 +97,9 @@ def attacked(tmp_path: Path, *, listen: str, intruder_host: str, here: list[str]
         assert run.events("view")[-1] == view, run.report()
         pace.unlink()
         run.finish()
-        assert joined.wait(30) == 0, (tmp_path / "join.log").read_text()
+        assert joined.wait(200) == 0, (tmp_path / "join.log").read_text()
         (tmp_path / "attack").unlink()
-        intruder.wait(30)
+        intruder.wait(200)
     assert "far" not in [event["worker"] for event in run.events("lost")]
     assert run.events("view")[-1] == view
     return run

@@ -1,4 +1,4 @@
-"""The script of the README, but for its number of epochs: by itself and with two workers it ends with the same weights."""
+"""The script of the README, with fewer epochs: by itself and with two workers it ends with the same weights."""
 
 from __future__ import annotations
 
