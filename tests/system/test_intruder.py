@@ -107,7 +107,7 @@ def attacked(tmp_path: Path, *, listen: str, intruder_host: str, here: list[str]
 
 
 def views_since(run: Elastic, view: dict[str, Any]) -> list[dict[str, Any]]:
-    """Later views. A worker that gets no answer for 3 s, on a machine that has other work, connects again: a new view."""
+    """Later views. A worker that gets no answer for 3 s, on a busy machine, connects again: that is a new view."""
     return [each for each in run.events("view") if each["view"] > view["view"]]
 
 
