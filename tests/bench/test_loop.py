@@ -32,7 +32,6 @@ from farandole.bench.terms import (
     Unfit,
     environment,
 )
-from farandole.data.loader import Loader
 from farandole.errors import UsageError
 from farandole.training import loop
 from farandole.training.step import Step
@@ -53,7 +52,6 @@ Joined = Callable[..., farandole.Run]
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
     """A run: a bench's, unless it is to be none; of a world of one that stands for so many workers."""
-    monkeypatch.setattr(Loader, "watch", None)
     monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
     monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "never")
     for name in ("TICKET", "WORKER", "POOL", "THREADS", "FOLDER", "BENCH"):

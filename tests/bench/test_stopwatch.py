@@ -35,32 +35,32 @@ KEY = Key(epoch=0, step=0, shard=0, start=0, stop=4)
 
 
 def test_each_part_has_its_time_and_the_rest_is_what_is_left(clock: Clock) -> None:
-    loader, other = (Loader(data(), GlobalBatch(8, micro=4), seed=0) for _ in range(2))
+    loader = Loader(data(), GlobalBatch(8, micro=4), seed=0)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: clock.passes(0.5))  # before ours: not the update's
     watch = Stopwatch(loader, [model, optimizer])
     optimizer.register_step_pre_hook(lambda *_: clock.passes(32))
 
-    def fetched(loader: Loader, seconds: float) -> None:
-        watch.fetch(loader, KEY, lambda _: clock.passes(seconds))
+    def fetched(seconds: float) -> None:
+        watch.fetch(KEY, lambda _: clock.passes(seconds))
 
     for _ in range(2):  # what was before `begin` is not counted
         watch.begin()
-        fetched(loader, 1)
+        fetched(1)
         clock.passes(0.25)  # a step's beginning
         watch.open()
         clock.passes(2)
         watch.folding += 1
         watch.close()
-        fetched(loader, 4)
+        fetched(4)
         watch.open()
         clock.passes(8)
         watch.close()
         clock.passes(16)
         watch.step_ended(2, 4)
         optimizer.step()
-        fetched(other, 64)  # an evaluation's
+        clock.passes(64)  # an evaluation's
     spent = watch.end()
     assert (spent.data, spent.compute, spent.folding) == (5, 9, 1)
     assert (spent.waiting, spent.update) == (16, 32)

@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(
 def refused(folder: Path, script: Path) -> str:
     """What `farandole run` says on standard error."""
     command = [*FARANDOLE, "run", "--workers", "1", "--folder", str(folder), str(script)]
-    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
     return done.stderr
 

@@ -41,7 +41,7 @@ def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3
     options = ["--checkpoints", "s3://bucket/some/where", "--checkpoint-every", "3steps", "--keep", "1"]
 
     def run(folder: str, *options: str) -> Elastic:
-        return Elastic(tmp_path / folder, JOB, *job, workers=2, deadline_s=150, options=[*options])
+        return Elastic(tmp_path / folder, JOB, *job, workers=2, options=[*options])
 
     with run("run", *options) as training:
         training.until(lambda: bool(training.events("checkpoint")), "a checkpoint")

@@ -32,7 +32,7 @@ class Held(Store):
         self.failure: Exception | None = None
 
     def write(self, stem: str, produce: Produce, keep: int) -> None:
-        assert self.go.wait(30)
+        assert self.go.wait(200)
         if self.failure is not None:
             raise self.failure
         super().write(stem, produce, keep)

@@ -56,6 +56,6 @@ def test_a_shell_completes_commands_and_options() -> None:
             "COMP_CWORD": str(len(words.split()) - 1),
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-c", COMPLETE], env=environ, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", COMPLETE], env=environ, capture_output=True, text=True, timeout=200, check=False
         )
         assert expected in done.stdout.split(), done.stderr

@@ -14,7 +14,7 @@ from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
 from tests.support.terminal import OnATerminal, lines_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes]
 JOBS = Path(__file__).parents[1] / "jobs"
 SMALL_STEPS, SMALL_SAMPLES = 54, 6 * 130
 
@@ -43,7 +43,7 @@ def test_on_a_terminal_the_figures_stay_below_what_happens(tmp_path: Path) -> No
     terminal.until("goodput")
     os.kill(terminal.process.pid, signal.SIGINT)
     text = "\n".join(lines_of(terminal.rest()))
-    assert terminal.process.wait(60) == 130
+    assert terminal.process.wait(200) == 130
     assert re.search(r"━.*\b\d+\b.*\b9000\b.*\b\d+ min\b", text)
     assert re.search(r"\bloss [\d.]+\b.*\b\d+ samples/s", text)
     assert re.search(r"^goodput [\d.]+ %.*\bdollars$", text, re.M)
@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: P
         until(lambda: "Epoch" in shown.read_text())
         pace.unlink()
         run.finish()
-        assert attached.wait(60) == 0
+        assert attached.wait(200) == 0
         found = of(run.output)
     text = run.output.read_text()
     assert ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"] in [line.split() for line in text.splitlines()]
@@ -100,7 +100,7 @@ def test_the_second_ctrl_c_says_how_far_it_was(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         run.until(lambda: bool(run.events("stopping")), "the stop")
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(60) == 130
+        assert run.process.wait(200) == 130
         found = of(run.output)
     assert re.match(r"cut off\b", found["outcome"])
     assert found["model"] == "not saved"

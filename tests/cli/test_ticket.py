@@ -24,7 +24,6 @@ from farandole.errors import UsageError
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.stage import Stage, play
 
-pytestmark = pytest.mark.timeout(180)
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
 
@@ -112,11 +111,11 @@ def test_an_external_worker_joins_by_one_and_goes_when_it_is_revoked(tmp_path: P
         external_worker = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
         run.until(lambda: set(run.members) == {"w1", "bobs"} or external_worker.poll() is not None, "the guest")
         run.command("ticket", "revoke", "bob")
-        _, said = external_worker.communicate(timeout=60)
+        _, said = external_worker.communicate(timeout=200)
         assert external_worker.returncode == 5, said
         assert re.search(r"\bbob\b", said)
         run.until(lambda: run.members == ("w1",), "w1 alone")
-        again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
         assert again.returncode == 1
         assert re.search(r"\bbob\b", again.stderr)
         pace.unlink()

@@ -14,13 +14,13 @@ from farandole.platform import files
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.terminal import OnATerminal
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
 
 def once(*arguments: str, folder: Path, code: int = 0) -> str:
     command = [*FARANDOLE, "top", *arguments]
-    done = subprocess.run(command, env=ENVIRON, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=ENVIRON, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -54,11 +54,11 @@ def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
             terminal.until("learning rate")
             two.command("stop")
             assert "over: " in terminal.rest()
-            assert terminal.process.wait(60) == 0
+            assert terminal.process.wait(200) == 0
         left = OnATerminal([*FARANDOLE, "top", "--run", str(runs / "one")])
         left.until("samples/s")
         left.process.send_signal(signal.SIGINT)
         assert "run one" in left.rest().rpartition("\x1b[?1049l")[2]
-        assert left.process.wait(60) == 0
+        assert left.process.wait(200) == 0
         one.command("stop")
     assert "is over" in once("--run", str(runs / "one"), folder=tmp_path, code=1)

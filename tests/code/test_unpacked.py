@@ -144,7 +144,7 @@ def test_of_several_processes_one_fetches_it_and_one_that_is_killed_leaves_no_ha
     half.mkdir()
     (half / "train.py").write_text("half")
     until(lambda: _let_go(gate))
-    said = [process.communicate(timeout=60)[0].splitlines() for process in others]
+    said = [process.communicate(timeout=200)[0].splitlines() for process in others]
     assert sorted(len(lines) for lines in said) == [1, 2], "one of them fetched it"
     assert {lines[-1] for lines in said} == {str(pack.place_of(packed.hash))}
     assert not half.exists()

@@ -71,7 +71,10 @@ def run_through(hosts: str = "") -> None:
             worker.begin(2, SHARDS, (first.members,))
             worker.compute(2, only=1 if worker is lost else None)
 
+        sent = {w.name: sends_of(w) for w in survivors}
         on_all(everyone, third)
+        # The survivors have sent all that they can send now. So only a read can find the loss, not a send.
+        until(lambda: all(sends_of(w) == sent[w.name] + 3 * 2 + 2 and waits_for(w) == "w2" for w in survivors))
         lost.die() if hosts else network.lose("w2")
         until(lambda: any(worker.agreement.lost_peers == [(1, "w2")] for worker in survivors))
         lost.exchange.close()
@@ -109,7 +112,7 @@ def stopped_in_the_middle(survivors: list[Worker]) -> None:
     waiting = survivors[1]
     sent = sends_of(waiting)
     on_all(survivors, begin)
-    until(lambda: sends_of(waiting) == sent + 3 * 2 + 2 and waiting.exchange.waiting_for is not None)
+    until(lambda: sends_of(waiting) == sent + 3 * 2 + 2 and waits_for(waiting) == survivors[0].name)
     for worker in survivors:
         worker.exchange.close()
     for worker in survivors:
@@ -119,6 +122,11 @@ def stopped_in_the_middle(survivors: list[Worker]) -> None:
 def sends_of(worker: Worker) -> int:
     """Of a bucket two partial sums, and one slice once it is reduced."""
     return worker.links.sends if worker.links else 0
+
+
+def waits_for(worker: Worker) -> str:
+    peer, _ = worker.exchange.waiting_for or ("", 0.0)
+    return peer
 
 
 def check(everyone: list[object], worker: Worker, step: int, shards: int) -> None:

@@ -38,7 +38,7 @@ gc.collect()
 def test_a_forked_process_does_not_destroy_the_groups_that_it_inherits() -> None:
     """Gloo would wait there for threads that only the parent has."""
     try:
-        done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=200, check=False)
     except subprocess.TimeoutExpired:
         pytest.fail("the forked process hangs")
     assert done.returncode == 0, done.stderr

@@ -92,7 +92,7 @@ def test_nobody_else_does(made: pack.Pack, tmp_path: Path) -> None:
 
 
 def plainly(ticket: Ticket, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(ticket.address.partition("://")[2], timeout=20)
+    connection = http.client.HTTPConnection(ticket.address.partition("://")[2], timeout=200)
     connection.request("GET", path)
     answer = connection.getresponse()
     return answer.status, answer.read()

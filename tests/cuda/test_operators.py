@@ -18,7 +18,7 @@ JOB = Path(on_device.__file__)
 @pytest.mark.parametrize("operator", on_device.OPERATORS)
 def test_it_is_named_with_its_place_and_the_remedy(operator: str, tmp_path: Path) -> None:
     arguments = [str(tmp_path / "out"), "--operator", operator]
-    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=[], deadline_s=120.0) as run:
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=[]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         output = run.output.read_text()
     assert run.process.returncode == 1, output
@@ -33,5 +33,5 @@ def test_it_is_named_with_its_place_and_the_remedy(operator: str, tmp_path: Path
 def test_any_bits_let_it_be_used(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "out"), "--operator", "adaptive_avg_pool2d"]
     options = ["--bits", "any"]
-    with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=options, deadline_s=180.0) as run:
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=options) as run:
         run.finish()

@@ -30,7 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A world of one, which begins with nothing but Python."""
 
     def train(folder: Path) -> dict[str, Any]:
-        alone(folder, JOB, str(folder / "out.json"), deadline_s=180.0)
+        alone(folder, JOB, str(folder / "out.json"))
         return json.loads((folder / "out.json").read_text())
 
     return once(tmp_path_factory, "gpu", train)
@@ -53,9 +53,9 @@ def test_what_the_same_bits_need_is_in_force(undisturbed: dict[str, Any]) -> Non
 
 
 def test_a_second_time_and_in_a_run(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    alone(tmp_path / "alone", JOB, str(tmp_path / "again"), deadline_s=180.0)
+    alone(tmp_path / "alone", JOB, str(tmp_path / "again"))
     assert result(tmp_path / "again") == of(undisturbed)
-    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), workers=2, options=[], deadline_s=180.0) as run:
+    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), workers=2, options=[]) as run:
         run.finish()
         assert local.SLOW not in " ".join(run.output.read_text().split()), "workers are forked, and use the GPU"
     told = json.loads((tmp_path / "out").read_text())
@@ -87,13 +87,13 @@ def test_from_a_checkpoint(undisturbed: dict[str, Any], tmp_path: Path) -> None:
     pace.touch()
     arguments = [str(tmp_path / "out"), "--pace", str(pace)]
     options = ["--checkpoint-every", "5steps"]
-    with Elastic(tmp_path / "first", JOB, *arguments, workers=2, options=options, deadline_s=180.0) as run:
+    with Elastic(tmp_path / "first", JOB, *arguments, workers=2, options=options) as run:
         run.until(lambda: bool(run.events("checkpoint")), "a checkpoint")
         run.command("stop")
         run.until(lambda: run.process.poll() is not None, "the end")
     pace.unlink()
     options = ["--resume", str(tmp_path / "first" / "checkpoints")]
-    with Elastic(tmp_path / "second", JOB, *arguments, workers=1, options=options, deadline_s=180.0) as run:
+    with Elastic(tmp_path / "second", JOB, *arguments, workers=1, options=options) as run:
         run.finish()
         assert 0 < run.events("resumed")[0]["step"] < on_device.STEPS
     assert result(tmp_path / "out")[:2] == of(undisturbed)[:2]

@@ -125,7 +125,7 @@ def test_the_same_bits_through_a_kill_and_each_is_counted(tmp_path: Path) -> Non
     alone(tmp_path / "one", JOB, str(expected), *skipping)
     pace.write_text("0.2")
     arguments = [str(out), *skipping]
-    with Elastic(tmp_path / "run", JOB, *arguments, workers=2, deadline_s=150, options=["--ledger"]) as elastic:
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=["--ledger"]) as elastic:
         elastic.until_members(2)
         elastic.until_step(elastic.step + 2)
         elastic.signal(elastic.members[1], signal.SIGKILL)

@@ -150,11 +150,11 @@ def test_who_is_killed_in_the_middle_of_a_download_leaves_it_to_the_next(
         server.halved.add(shard.name)
         file = f"{server.url}/{shard.name}", str(shard.stat().st_size), md5sum(shard)
         with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "cache"), *file], env=ENVIRON) as one:
-            assert server.half_sent.wait(60)
+            assert server.half_sent.wait(200)
             assert len(list((tmp_path / "cache").glob("*.part"))) == 1
             [fetcher] = psutil.Process(one.pid).children()
             one.send_signal(signal.SIGKILL)
-        psutil.wait_procs([fetcher], timeout=60)
+        psutil.wait_procs([fetcher], timeout=200)
         assert not fetcher.is_running(), "who reads the store for it ends with it"
         server.halved.clear()
         server.goes_on.set()

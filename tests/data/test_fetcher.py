@@ -65,7 +65,7 @@ class Far:
         self.may = threading.Event()
 
     def read(self, _: str, start: int, stop: int, __: object) -> bytes:
-        assert self.may.wait(60)
+        assert self.may.wait(200)
         return bytes(stop - start)
 
 
@@ -75,7 +75,7 @@ def asked(reading: Fetcher) -> Callable[[], None]:
     reading.range(SAMPLE, lambda _: None, lambda _: answered.set(), lambda _: None)
 
     def wait() -> None:
-        assert answered.wait(60)
+        assert answered.wait(200)
 
     return wait
 

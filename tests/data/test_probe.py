@@ -50,11 +50,10 @@ def test_steps_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(object_store, "_clock", None)  # put back at the end
     object_store.start(clock)
-    monkeypatch.setattr(Loader, "timed", True)
     loader = Loader(Slow(clock, 0.010), GlobalBatch(8, micro=4), seed=0)
     other = Loader(Slow(clock, 0.005), GlobalBatch(4, micro=4), seed=0)
-    probe = Probe(3.1, clock)
-    monkeypatch.setattr(Loader, "watch", probe)
+    probe = Probe(3.1, clock, loader)
+    loader.measure(probe, making=True)
 
     def train() -> None:
         for step in range(10_000):

@@ -131,7 +131,7 @@ def test_what_another_process_made_longer_is_seen_here(method: Any) -> None:
     slots, answers = Slots(1), context.Queue()
     process = context.Process(target=_loader_process, args=(slots, answers))
     process.start()
-    put = [answers.get(timeout=60) for _ in range(4)]
+    put = [answers.get(timeout=200) for _ in range(4)]
     process.join()
     assert all(type(each) is Placed for [each] in put)
     assert_same(slots.take(put[2:]), [[large(2, 19)], [large(3, 20)]])

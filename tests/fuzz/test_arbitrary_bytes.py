@@ -144,7 +144,6 @@ def fits(line: Callable[[int], m.Line], size: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris has no build for this Python")
 def test_a_few_seconds_guided_by_coverage(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -34,8 +34,6 @@ from tests.support.event_files import read
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
-pytestmark = pytest.mark.timeout(200)
-
 
 class Place:
     """A run's folder with metrics.jsonl, and the folder of the event files in it."""
@@ -313,7 +311,7 @@ def ask(server: str, path: str, tag: str) -> list[Any]:
     while True:
         try:
             url = f"{server}/data/plugin/{path}?{urllib.parse.urlencode({'run': '.', 'tag': tag})}"
-            if found := json.load(urllib.request.urlopen(url, timeout=10)):
+            if found := json.load(urllib.request.urlopen(url, timeout=200)):
                 return found
         except (OSError, ValueError):
             pass

@@ -39,7 +39,6 @@ from tests.support.slurm import NODES, slurm
 from tests.support.stage import Stage, stage
 from tests.support.units import pool_of_jobs, pool_of_processes
 
-pytestmark = pytest.mark.timeout(120)
 WAITS = "import os, pathlib, sys, time; end = pathlib.Path(sys.argv[1], os.environ['FARANDOLE_WORKER'])\n"
 WAITS += "while not end.exists(): time.sleep(0.01)\n"
 

@@ -98,7 +98,7 @@ def test_a_host_that_can_not_be_prepared_does_not_join_and_the_run_goes_on(tmp_p
     out, pace = tmp_path / "out", tmp_path / "pace"
     pace.write_text("0.2")  # the external worker may take long to end
     arguments = [str(out), "--pace", str(pace), "--epochs", "40"]
-    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, deadline_s=150, options=[]) as run:
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=[]) as run:
         run.until_step(1)
         command = [sys.executable, "-m", "farandole", "join", "--prepare", "echo no disk; exit 7"]
         refused = subprocess.run(

@@ -53,6 +53,15 @@ def test_all_that_was_kept_is_taken_over_and_kept_again(*, over: bool) -> None:
     assert to_durable(scene.coordinator) == msgspec.structs.replace(known, **asked)
 
 
+def test_the_names_in_journals_stay() -> None:
+    """Where a field of the journal has another name than the attribute."""
+    aliases = {each.name: each.encode_name for each in msgspec.structs.fields(Durable) if each.name != each.encode_name}
+    assert aliases == {
+        "external_workers": "guests", "fixed_targets": "wants", "shared_target": "shared", "pool_capacity": "can",
+        "crash_loop": "losses", "waited_for": "parts", "dead": "gone", "banned": "barred",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("barred", [True, False])
 def test_one_was_being_put_out(*, barred: bool) -> None:
     """... for what it did, or for what became of it, and the others had not all answered yet."""

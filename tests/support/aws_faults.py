@@ -135,7 +135,7 @@ class Faults:
         kept = {name: value for name, value in headers.items() if name not in ("Host", "Content-Length", "Connection")}
         request = urllib.request.Request(self._moto.url, data=body, headers=kept, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=200) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()

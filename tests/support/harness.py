@@ -26,7 +26,7 @@ class Elastic:
     """`farandole run` on a script, as a context: on leaving it, nothing of the run is alive."""
 
     def __init__(
-        self, folder: Path, script: Path, *arguments: str, workers: int, deadline_s: float = 90.0, options: list[str],
+        self, folder: Path, script: Path, *arguments: str, workers: int, deadline_s: float = 200.0, options: list[str],
         on: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """`on`: what to put before each command, to have it run elsewhere."""
@@ -119,7 +119,7 @@ class Elastic:
     # --- acting ----------------------------------------------------------------------------------------------
 
     def command(self, *arguments: str) -> None:
-        done = run([*self.on, *FARANDOLE, *arguments, "--run", str(self.folder)], env=ENVIRON, timeout=60)
+        done = run([*self.on, *FARANDOLE, *arguments, "--run", str(self.folder)], env=ENVIRON, timeout=200)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}\n{self.report()}"
 
     def signal(self, worker: str, number: int) -> None:
@@ -168,7 +168,7 @@ def gone(alive: Callable[[], bool], seconds: float = 5.0) -> bool:
     return True
 
 
-def alone(folder: Path, script: Path, *arguments: str, deadline_s: float = 90.0) -> None:
+def alone(folder: Path, script: Path, *arguments: str, deadline_s: float = 200.0) -> None:
     """The same script as a world of one."""
     environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder), "FARANDOLE_LEDGER": "1"}
     done = run([sys.executable, str(script), *arguments], env=environ, timeout=deadline_s)

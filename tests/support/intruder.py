@@ -125,7 +125,7 @@ class Intruder:
                 with contextlib.suppress(aiohttp.ClientError, ConnectionError):
                     await socket.send_bytes(frame)
                     while not socket.closed:
-                        await socket.receive(timeout=20)
+                        await socket.receive(timeout=200)
                 return True
         except (aiohttp.ClientError, ConnectionError):
             return False

@@ -55,7 +55,7 @@ class Launched:
 
     def ended(self) -> tuple[int, str, str]:
         """Exit code, output, errors; everything that it had started has ended."""
-        code = self.process.wait(60)
+        code = self.process.wait(200)
         if self.folder.joinpath("coordinator.json").exists():
             self.note_processes()
         assert [pid for pid in self.pids if not gone(pid)] == []

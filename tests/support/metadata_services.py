@@ -40,7 +40,7 @@ class Service:
 
     def __enter__(self: S) -> S:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(200)
         return self
 
     def __exit__(
@@ -61,7 +61,7 @@ class Service:
 
         done = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (change(), done.set()))
-        assert done.wait(30)
+        assert done.wait(200)
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -36,14 +36,14 @@ class S3:
         while True:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                with urllib.request.urlopen(urllib.request.Request(f"{self.url}/bucket", method="PUT"), timeout=30):
+                with urllib.request.urlopen(urllib.request.Request(f"{self.url}/bucket", method="PUT"), timeout=200):
                     return
             except OSError:
                 assert time.monotonic() < deadline, self.log.read_text()
                 time.sleep(0.05)
 
     def listing(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/bucket?list-type=2", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/bucket?list-type=2", timeout=200) as answer:
             return answer.read().decode()
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ from tests.support.forked import ENVIRON
 from tests.support.forked import run as call
 from tests.support.harness import FARANDOLE, Elastic, alone
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes]
 SMALL = Path(__file__).parents[1] / "jobs" / "small.py"
 WITHIN_S = 2.0
 
@@ -38,13 +38,13 @@ def began(pid: int) -> float:
 
 
 def told(run: Elastic, *arguments: str) -> str:
-    done = call([*FARANDOLE, "account", "--run", str(run.folder), *arguments], env=ENVIRON, timeout=60)
+    done = call([*FARANDOLE, "account", "--run", str(run.folder), *arguments], env=ENVIRON, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def status(run: Elastic) -> dict[str, Any]:
-    done = call([*FARANDOLE, "status", "--json", "--run", str(run.folder)], env=ENVIRON, timeout=60)
+    done = call([*FARANDOLE, "status", "--json", "--run", str(run.folder)], env=ENVIRON, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
@@ -57,7 +57,7 @@ def test_workers_that_come_leave_die_and_are_too_few(tmp_path: Path) -> None:
     options = ["--min", "2", "--prices", str(prices)]
     births: dict[str, float] = {}
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "1000")
-    with Elastic(tmp_path / "run", SMALL, *job, workers=2, options=options, deadline_s=150.0) as run:
+    with Elastic(tmp_path / "run", SMALL, *job, workers=2, options=options) as run:
 
         def members(count: int, *without: str) -> None:
             run.until_members(count, without=without)

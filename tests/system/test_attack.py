@@ -54,7 +54,6 @@ def test_every_attack_has_a_name_of_its_own() -> None:
 
 @pytest.mark.world
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_the_run_stands_the_attacks_that_show_most() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "attack", "--short"], cwd=ROOT, capture_output=True, text=True, check=False

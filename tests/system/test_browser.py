@@ -20,7 +20,6 @@ from tests.support.told_run import MARKUP, RUN, written
 pytestmark = [
     pytest.mark.world,
     pytest.mark.skipif(INSTALLED is None, reason=WHY_NOT),
-    pytest.mark.timeout(240),
 ]
 SOON = 30_000  # ms
 
@@ -34,7 +33,7 @@ def dashboard(folder: Path) -> Generator[str, None, None]:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1]
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(200) == 0
         finally:
             process.kill()
 

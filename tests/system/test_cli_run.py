@@ -15,7 +15,7 @@ from tests.support.fake_worker import gone, until
 from tests.support.launched import FAKE, Launched, farandole, kill_coordinator
 from tests.support.lines import naming
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 
 
 def test_a_run_from_start_to_end(launch: Callable[..., Launched], tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_by_option_other_code_is_let_in_and_on_resuming_the_edited_file_counts(
             run.until_members(2)
             run.command("stop")
             run.until(lambda: run.process.poll() is not None, "the end")
-            assert external_worker.wait(30) == run.process.returncode == 0
+            assert external_worker.wait(200) == run.process.returncode == 0
         assert [(event["worker"], event["what"]) for event in run.events("other code")] == [
             ("guest-1", ["script split.py"])
         ]

@@ -110,7 +110,7 @@ def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp
         run.until_members(2)
         pace.unlink()
         run.finish()
-        assert external_worker.wait(30) == 0, (tmp_path / "guest.out").read_text()
+        assert external_worker.wait(200) == 0, (tmp_path / "guest.out").read_text()
     [code] = [place for place in (home / ".cache/farandole/code").iterdir() if place.is_dir()]
     assert {path.read_text() for path in tmp_path.glob("by-*")} == {str(code / ".venv/bin/python")}
     assert (code / "prepared").read_text().split() in (["x"], ["x", "x"]), "once for each name of the host"
@@ -149,6 +149,6 @@ def test_what_can_not_travel_is_said_before_anything_is_made(
     (tmp_path / "hosts").write_text("localhost\n")
     (project / "list").write_text("missing\n")
     command = [*FARANDOLE, "run", "--pool", f"ssh,hosts={tmp_path}/hosts", "--folder", str(tmp_path / "run"), *options]
-    done = forked.run([*command, script], env=ENVIRON, cwd=project, timeout=60)
+    done = forked.run([*command, script], env=ENVIRON, cwd=project, timeout=200)
     assert (done.returncode, why in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from tests.support.coordinator_process import listening, settings, start
 from tests.support.fake_worker import until
 from tests.support.trainer import Board, Trainer
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 
 
 class Run:
@@ -109,7 +109,7 @@ def test_killed_again_and_again_it_takes_up_where_it_was(launch: Any) -> None:
     assert {
         trainer.client.instructions.exit.code for trainer in run.trainers.values() if trainer.client.instructions.exit
     } == {7}
-    assert run.process.wait(30) == 0
+    assert run.process.wait(200) == 0
 
     assert run.written() == list(range(len(run.written()))), "no step is lost, none is written twice"
     assert len(run.written()) > 120

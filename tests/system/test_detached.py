@@ -41,6 +41,6 @@ def test_it_returns_at_once_and_attach_watches_to_the_end(tmp_path: Path) -> Non
 
 def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     command = [*FARANDOLE, "run", "--detach", "--folder", str(tmp_path / "run"), "--min", "9", str(JOB), "out"]
-    begun = run(command, env=ENVIRON, timeout=60)
+    begun = run(command, env=ENVIRON, timeout=200)
     assert begun.returncode == 1
     assert naming(begun.stdout + begun.stderr, "--workers 2", "--min 9")

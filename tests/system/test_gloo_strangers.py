@@ -46,9 +46,7 @@ def test_strangers_at_the_listeners_cost_nothing_and_get_nothing(
     job = [str(digits(place)), "--pace", str(pace)]
     with Machines() as machines, ExitStack() as stack:
         on = [*machines.on(0), "env", "FARANDOLE_SHARED_MEMORY=0"]  # else those of one host have no listeners
-        run = stack.enter_context(
-            Elastic(tmp_path / "run", JOB, *job, workers=2, options=["--max", "3"], on=on, deadline_s=150)
-        )
+        run = stack.enter_context(Elastic(tmp_path / "run", JOB, *job, workers=2, options=["--max", "3"], on=on))
         run.until_members(2)
         join = [
             *on,
@@ -74,7 +72,7 @@ def test_strangers_at_the_listeners_cost_nothing_and_get_nothing(
         done = {mode: json.loads(process.communicate()[0]) for mode, process in attackers.items()}
         pace.unlink()
         run.finish()
-        assert joined.wait(30) == 0
+        assert joined.wait(200) == 0
     assert f"fingerprint {reference.fingerprint}" in run.output.read_text(), "the weights of a world of one"
     assert all(after[worker] < before[worker] + SPARE for worker in before), (before, after)
     assert done["crowd"]["held"] >= 2000

@@ -18,7 +18,7 @@ from tests.support.harness import FARANDOLE, Elastic
 from tests.support.launched import FAKE, Launched
 from tests.support.lines import naming
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"
 SLEEPER = "import time; time.sleep(600)"
 PATIENT = (
@@ -51,7 +51,7 @@ def test_a_closed_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
         os.close(ours)
         until(lambda: os.read(terminal, 65536) and '"event":"view"' in metrics(folder))
         os.close(terminal)
-        assert process.wait(60) == 128 + signal.SIGHUP
+        assert process.wait(200) == 128 + signal.SIGHUP
     assert '"event":"saved"' in metrics(folder)
     assert "SIGHUP" in metrics(folder)
 
@@ -76,7 +76,7 @@ def test_hangups_never_kill_and_nohup_ignores_them(launch: Callable[..., Launche
         until(lambda: '"event":"view"' in metrics(folder))
         process.send_signal(signal.SIGHUP)
         (folder / "finish").touch()
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
 
 
 def test_an_external_worker_leaves_gracefully(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_external_worker_leaves_gracefully(tmp_path: Path) -> None:
         with subprocess.Popen([*FARANDOLE, "join", str(run.folder / "ticket"), *job]) as external_worker:
             run.until_members(2)
             external_worker.send_signal(signal.SIGHUP)
-            assert external_worker.wait(60) == 0
+            assert external_worker.wait(200) == 0
         assert [event["reason"] for event in run.events("notice")] == ["SIGHUP"]
         run.until_members(1)
         (tmp_path / "pace").unlink()
@@ -103,4 +103,4 @@ def test_a_signal_while_workers_are_starting_does_not_wait_for_them(tmp_path: Pa
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         until(lambda: len(list((folder / "logs").glob("*.log"))) == 2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 128 + signal.SIGINT
+        assert process.wait(200) == 128 + signal.SIGINT

@@ -141,4 +141,4 @@ def test_clean_ends_what_a_run_has_left_and_nothing_of_another(rack: Verbs, tmp_
         assert len(two.members) == 3
         assert not two.events("lost")
         two.command("stop")
-        two.process.wait(60)
+        two.process.wait(200)

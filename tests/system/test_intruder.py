@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,15 +95,20 @@ def attacked(tmp_path: Path, *, listen: str, intruder_host: str, here: list[str]
         secret = load(str(run.folder / "ticket")).secret.encode()
         assert who_holds(secret) == []
         run.command("status")
-        assert run.events("view")[-1] == view, run.report()
+        assert all(set(each["members"]) == set(view["members"]) for each in views_since(run, view)), run.report()
         pace.unlink()
         run.finish()
-        assert joined.wait(30) == 0, (tmp_path / "join.log").read_text()
+        assert joined.wait(200) == 0, (tmp_path / "join.log").read_text()
         (tmp_path / "attack").unlink()
-        intruder.wait(30)
+        intruder.wait(200)
     assert "far" not in [event["worker"] for event in run.events("lost")]
-    assert run.events("view")[-1] == view
+    assert all(set(each["members"]) == set(view["members"]) for each in views_since(run, view))
     return run
+
+
+def views_since(run: Elastic, view: dict[str, Any]) -> list[dict[str, Any]]:
+    """Later views. A worker that gets no answer for 3 s, on a busy machine, connects again: that is a new view."""
+    return [each for each in run.events("view") if each["view"] > view["view"]]
 
 
 def check(run: Elastic, tmp_path: Path, expected: str, *more: str) -> None:

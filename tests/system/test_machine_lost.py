@@ -53,9 +53,7 @@ def test_it_goes_on_from_another_machine(time: int, bits: str, tmp_path: Path) -
             shutil.copy(first.folder / "ticket", ticket)
             machines.unplug(old)
             taking = [*options, "--listen", machines.addresses[new], "--take-over", str(ticket)]
-            with Elastic(
-                tmp_path / "new", *job, workers=2, options=taking, on=machines.on(new), deadline_s=120
-            ) as second:
+            with Elastic(tmp_path / "new", *job, workers=2, options=taking, on=machines.on(new)) as second:
                 second.until(lambda: bool(second.events("view")), "all to be back")
                 assert set(second.members) == set(first.members)
                 packs = [run.folder / PACK for run in (first, second)]

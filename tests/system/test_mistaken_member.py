@@ -59,7 +59,7 @@ def test_a_round_too_far_ahead_costs_its_sender_the_run_and_nobody_else(tmp_path
         try:
             run.until(lambda: bool(run.events("lost")), "the guest's eviction")
             pace.unlink()
-            said, _ = external_worker.communicate(timeout=60)
+            said, _ = external_worker.communicate(timeout=200)
             assert external_worker.returncode == EXIT_BANNED, said
             run.finish()
         finally:

@@ -26,7 +26,7 @@ from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
 from tests.support.launched import FAKE, Launched, kill_coordinator
 from tests.support.lines import naming
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes]
 TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"
 MODULE = "farandole.coordinator.process"
 PACE_S = "0.05"
@@ -173,7 +173,7 @@ def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Pat
         with subprocess.Popen([*command, "--again"]) as again:
             until(lambda: any(line.get("event") == "resumed" for line in read_lines(folder)))
             (tmp_path / "pace").unlink()
-            assert [process.wait(60) for process in run.workers] == [0, 0]
+            assert [process.wait(200) for process in run.workers] == [0, 0]
             again.kill()
     assert (tmp_path / "out").read_text() == expected
 
@@ -198,7 +198,7 @@ def test_output_that_nobody_takes_ends_no_run(tmp_path: Path, where: str) -> Non
             lambda: (folder / "metrics.jsonl").exists() and '"event":"view"' in (folder / "metrics.jsonl").read_text()
         )
         (folder / "finish").touch()
-        shell.wait(60)
+        shell.wait(200)
     until(lambda: (tmp_path / "code").exists())
     assert (tmp_path / "code").read_text() == "0\n"
     assert '"event":"over"' in (folder / "metrics.jsonl").read_text()

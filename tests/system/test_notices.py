@@ -232,7 +232,7 @@ def tell(notified):
     there.set()
 
 preemption.in_background("", "", tell)
-assert there.wait(60)
+assert there.wait(200)
 """
 
 SERVES = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.harness import Elastic
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 JOBS = Path(__file__).parents[1] / "jobs"
 SCRIPT = f"""
 import os, signal, sys

@@ -17,7 +17,7 @@ from farandole.pool.base import WorkerExited
 from farandole.pool.local import LocalPool, join_command
 from tests.support.fake_worker import gone, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes]
 SLEEP = "import time; time.sleep(600)"
 FAMILY = (
     "import subprocess, sys, pathlib, os, time\n"

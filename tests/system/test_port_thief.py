@@ -20,7 +20,7 @@ from farandole.coordinator.listener import BACKLOG
 from tests.support.fake_worker import until
 from tests.support.launched import Launched, kill_coordinator
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 THIEF = """
 import os, socket, sys
 if os.geteuid() == 0:

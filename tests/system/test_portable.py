@@ -31,7 +31,7 @@ def test_forked_workers_and_an_external_worker_have_the_same_bits_and_so_has_a_r
             run.until_step(run.step + 2)
             pace.unlink()
             run.finish()
-            assert external_worker.wait(30) == 0
+            assert external_worker.wait(200) == 0
         assert not run.events("refused")
         [finished] = run.events("finished")
         assert finished["equal"]

@@ -1,4 +1,4 @@
-"""The script of the README, as it stands there: by itself and with two workers it ends with the same weights."""
+"""The script of the README, with fewer epochs: by itself and with two workers it ends with the same weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ pytestmark = [pytest.mark.processes]
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_script_runs_as_it_stands_and_gives_the_same_weights_with_two_workers(tmp_path: Path) -> None:
+def test_the_script_runs_and_gives_the_same_weights_with_two_workers(tmp_path: Path) -> None:
     [script] = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
     assert len(script.splitlines()) <= 25
-    (tmp_path / "train.py").write_text(script)
+    assert script.count("epochs=20") == 1
+    (tmp_path / "train.py").write_text(script.replace("epochs=20", "epochs=3"))  # enough, and 40 s less
     run = [*FARANDOLE, "run", "--workers", "2", "--folder", "run", "train.py"]
     outputs = [
         subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=200, check=True)

@@ -52,7 +52,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A world of one."""
 
     def train(folder: Path) -> Outcome:
-        alone(folder, JOB, str(folder / "out.json"), deadline_s=180.0)
+        alone(folder, JOB, str(folder / "out.json"))
         assert count(folder / "ledger") == EVERY_SAMPLE_ONCE
         outcome = Outcome.of(folder / "out.json", folder)
         assert len(outcome.hashes) == len(set(outcome.hashes.values())) == len(MODELS) * len(UPDATES)

@@ -113,5 +113,5 @@ def test_who_shares_none_joins_those_who_do(tmp_path: Path, expected: str) -> No
             run.until_step(run.step + 2)
             pace.unlink()
             run.finish()
-            assert external_worker.wait(30) == 0
+            assert external_worker.wait(200) == 0
     assert (tmp_path / "out").read_text() == expected

@@ -13,14 +13,14 @@ import torch
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.lines import naming
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
 OPTIONS = ["--standstill", "1", "--stop-limit", "0.5", "--checkpoint-every", "2steps"]
 
 
 def status(run: Elastic, *options: str) -> str:
     command = [*FARANDOLE, "status", "--run", str(run.folder), *options]
-    return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=200, check=True).stdout
 
 
 def hanging(tmp_path: Path, fault: str) -> Elastic:

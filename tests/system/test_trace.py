@@ -18,7 +18,7 @@ from tests.support.forked import ENVIRON
 from tests.support.harness import FARANDOLE, Elastic, alone
 from tests.support.lines import naming
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 SLOW = "w2"
 PACE_S = 0.06
@@ -34,7 +34,7 @@ def asked(run: Elastic, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def done(process: subprocess.Popen[bytes], code: int = 0) -> str:
-    told = process.communicate(timeout=60)[0].decode()
+    told = process.communicate(timeout=200)[0].decode()
     assert process.returncode == code, told
     return told
 
@@ -74,7 +74,7 @@ def test_who_waits_for_whom_while_a_run_trains_and_while_it_stands(tmp_path: Pat
     alone(tmp_path / "one", JOB, str(tmp_path / "alone.txt"), *SIZES)
     job = (str(out), "--slow", SLOW, "--pace", str(pace), *SIZES)
     pace.write_text(str(4 * PACE_S))  # a micro-batch takes a quarter
-    with Elastic(tmp_path / "run", JOB, *job, workers=3, options=["--equal", "--min", "3"], deadline_s=150.0) as run:
+    with Elastic(tmp_path / "run", JOB, *job, workers=3, options=["--equal", "--min", "3"]) as run:
         members = run.until_members(3)
         run.until_step(3)
         told = done(asked(run, "--steps", str(STEPS)))

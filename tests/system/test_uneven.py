@@ -56,7 +56,7 @@ def test_who_is_held_back_by_a_quota_gets_fewer_shards_and_the_bits_are_the_same
             assert dealt[fast] == SHARDS - dealt[slow]
             said = subprocess.run(
                 [*FARANDOLE, "status", "--run", str(run.folder)],
-                env=ENVIRON, capture_output=True, text=True, timeout=60, check=True,
+                env=ENVIRON, capture_output=True, text=True, timeout=200, check=True,
             ).stdout  # fmt: skip
             assert f"{slow} on " in said.split("straggler", 1)[1].split("\n", 1)[0], said
         load.unlink()

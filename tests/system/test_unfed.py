@@ -23,7 +23,7 @@ from tests.support.lines import naming
 from tests.support.shards import prepared
 from tests.support.shared import once
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
 EVERY_SAMPLE_ONCE = Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES))
 REASON = os.strerror(errno.ENOSPC)

@@ -21,7 +21,6 @@ from farandole.worker.fake import FakeContext
 from tests.support.metric_lines import stepped
 from tests.support.stage import stage
 
-pytestmark = pytest.mark.timeout(120)
 SIGNATURE = m.Signature(facts=(("torch", "none"),))
 
 

@@ -73,7 +73,7 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().saved(between)
 
     hung.save_aside(context, Late(), wanted)
-    assert done.wait(10)
+    assert done.wait(200)
     assert context.instructions.save is None
 
 

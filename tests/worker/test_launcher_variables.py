@@ -66,7 +66,7 @@ def test_the_script_does_not_see_them(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [*FARANDOLE, "join", str(tmp_path / "ticket"), str(script)], env={**ENVIRON, **TORCHRUN}, capture_output=True,
-        text=True, timeout=60, check=False,
+        text=True, timeout=200, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "[] 1\n"), done.stderr
     assert "WORLD_SIZE" in done.stderr

@@ -27,3 +27,12 @@ def test_a_leaving_worker_lowers_itself_within_its_session_and_its_session_among
     )
     assert done.stdout.split() == [str(min(19, 19 + os.getpriority(os.PRIO_PROCESS, 0))), "15"]
     assert AUTOGROUP.read_text() == before
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not share cores out by sessions")
+def test_one_in_the_session_of_others_lowers_itself_alone() -> None:
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LEAVER!r}], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=True
+    )
+    assert done.stdout.split() == [str(min(19, 19 + os.getpriority(os.PRIO_PROCESS, 0))), "0"]

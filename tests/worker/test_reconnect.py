@@ -21,8 +21,6 @@ from tests.support.mentioned import mentions
 from tests.support.proxy import DOWN, UP
 from tests.support.stage import stage
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_a_connection_that_is_reset(tmp_path: Path) -> None:
     async def scenario() -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from farandole.protocol import messages as m
 from farandole.worker.context import NoTraining
 from tests.support.crew import crew
 from tests.support.mentioned import mentions
-
-pytestmark = pytest.mark.timeout(120)
 
 
 class Drifted(NoTraining):

@@ -70,7 +70,7 @@ class Bench(Loop):
             replica, loader, length, context, rounds, folder=folder, device=device,
             gradients=partial(TimedGradients, watch=watch), **other,
         )  # fmt: skip
-        context.shard_timer = Loader.watch = watch
+        context.shard_timer = watch
         self._terms, self._folder, self._device = terms, folder, device
         self._members: tuple[str, ...] = ()
         self._meeting = Partials(Layout([], lanes=1))

@@ -1,6 +1,6 @@
 """A stopwatch for the parts of a worker's step, attached at existing interfaces.
 
-    waiting for data      `Loader.watch`, between a loader and its callers
+    waiting for data      `Loader.measure`, between a loader and its callers
     forward and backward  the worker's shard timer, replaced by this one; without the time of adding up
     adding up, landing    the loop's gradients, replaced by `TimedGradients`
     waiting for the sum   from the last backward pass to the end of the round, which the loop reports to the shard timer
@@ -29,11 +29,11 @@ clock = time.perf_counter
 
 
 class Stopwatch(ShardTimer):
-    """Times the steps of one worker, one after the other. They get their micro-batches from `loader`. In seconds."""
+    """Times the steps of one worker, one after the other. Their micro-batches come from `loader`. In seconds."""
 
     def __init__(self, loader: Loader, objects: Iterable[object]) -> None:
         super().__init__()
-        self._loader = loader
+        loader.measure(self)
         for thing in objects:
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(self._update_begins)
@@ -52,11 +52,10 @@ class Stopwatch(ShardTimer):
             waiting=self._waiting, landing=self.landing, update=self._update,
         )  # fmt: skip
 
-    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
+    def fetch(self, key: Key, direct: Callable[[Key], Any]) -> Any:
         began = clock()
         batch = direct(key)
-        if loader is self._loader:
-            self._data += clock() - began
+        self._data += clock() - began
         return batch
 
     def open(self) -> None:

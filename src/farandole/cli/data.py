@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
+    from farandole.data.loader import Loader
     from farandole.data.prepare.images import Images
     from farandole.data.prepare.shards import Part, ShardResult
     from farandole.data.prepare.webdataset_index import Read
     from farandole.data.probe import ProbeResult
+    from farandole.training.replica import Replica
 
 
 # --- indexing ---------------------------------------------------------------------------------------------------------
@@ -420,12 +422,18 @@ def probe(
     os.environ["FARANDOLE_TICKET"] = os.environ["FARANDOLE_FOLDER"] = ""
     os.environ["FARANDOLE_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from farandole.data.loader import Loader
     from farandole.data.probe import Ended, Probe
     from farandole.script import run_alone
+    from farandole.training.loop import Loop, use
 
     watching = Probe(seconds)
-    Loader.watch, Loader.timed = watching, True
+
+    def measured_loop(replica: Replica, loader: Loader, *others: Any, **options: Any) -> Loop:
+        watching.loader = loader
+        loader.measure(watching, making=True)
+        return Loop(replica, loader, *others, **options)
+
+    use(measured_loop)
     try:
         run_alone(script, arguments or [])
     except Ended:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from itertools import repeat
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -239,9 +239,6 @@ NOT_PICKLED = {"PicklingError", "AttributeError", "TypeError"}  # names of the e
 class Loader:
     """Makes micro-batches of `dataset` on request, and prefetches them; options have torch's names and meaning."""
 
-    watch: ClassVar[FetchHook | None] = None
-    timed: ClassVar[bool] = False  # True: loaders that are made from now on measure the cost of making, in `making`
-
     def __init__(
         self,
         dataset: Dataset[Any],
@@ -285,7 +282,6 @@ class Loader:
         self.order = SampleOrder(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
-        self._source.timed = self.timed
         self._state = DatasetState(self._source.epochs, dataset, collate_fn)
         self.making = NOTHING  # the cost of making all micro-batches received so far
         self._places = num_workers * (prefetch_factor or 2)
@@ -298,6 +294,7 @@ class Loader:
         self._start: ProcessStart | None = None
         self._deaths = 0  # in a row
         self._on_deaths = on_deaths
+        self._hook: FetchHook | None = None
         self._epoch = -1  # epoch of the micro-batch fetched last
         self._pid = os.getpid()
         try:
@@ -319,6 +316,13 @@ class Loader:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
         if num_workers:
             shared_memory.check()
+
+    def measure(self, hook: FetchHook, *, making: bool = False) -> None:
+        """Fetch all micro-batches through `hook` from now on. `making`: sum the cost of making them in `self.making`.
+
+        Call it before the first micro-batch: processes that run already do not measure.
+        """
+        self._hook, self._source.timed = hook, making
 
     def __len__(self) -> int:
         """Returns the number of steps of the base batch in an epoch; the last may be shorter."""
@@ -366,7 +370,7 @@ class Loader:
             check_length(self.dataset, self.length)
             self._epoch = key.epoch
         try:
-            return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
+            return self._fetch(key) if self._hook is None else self._hook.fetch(key, self._fetch)
         finally:
             self._source.epochs.enter(key.epoch)  # prefetching in this process may have entered the next epoch
             self._state.settle()

@@ -176,10 +176,9 @@ class Ended(BaseException):
 
 @dataclass
 class Probe:
-    """Intercepts the fetches of a script's loaders, as `Loader.watch`.
+    """The hook of the fetches of the training's loader, see `Loader.measure`.
 
-    Raises `Ended` from a fetch when the steps after the first have lasted `seconds`. It measures the first loader that
-    is used, and takes it for the training's.
+    Raises `Ended` from a fetch when the steps after the first have lasted `seconds`.
     """
 
     seconds: float
@@ -199,31 +198,29 @@ class Probe:
         assert self.steps is not None
         return ProbeResult(first=self.first, steps=self.steps, processes=self.loader.processes, cores=cores)
 
-    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
-        """Returns the script's micro-batch for `key`; `direct` fetches it from `loader`."""
-        self.loader = self.loader or loader
-        if loader is not self.loader:
-            return direct(key)
+    def fetch(self, key: Key, direct: Callable[[Key], Any]) -> Any:
+        """Returns the script's micro-batch for `key`; `direct` fetches it."""
         if key[:2] != self._step:
             self._step = key[:2]
-            self._step_begins(loader)
+            self._step_begins()
         began = self.clock()
         batch = direct(key)
         self._waited += self.clock() - began
         self._samples += key.stop - key.start
         return batch
 
-    def _step_begins(self, loader: Loader) -> None:
+    def _step_begins(self) -> None:
         now = self.clock()
         if self._step_count == 1:
-            self.first = self._counted(loader, now)
+            self.first = self._counted(now)
         elif self._step_count > _LEAST and now - self._began >= self.seconds:
-            self.steps = self._counted(loader, now)
+            self.steps = self._counted(now)
             raise Ended
         self._step_count += 1
         if self._step_count <= 2:
             self._began, self._samples, self._waited = now, 0, 0.0
 
-    def _counted(self, loader: Loader, now: float) -> StepTimes:
-        making, loader.making = loader.making, NOTHING
+    def _counted(self, now: float) -> StepTimes:
+        assert self.loader is not None
+        making, self.loader.making = self.loader.making, NOTHING
         return StepTimes(self._samples, now - self._began, self._waited, making)

@@ -70,7 +70,7 @@ from farandole.platform import cpu
 from farandole.platform.output import guard
 
 if TYPE_CHECKING:
-    from farandole.data.loader import Loader
+    pass
 
 
 # --- prefetch ---------------------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ def hook(dataset: Any, name: str) -> Callable[..., Any] | None:
 
 
 class FetchHook(Protocol):
-    """Intercepts the fetches of all loaders; `farandole probe` uses it."""
+    """Intercepts the fetches of a loader, see `Loader.measure`."""
 
-    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...
+    def fetch(self, key: Key, direct: Callable[[Key], Any]) -> Any: ...
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------

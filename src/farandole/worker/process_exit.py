@@ -114,13 +114,15 @@ def lower_priority() -> None:
     """Lowers the CPU priority of a leaving worker, so that its exit does not take time from the workers that train.
 
     Most kernels schedule by sessions (autogroup): a process's nice value counts only within its session, and the
-    session has a value of its own. The worker leads a session, so both are set. Freeing its memory takes about 50 ms of
-    a core; on busy cores it gets a thirtieth of the time.
+    session has a value of its own. A pool's worker leads a session, so both are set. One that `farandole join` began
+    may be in the session of a terminal, whose other processes must not become slow: its session is left as it is.
+    Freeing its memory takes about 50 ms of a core; on busy cores it gets a thirtieth of the time.
     """
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("15")
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text("15")
 
 
 # --- script signals ---------------------------------------------------------------------------------------------------

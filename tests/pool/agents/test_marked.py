@@ -43,7 +43,7 @@ def test_what_has_the_mark_is_ended_and_nothing_else() -> None:
         ended = agent.kill_agents(["one", "two"])
         assert set(ended) == {process.pid for process in ours}
         assert all("sys.stdin.read" in command for command in ended.values())
-        assert [process.wait(10) for process in ours] == [-9, -9]
+        assert [process.wait(200) for process in ours] == [-9, -9]
         assert [process.poll() for process in others] == [None] * len(others)
         assert agent.kill_agents(["one", "two"]) == {}
     finally:

@@ -10,7 +10,7 @@ from farandole.control.ticket import new_secret
 from farandole.pool.ec2 import Aws, secret_name
 from tests.support.aws import TEMPLATE, Machines, Moto, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.world]
 
 
 def launch(moto: Moto, **labels: str) -> str:

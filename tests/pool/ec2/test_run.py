@@ -155,7 +155,7 @@ def test_an_instance_that_has_failed_is_kept_for_a_look_and_then_ends(moto: Moto
         assert "exit code 3" in failed()[0]["reason"]
         kept = failed()[0]["host"]
         run.command("stop")
-        run.process.wait(60)
+        run.process.wait(200)
         assert kept in [each["InstanceId"] for each in moto.living()], "for a look, also when the run is over"
     until(lambda: moto.living() == [], "it ends itself then", 120)
 
@@ -173,7 +173,7 @@ def test_what_a_run_may_last_or_cost_ends_it_with_a_checkpoint(moto: Moto, tmp_p
         str(60 / 3600 if limit == "--max-hours" else 40),
     ]
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
-    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, options=options) as run:
         run.until_step(1)
         assert limit == "--max-cost" or "farandole:until" in tags(moto.living()[0]), "whoever has died by then"
         run.finish()
@@ -197,7 +197,7 @@ def test_after_a_crash_of_everything_tags_show_what_is_paid_for_and_instances_en
     prices.write_text("# 2026-11-01\ntype,zone,market,dollars\nc5.large,,spot,0.034\n")
     options = ["--pool", f"ec2,template={TEMPLATE}", "--orphan-limit", "30"]
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
-    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, options=options) as run:
         run.until_step(1)
         run.process.kill()
         run.process.wait()

@@ -137,7 +137,7 @@ def test_a_thread_of_its_own_tells() -> None:
     with Ec2Service() as service:
         service.set(action=STOP)
         preemption.in_background("", service.address, tell)
-        assert there.wait(30)
+        assert there.wait(200)
     assert heard[0] is not None
     assert "EC2" in heard[0].reason
     assert "terminate" in heard[0].reason
