@@ -140,7 +140,8 @@ def test_a_host_that_serves_another_run_says_so_and_serves_both(tmp_path: Path) 
         async with rack(tmp_path / "one", "localhost") as one:
             await one.seen("joined")
             async with rack(tmp_path / "two", "localhost") as two:
-                assert re.search(r"\b1\b", await two.seen("shared"))
+                [others] = re.findall(r"\d+", await two.seen("shared"))
+                assert int(others) >= 1, "the first run, and whatever else this machine serves"
                 await two.seen("joined")
                 for rig in (one, two):
                     rig.pool.start("w1", "localhost")
