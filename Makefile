@@ -15,6 +15,7 @@
 # make dependencies  whether anything is known against the versions that farandole is run with; asks pip-audit
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 # make bench-data  data paths against others', in turns, each in an environment of its own; some gigabytes, half an hour
+# make lending   a training lends its nodes to an urgent job of a real Slurm and takes them again; needs root and apt
 # make screens   the pictures of docs/ and README, from a run of the demo in a real Chromium
 # make texts     all help texts, errors and events in one file, texts.txt, to be read
 # make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data screens texts study clean
+.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data lending screens texts study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -144,6 +145,9 @@ $(PEERS)/%: $(VENV)/.dev
 	@echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages')" \
 	    > $@/lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages/shared.pth
 	@$@/bin/python -m pip --disable-pip-version-check -q install $(PEER)
+
+lending: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.lending
 
 screens: $(VENV)/.dev
 	@PYTHONPATH=. $(BIN)/python docs/screens.py
