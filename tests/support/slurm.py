@@ -27,6 +27,7 @@ PACKAGES = (
 )  # fmt: skip
 NODES = 3
 GRACE_S, KILL_S = 8, 5
+CONTROLLER, MUNGE = "slurmctld-wlm", "munged"
 WHY_NOT = "a Slurm cluster needs root, Linux's dpkg and apt-get with its package lists"
 CAN = os.geteuid() == 0 and bool(shutil.which("apt-get")) and bool(shutil.which("dpkg"))
 CONFIG = """
@@ -91,30 +92,40 @@ class Slurm:
         (folder / "slurm.conf").write_text(config)
 
     def begin(self) -> None:
-        munge = [f"--{name}={self.folder}/munge/{file}" for name, file in (
-            ("key-file", "key"), ("socket", "sock"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"),
-        )]  # fmt: skip
-        self._start("munged", "--force", "--foreground", *munge)
-        until((self.folder / "munge/sock").exists, "munged")
+        self.begin_munge()
         self.begin_controller()
-        stepd = str(self.root / "usr/sbin/slurmstepd-wlm")
         for n in range(1, NODES + 1):
-            self._start("slurmd-wlm", "-D", "-N", f"n{n}", "-d", stepd, name=f"n{n}")
+            self.begin_node(f"n{n}")
         until(lambda: self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle"] * NODES, "all nodes")
 
+    def begin_munge(self) -> None:
+        options = [f"--{name}={self.folder}/munge/{file}" for name, file in (
+            ("key-file", "key"), ("socket", "sock"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"),
+        )]  # fmt: skip
+        self._start(MUNGE, "--force", "--foreground", *options)
+        until(lambda: self.answers("munge", "--no-input", f"--socket={self.folder}/munge/sock"), "munged")
+
     def begin_controller(self) -> None:
-        self._start("slurmctld-wlm", "-D")
+        self._start(CONTROLLER, "-D")
         until(lambda: self.answers("scontrol", "ping") and " UP" in self.run("scontrol", "ping"), "slurmctld")
 
-    def kill_controller(self) -> None:
-        process = self._processes.pop("slurmctld-wlm")
+    def begin_node(self, name: str) -> None:
+        """Start the slurmd of a node."""
+        stepd = str(self.root / "usr/sbin/slurmstepd-wlm")
+        self._start("slurmd-wlm", "-D", "-N", name, "-d", stepd, name=name)
+
+    def kill(self, name: str) -> None:
+        """Kill a daemon: `CONTROLLER`, `MUNGE`, or the slurmd of a node, by the node's name."""
+        process = self._processes.pop(name)
         process.kill()
         process.wait()
 
     def end(self) -> None:
         """End all jobs, then the daemons."""
         with contextlib.suppress(subprocess.SubprocessError):
-            if "slurmctld-wlm" not in self._processes:
+            if MUNGE not in self._processes:
+                self.begin_munge()
+            if CONTROLLER not in self._processes:
                 self.begin_controller()
             self.run("scancel", f"--user={getpass.getuser()}")
             until(lambda: not self.run("squeue", "-h"), "all jobs to end")

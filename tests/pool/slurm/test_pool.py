@@ -14,7 +14,7 @@ import pytest
 from farandole.control.ticket import load
 from tests.support.forked import ENVIRON
 from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
-from tests.support.slurm import NODES, Slurm, slurm, until
+from tests.support.slurm import CONTROLLER, MUNGE, NODES, Slurm, slurm, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
 
@@ -132,18 +132,36 @@ def test_a_job_that_is_cancelled_from_outside_is_replaced(cluster: Slurm, rig: R
     assert cluster.jobs() == {}
 
 
-def test_a_controller_that_is_killed_costs_no_worker_and_is_used_again(
-    cluster: Slurm, rig: Rig, expected: bytes
+@pytest.mark.parametrize(("daemon", "words"), [(CONTROLLER, "slurmctld"), (MUNGE, "munge")])
+def test_a_daemon_that_is_killed_costs_no_worker_and_is_used_again(
+    cluster: Slurm, rig: Rig, expected: bytes, daemon: str, words: str
 ) -> None:
     with rig.run(f"slurm,size={NODES},partition=low", workers=2) as run:
         run.until_members(2)
-        cluster.kill_controller()
+        cluster.kill(daemon)
         run.until(lambda: any(event["host"] == "" for event in run.events("host")), "the error")
         run.command("scale", str(NODES))
-        [error] = {event["reason"] for event in run.events("host") if event["host"] == ""}
-        assert "slurmctld" in error
-        cluster.begin_controller()
+        assert all(words in event["reason"].lower() for event in run.events("host") if event["host"] == "")
+        cluster.begin_controller() if daemon == CONTROLLER else cluster.begin_munge()
         run.until_members(NODES)
+        rig.hurry()
+        run.finish()
+        assert not run.events("lost"), run.report()
+    assert rig.out.read_bytes() == expected
+    assert cluster.jobs() == {}
+
+
+def test_a_slurmd_that_is_killed_costs_no_worker(cluster: Slurm, rig: Rig, expected: bytes) -> None:
+    """Its job step is not its child, and goes on."""
+    with rig.run("slurm,size=2,partition=low", workers=2) as run:
+        run.until_members(2)
+        jobs = set(cluster.jobs())
+        node = cluster.node(min(jobs))
+        cluster.kill(node)
+        run.until_step(run.step + 10)
+        cluster.begin_node(node)
+        run.until_step(run.step + 10)
+        assert set(cluster.jobs()) == jobs
         rig.hurry()
         run.finish()
         assert not run.events("lost"), run.report()
