@@ -2,9 +2,10 @@
 
     python digits.py OUT [--pace FILE] [--forge]      OUT: the fingerprint, by rank 0
 
-While FILE is there, every step takes at least `PACE_S`, and five times that for one worker alone (25 times from step
-`SLOWER` on), who may wait for another; and step `HOLD` does not end, so that what is done to the run hits it in the
-middle. With --forge rank 0 once says lines of metrics of steps that nobody has reached.
+While FILE is there, every step takes at least `PACE_S`, and five times that for one worker alone, who may wait for
+another. From step `SLOWER` on it takes 25 times that, and step `HOLD` does not end, so that what is done to the run
+hits it in the middle. Nobody joins in a step that does not end: a joiner has a hundred seconds until then. With --forge
+rank 0 once sends lines of metrics of steps that nobody has reached.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ def main() -> None:
         optimizer.step()
         if args.forge and step.number == FORGED_AT and run.is_leader:
             forge(run)
-        while args.pace and args.pace.exists():
-            alone = 5 if step.number < SLOWER else 25  # nobody joins in a step that holds: leave time until then
-            time.sleep(PACE_S if run.view.size > 1 else alone * PACE_S)
-            if step.number < HOLD:
-                break
+        if args.pace:
+            keep_pace(args.pace, step.number, run.view.size)
     if run.is_leader:
         args.out.write_text(run.fingerprint())
+
+
+def keep_pace(pace: Path, step: int, workers: int) -> None:
+    pauses = 25 if step >= SLOWER else 5 if workers == 1 else 1
+    while pace.exists() and (pauses or step == HOLD):
+        time.sleep(PACE_S)
+        pauses = max(pauses - 1, 0)
 
 
 def forge(run: farandole.Run) -> None:
