@@ -1,16 +1,19 @@
 """The pictures of docs/ and the README, from a real run: `make demo` while a real Chromium looks at its dashboard.
 
     python docs/screens.py            docs/images/*.png, and demo.gif, which plays the demo
+    python docs/screens.py lending    docs/images/lending.gif, which plays `make lending`
 
-It takes about a minute, Chromium (apt install chromium) and what `.[dev]` has.
+Each takes a minute or two, Chromium (apt install chromium) and what `.[dev]` has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,9 @@ from playwright.sync_api import sync_playwright
 from farandole.observe.report import AS_ROOT, BROWSERS, QUIET
 from tests.support.browser import INSTALLED
 
-HERE = Path(__file__).parent
-IMAGES = HERE / "images"
-RUNS = HERE.parent / "runs"
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+RUNS = ROOT / "runs"
 FRAME_S = 0.3
 WITHOUT = """(root) => {  // where this checkout lies is nobody's business
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -32,23 +35,41 @@ GIF_WIDTH = 760
 COLOURS = 96
 
 
-def newest(before: set[Path]) -> Path:
-    """The run folder that the demo has made, once something is in it."""
+def begun(pattern: str, before: set[Path]) -> Path:
+    """Wait for a new run folder that matches `pattern` and has its first lines."""
     while True:
-        for folder in {*RUNS.glob("demo-*")} - before:
+        for folder in {*RUNS.glob(pattern)} - before:
             if (folder / "metrics.jsonl").exists():
                 return folder
         time.sleep(0.1)
 
 
-def film(page: Any, demo: subprocess.Popen[bytes]) -> list[Image.Image]:
-    """What is on the screen, some times a second, until the run is over."""
+@contextlib.contextmanager
+def dashboard(folder: Path) -> Generator[Any]:
+    """The dashboard of a run, as a page of a real Chromium."""
+    command = [sys.executable, "-m", "farandole", "dashboard", "--run", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
+        assert server.stdout is not None
+        link = server.stdout.readline().split()[-1]
+        browser = playwright.chromium.launch(
+            executable_path=INSTALLED, args=[*(a for a in QUIET if "scale-factor" not in a), *AS_ROOT]
+        )
+        page = browser.new_context(viewport={"width": 1000, "height": 700}).new_page()
+        page.goto(link)
+        page.locator("body[data-drawn]").wait_for()
+        yield page
+        browser.close()
+        server.terminate()
+
+
+def film(page: Any, run: subprocess.Popen[bytes], frame_s: float) -> list[Image.Image]:
+    """What is on the screen, every `frame_s` seconds, until the run is over."""
     frames: list[Image.Image] = []
-    while demo.poll() is None and page.locator("#state").inner_text() != "finished":
+    while run.poll() is None and page.locator("#state").inner_text() != "finished":
         picture = Image.open(io.BytesIO(page.screenshot(clip={"x": 0, "y": 0, "width": 1000, "height": 640})))
         height = round(picture.height * GIF_WIDTH / picture.width)
         frames.append(picture.convert("RGB").resize((GIF_WIDTH, height), Image.Resampling.LANCZOS))
-        time.sleep(FRAME_S)
+        time.sleep(frame_s)
     return frames
 
 
@@ -60,44 +81,44 @@ def save_gif(frames: list[Image.Image], path: Path) -> None:
     first.save(path, save_all=True, append_images=others, duration=lasts, loop=0, optimize=True)
 
 
-def main() -> None:
-    if INSTALLED is None:
-        sys.exit(f"none of {', '.join(BROWSERS)} is on the PATH: apt install chromium")
-    IMAGES.mkdir(exist_ok=True)
+def demo() -> None:
+    """The demo, and what its dashboard shows at the end."""
     before = {*RUNS.glob("demo-*")}
-    demo = subprocess.Popen([sys.executable, "examples/demo.py"], cwd=HERE.parent, stdout=subprocess.DEVNULL)
-    folder = newest(before)
-    dashboard = subprocess.Popen(
-        [sys.executable, "-m", "farandole", "dashboard", "--run", str(folder)], stdout=subprocess.PIPE, text=True
-    )
-    assert dashboard.stdout is not None
-    link = dashboard.stdout.readline().split()[-1]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=INSTALLED, args=[*(a for a in QUIET if "scale-factor" not in a), *AS_ROOT]
-        )
-        context = browser.new_context(viewport={"width": 1000, "height": 700})
-        page = context.new_page()
-        page.goto(link)
-        page.locator("body[data-drawn]").wait_for()
-        frames = film(page, demo)
+    command = [sys.executable, "examples/demo.py"]
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as run,
+        dashboard(begun("demo-*", before)) as page,
+    ):
+        save_gif(film(page, run, FRAME_S), IMAGES / "demo.gif")
         page.set_viewport_size({"width": 1300, "height": 2790})  # what is not in sight is not drawn anew
         time.sleep(2)
-        page.evaluate(WITHOUT, str(HERE.parent))
+        page.evaluate(WITHOUT, str(ROOT))
         page.screenshot(path=IMAGES / "dashboard.png", full_page=True)
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 420, "height": 900})
         time.sleep(1)
         page.screenshot(path=IMAGES / "dashboard-dark.png")
-        browser.close()
-    save_gif(frames, IMAGES / "demo.gif")
     for path in IMAGES.glob("*.png"):
         Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-    dashboard.terminate()
-    dashboard.wait()
-    demo.wait()
+
+
+def lending() -> None:
+    """A training that lends its nodes on a real Slurm, at double speed. Its table goes to standard output."""
+    folder = RUNS / time.strftime("lending-%Y%m%d-%H%M%S")
+    command = [sys.executable, "-m", "benchmarks.lending", "--folder", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT) as run, dashboard(begun(folder.name, set())) as page:
+        save_gif(film(page, run, 2 * FRAME_S), IMAGES / "lending.gif")
+
+
+def main() -> None:
+    if INSTALLED is None:
+        sys.exit(f"none of {', '.join(BROWSERS)} is on the PATH: apt install chromium")
+    IMAGES.mkdir(exist_ok=True)
+    recordings = {"demo": demo, "lending": lending}
+    for name in sys.argv[1:] or ["demo"]:
+        recordings[name]()
     for path in sorted(IMAGES.iterdir()):
-        print(f"{path.relative_to(HERE.parent)}: {path.stat().st_size / 1000:.0f} kB")
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
