@@ -33,16 +33,23 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY
 LIVE = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")
 
 
+_SPACES = (b"", b"cluster", b"fun", b"session", b"tracing", b"dashboard", b"job")
 _IS_OF_AGENT = re.compile(rb"FARANDOLE_AGENT=").match
 
 
 class RayCluster:
-    """The cluster. A node is named by its number. `folder`: for Ray's session and logs. `home`: the user's, on nodes."""
+    """The cluster. A node is named by its number.
+
+    `folder`: for Ray's session and logs. `home`: the user's, on the nodes.
+    """
 
     def __init__(self, folder: Path, home: Path, *, dashboard: bool = False) -> None:
         self.folder, self.home = folder, home
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ray_cluster"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.support.ray_cluster"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             self.address: str = self._call("begin", folder=str(folder), dashboard=dashboard)
@@ -89,6 +96,14 @@ class RayCluster:
         """Return True if nothing uses the node's CPU."""
         return self._call("is_free", node=node)
 
+    def exchange_version(self, version: str) -> str:
+        """Have the cluster claim to be of that version of Ray. Returns the one before."""
+        return self._call("exchange_version", version=version)
+
+    def stored(self) -> bytes:
+        """What the head stores of actors, jobs and workers, and under keys."""
+        return bytes.fromhex(self._call("stored"))
+
     def processes(self) -> list[int]:
         """The agents on the nodes and all that they have started."""
         found: list[int] = []
@@ -111,11 +126,13 @@ class RayCluster:
 class _Held:
     """The cluster, in its process."""
 
-    def begin(self, folder: str, dashboard: bool) -> str:
+    def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         self._cluster, self._nodes = Cluster(), dict[int, Any]()
+
+    def begin(self, folder: str, dashboard: bool) -> str:
         self._cluster.add_node(
             num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=dashboard, temp_dir=folder
         )  # fmt: skip
@@ -156,6 +173,26 @@ class _Held:
         free = self._cluster.global_state.available_resources_per_node()
         return free.get(self._nodes[node].node_id, {}).get("CPU") == 1.0
 
+    def exchange_version(self, version: str) -> str:
+        from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+        from ray._raylet import GcsClient
+
+        client, place = GcsClient(address=self._cluster.address), (CLUSTER_METADATA_KEY, b"cluster")
+        metadata = json.loads(client.internal_kv_get(*place))
+        before, metadata["ray_version"] = metadata["ray_version"], version
+        client.internal_kv_put(place[0], json.dumps(metadata).encode(), True, place[1])
+        return before
+
+    def stored(self) -> str:
+        from ray._raylet import GcsClient
+
+        client = GcsClient(address=self._cluster.address)
+        keys = [(space, key) for space in _SPACES for key in client.internal_kv_keys(b"", space)]
+        values = [client.internal_kv_get(key, space) for space, key in keys]
+        accessor = self._cluster.global_state._connect_and_get_accessor()
+        rows = [*accessor.get_actor_table(None, None), *accessor.get_job_table(), *accessor.get_worker_table()]
+        return b"\0".join([key for _, key in keys] + [each for each in (*values, *rows) if each]).hex()
+
     def end(self) -> None:
         self._cluster.shutdown()
 
@@ -192,11 +229,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     held = _Held()
-    for line in sys.stdin:
-        call, arguments = json.loads(line)
-        answers.write(json.dumps(getattr(held, call)(**arguments)) + "\n")
-        answers.flush()
-    held.end()
+    try:
+        for line in sys.stdin:
+            call, arguments = json.loads(line)
+            answers.write(json.dumps(getattr(held, call)(**arguments)) + "\n")
+            answers.flush()
+    finally:
+        held.end()
 
 
 if __name__ == "__main__":
