@@ -45,6 +45,7 @@ class RayCluster:
 
     def __init__(self, folder: Path, home: Path, *, dashboard: bool = False) -> None:
         self.folder, self.home = folder, home
+        self._spoiled: set[int] = set()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_cluster"],
             stdin=subprocess.PIPE,
@@ -74,10 +75,12 @@ class RayCluster:
 
     def kill(self, node: int) -> None:
         """Send SIGKILL to the node's raylet, and to nothing else."""
+        self._spoiled.add(node)
         self._call("kill", node=node)
 
     def remove(self, node: int) -> None:
         """Take the node away, as an operator does."""
+        self._spoiled.discard(node)
         self._call("remove", node=node)
 
     def kill_head(self) -> None:
@@ -86,7 +89,14 @@ class RayCluster:
 
     def drain(self, node: int, seconds: float) -> bool:
         """Announce that the node is preempted. Returns True if Ray accepts it."""
+        self._spoiled.add(node)
         return self._call("drain", node=node, seconds=seconds)
+
+    def restore(self) -> None:
+        """Replace the nodes that were drained or killed and not removed, as after a test that has failed."""
+        for node in tuple(self._spoiled):
+            self.remove(node)
+            self.add()
 
     def actors(self, *states: str) -> list[Mapping[str, Any]]:
         """The actors that are alive or pending, or those in one of these states, whosesoever they are."""
