@@ -103,7 +103,7 @@ class RayCluster:
         return self._call("actors", states=states or LIVE)
 
     def is_free(self, node: int) -> bool:
-        """Return True if nothing uses the node's CPU."""
+        """Return True if nothing uses the node's CPU. Ray ends a drained raylet when it is idle."""
         return self._call("is_free", node=node)
 
     def exchange_version(self, version: str) -> str:
@@ -181,7 +181,7 @@ class _Held:
 
     def is_free(self, node: int) -> bool:
         free = self._cluster.global_state.available_resources_per_node()
-        return free.get(self._nodes[node].node_id, {}).get("CPU") == 1.0
+        return free.get(self._nodes[node].node_id, {"CPU": 1.0}).get("CPU") == 1.0
 
     def exchange_version(self, version: str) -> str:
         from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY

@@ -68,23 +68,22 @@ class HostActor:
         raise SystemExit(f"{code}: {last[0]}" if code else 0)  # Ray lists this as the reason
 
     def _run(self, ticket: str, command: list[str], last: list[str]) -> int:
-        environ = {n: v for n, v in os.environ.items() if not n.startswith("FARANDOLE_") or n == "FARANDOLE_METADATA"}
         shim = [sys.executable, "-I", "-S", "-c", DIE_WITH, str(os.getpid())]
-        with subprocess.Popen(
+        process = subprocess.Popen(
             [*shim, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", env=environ, start_new_session=True,
-        ) as process:  # fmt: skip
-            assert process.stdin
-            assert process.stdout
-            reading = threading.Thread(target=self._copy, args=(process.stdout, last), daemon=True)
-            reading.start()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(ticket)
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            code = process.wait()
-            reading.join(READ_S)
-            return code
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        reading = threading.Thread(target=self._copy, args=(process.stdout, last), daemon=True)
+        reading.start()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(ticket)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        code = process.wait()
+        reading.join(READ_S)  # what the agent has left behind may keep its output open
+        return code
 
     def _copy(self, lines: TextIO, last: list[str]) -> None:
         for line in lines:
