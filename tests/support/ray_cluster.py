@@ -53,7 +53,8 @@ class RayCluster:
             text=True,
         )
         try:
-            self.address: str = self._call("begin", folder=str(folder), dashboard=dashboard)
+            addresses: list[str] = self._call("begin", folder=str(folder), dashboard=dashboard)
+            self.address, self.dashboard = addresses
         except BaseException:
             self.end()
             raise
@@ -142,11 +143,11 @@ class _Held:
         logging.getLogger("ray").setLevel(logging.ERROR)
         self._cluster, self._nodes = Cluster(), dict[int, Any]()
 
-    def begin(self, folder: str, dashboard: bool) -> str:
+    def begin(self, folder: str, dashboard: bool) -> list[str]:
         self._cluster.add_node(
-            num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=dashboard, temp_dir=folder
+            num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=dashboard, dashboard_port=0, temp_dir=folder
         )  # fmt: skip
-        return self._cluster.address
+        return [self._cluster.address, f"http://{self._cluster.webui_url}"]
 
     def add(self, options: Mapping[str, Any]) -> int:
         node = self._cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, **options)

@@ -162,9 +162,10 @@ def test_a_raylet_that_is_killed_takes_all_its_processes_with_it_and_training_go
         run.until_members(NODES)
         lost = run.events("ready")[0]
         node = node_of(cluster, lost["host"])
+        assert lost["pid"] in cluster.processes()
         began = time.time()
         cluster.kill(node)
-        run.until(lambda: not running(lost["pid"]), "its worker's end")
+        run.until(lambda: lost["pid"] not in cluster.processes(), "its worker's end")
         print(f"the worker ended {time.time() - began:.1f} s after its raylet")
         run.until_members(NODES - 1, without=(lost["worker"],))
         cluster.remove(node)
@@ -175,10 +176,6 @@ def test_a_raylet_that_is_killed_takes_all_its_processes_with_it_and_training_go
     assert rig.out.read_bytes() == expected
     assert cluster.actors() == []
     assert cluster.processes() == []
-
-
-def running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_a_run_that_was_killed_goes_on_with_its_actors_at_another_address(
