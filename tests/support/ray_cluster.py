@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,10 +41,11 @@ _IS_OF_AGENT = re.compile(rb"FARANDOLE_AGENT=").match
 class RayCluster:
     """The cluster. A node is named by its number.
 
-    `folder`: for Ray's session and logs. `home`: the user's, on the nodes.
+    `folder`: for Ray's session and logs. `home`: the user's, on the nodes. `most`: Ray's autoscaler adds up to so many
+    nodes by itself.
     """
 
-    def __init__(self, folder: Path, home: Path, *, dashboard: bool = False) -> None:
+    def __init__(self, folder: Path, home: Path, *, dashboard: bool, most: int) -> None:
         self.folder, self.home = folder, home
         self._spoiled: set[int] = set()
         self._process = subprocess.Popen(
@@ -53,7 +55,7 @@ class RayCluster:
             text=True,
         )
         try:
-            addresses: list[str] = self._call("begin", folder=str(folder), dashboard=dashboard)
+            addresses: list[str] = self._call("begin", folder=str(folder), dashboard=dashboard, most=most)
             self.address, self.dashboard = addresses
         except BaseException:
             self.end()
@@ -103,6 +105,10 @@ class RayCluster:
         """The actors that are alive or pending, or those in one of these states, whosesoever they are."""
         return self._call("actors", states=states or LIVE)
 
+    def live(self) -> int:
+        """The number of nodes that are alive, without the head."""
+        return self._call("live")
+
     def is_free(self, node: int) -> bool:
         """Return True if nothing uses the node's CPU. Ray ends a drained raylet when it is idle."""
         return self._call("is_free", node=node)
@@ -143,9 +149,11 @@ class _Held:
         logging.getLogger("ray").setLevel(logging.ERROR)
         self._cluster, self._nodes = Cluster(), dict[int, Any]()
 
-    def begin(self, folder: str, dashboard: bool) -> list[str]:
+    def begin(self, folder: str, dashboard: bool, most: int) -> list[str]:
+        options = _autoscaling(Path(folder, "autoscaling.json"), most) if most else {}
         self._cluster.add_node(
-            num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=dashboard, dashboard_port=0, temp_dir=folder
+            num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=dashboard, dashboard_port=0, temp_dir=folder,
+            **options,
         )  # fmt: skip
         return [self._cluster.address, f"http://{self._cluster.webui_url}"]
 
@@ -180,6 +188,9 @@ class _Held:
         table = self._cluster.global_state.actor_table(None).values()
         return [{**row, "DeathCause": str(row["DeathCause"])} for row in table if row["State"] in states]
 
+    def live(self) -> int:
+        return sum(node["Alive"] for node in self._cluster.global_state.node_table()) - 1
+
     def is_free(self, node: int) -> bool:
         free = self._cluster.global_state.available_resources_per_node()
         return free.get(self._nodes[node].node_id, {"CPU": 1.0}).get("CPU") == 1.0
@@ -208,8 +219,44 @@ class _Held:
         self._cluster.shutdown()
 
 
+def _autoscaling(file: Path, most: int) -> dict[str, Any]:
+    """The options of a head whose autoscaler adds raylets of this machine, as Ray's own tests have it."""
+    from ray.util import get_node_ip_address
+
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RAY_FAKE_CLUSTER="1", AUTOSCALER_UPDATE_INTERVAL_S="1")
+    worker = {"resources": {"CPU": 1, "object_store_memory": STORE_BYTES}, "min_workers": 0, "max_workers": most}
+    head = {"resources": {"CPU": 0}, "max_workers": 0}
+    lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    provider = {"type": "fake_multinode", "gcs_address": f"{get_node_ip_address()}:{port}", "disable_node_updaters": True}
+    config: dict[str, Any] = {
+        "cluster_name": "tests",
+        "max_workers": most,
+        "provider": provider,
+        "available_node_types": {
+            "ray.head.default": {"node_config": {}, **head},
+            "worker": {"node_config": {}, **worker},
+        },
+        "head_node_type": "ray.head.default",
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 0.1,
+        "auth": {},
+        "docker": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "rsync_exclude": [],
+        "rsync_filter": [],
+        **{f"{name}_commands": [] for name in lists},
+    }
+    file.write_text(json.dumps(config))
+    return {"gcs_server_port": port, "autoscaling_config": str(file)}
+
+
 @contextlib.contextmanager
-def ray_cluster(home: Path, *, nodes: int, dashboard: bool = False) -> Generator[RayCluster]:
+def ray_cluster(home: Path, *, nodes: int = 0, dashboard: bool = False, most: int = 0) -> Generator[RayCluster]:
     """A cluster, which this process and those that it starts find by itself. Skips the test if there can be none."""
     if not CAN:
         pytest.skip(WHY_NOT)
@@ -223,7 +270,7 @@ def ray_cluster(home: Path, *, nodes: int, dashboard: bool = False) -> Generator
                 patch.setenv(name, value)
 
         set_variables({**QUIET, "HOME": str(home)})
-        cluster = RayCluster(folder, home, dashboard=dashboard)
+        cluster = RayCluster(folder, home, dashboard=dashboard, most=most)
         try:
             set_variables({"RAY_ADDRESS": cluster.address})
             for _ in range(nodes):

@@ -163,7 +163,6 @@ def _number(options: Mapping[str, str], name: str, where: str) -> int:
 
 CALL_S = 60.0  # time until the driver must answer
 LONGEST_ANSWER = 1 << 26  # bytes
-ENVIRON = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0"}
 COMMAND = (sys.executable, "-m", "farandole.pool.ray_driver")
 
 
@@ -200,7 +199,7 @@ class RayDriver:
         with append(self._log) as log:
             return await asyncio.create_subprocess_exec(
                 *COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, limit=LONGEST_ANSWER,
-                env={**of_other_hosts(os.environ), **ENVIRON}, start_new_session=True,
+                env=of_other_hosts(os.environ), start_new_session=True,
             )  # fmt: skip
 
     async def _exchange(self, process: asyncio.subprocess.Process, call: str, arguments: Mapping[str, object]) -> Any:
@@ -251,7 +250,7 @@ def describe(address: str) -> Mapping[str, Any]:
     requests = request("open", opening) + request("describe", {})
     try:
         done = subprocess.run(
-            COMMAND, input=requests, capture_output=True, timeout=CALL_S, env={**of_other_hosts(os.environ), **ENVIRON},
+            COMMAND, input=requests, capture_output=True, timeout=CALL_S, env=of_other_hosts(os.environ),
             check=False, start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

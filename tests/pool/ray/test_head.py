@@ -1,4 +1,4 @@
-"""A run on a Ray cluster whose head is lost, and one that is a job of Ray: each with a cluster of its own."""
+"""Runs on Ray clusters of their own: one loses its head, one grows by Ray's autoscaler, one runs the run as a job."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ def test_without_its_head_training_goes_on_to_the_same_bits_and_no_process_is_le
             assert not run.events("lost"), run.report()
         assert out.read_bytes() == (tmp_path / "expected").read_bytes()
         until(lambda: not cluster.processes(), "the end of all processes")
+
+
+def test_ray_s_autoscaler_adds_nodes_for_a_run_and_takes_them_away_after_it(tmp_path: Path) -> None:
+    alone(tmp_path / "one", JOB, str(tmp_path / "expected"), *EPOCHS)
+    out, pace = tmp_path / "out", tmp_path / "pace"
+    pace.write_text("0.2")
+    with ray_cluster(tmp_path / "home", most=2) as cluster:
+        assert cluster.live() == 0
+        job, options = (str(out), "--pace", str(pace), *EPOCHS), ["--pool", "ray,size=2"]
+        with Elastic(tmp_path / "run", JOB, *job, workers=2, deadline_s=240, options=options) as run:
+            run.until_members(2)
+            assert cluster.live() == 2
+            pace.unlink()
+            run.finish()
+            assert not run.events("lost"), run.report()
+        assert out.read_bytes() == (tmp_path / "expected").read_bytes()
+        until(lambda: cluster.live() == 0, "an empty cluster: no demand is left")
 
 
 @pytest.mark.skipif(not all(map(find_spec, OF_JOBS)), reason="Ray's job server needs the packages of ray[default]")
