@@ -230,7 +230,8 @@ def _autoscaling(file: Path, most: int) -> dict[str, Any]:
     worker = {"resources": {"CPU": 1, "object_store_memory": STORE_BYTES}, "min_workers": 0, "max_workers": most}
     head = {"resources": {"CPU": 0}, "max_workers": 0}
     lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-    provider = {"type": "fake_multinode", "gcs_address": f"{get_node_ip_address()}:{port}", "disable_node_updaters": True}
+    gcs = f"{get_node_ip_address()}:{port}"
+    provider = {"type": "fake_multinode", "gcs_address": gcs, "disable_node_updaters": True}
     config: dict[str, Any] = {
         "cluster_name": "tests",
         "max_workers": most,
