@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -35,9 +36,10 @@ from farandole.protocol.messages import Job
 from tests.support.aws import TEMPLATE, Machines, account
 from tests.support.gone import ended
 from tests.support.metadata_services import Ec2Service, interruption, recommendation
+from tests.support.ray_cluster import ray_cluster
 from tests.support.slurm import NODES, slurm
 from tests.support.stage import Stage, stage
-from tests.support.units import pool_of_jobs, pool_of_processes
+from tests.support.units import pool_of_actors, pool_of_jobs, pool_of_processes
 
 WAITS = "import os, pathlib, sys, time; end = pathlib.Path(sys.argv[1], os.environ['FARANDOLE_WORKER'])\n"
 WAITS += "while not end.exists(): time.sleep(0.01)\n"
@@ -196,12 +198,43 @@ async def jobs(folder: Path, *, able: bool) -> Entry:
     )
 
 
+async def actors(folder: Path, *, able: bool) -> Entry:
+    """Actors of a real Ray cluster on this machine."""
+    assert able
+    far = Far(folder)
+    metadata = far.things.enter_context(Ec2Service())
+    far.things.enter_context(pytest.MonkeyPatch.context()).setenv("FARANDOLE_METADATA", metadata.address)
+    cluster = far.things.enter_context(ray_cluster(folder / "home", nodes=2))
+    scene = await far.begin()
+    pool = pool_of_actors(folder / "run", scene.ticket, far.job)
+    pool.want(1)
+    await scene.until(pool.list, 60.0)
+
+    def lose(host: str) -> None:
+        [process] = [row["Pid"] for row in cluster.actors("ALIVE") if row["Name"] == host]
+        os.kill(process, signal.SIGKILL)
+
+    def drain(host: str) -> None:
+        [node] = [row["Address"]["NodeID"] for row in cluster.actors("ALIVE") if row["Name"] == host]
+        assert cluster.drain(cluster.nodes()[node], 100.0)
+
+    return Entry(
+        pool=pool,
+        end=far.end,
+        close=lambda: far.close(pool),
+        lose=lose,
+        notice=drain,
+        advise=lambda _: metadata.set(rebalance=recommendation()),
+    )
+
+
 POOLS = [pytest.param(fake, id="fake"), pytest.param(local, id="local", marks=pytest.mark.processes)]
 FAR_POOLS = [
     pytest.param(ssh, id="ssh", marks=pytest.mark.processes),
     pytest.param(units, id="units", marks=pytest.mark.processes),
     pytest.param(ec2, id="ec2", marks=[pytest.mark.processes, pytest.mark.world]),
     pytest.param(jobs, id="slurm", marks=[pytest.mark.processes, pytest.mark.world]),
+    pytest.param(actors, id="ray", marks=[pytest.mark.processes, pytest.mark.world]),
 ]
 Make = Callable[..., Awaitable[Entry]]
 every = pytest.mark.parametrize("make", [*POOLS, *FAR_POOLS])

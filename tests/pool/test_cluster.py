@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -225,6 +225,22 @@ def test_a_time_limit_and_an_end_are_notices_with_a_deadline(state: str) -> None
     assert len(due.submit) == 1
     units.listed([row(name, state, left_s=NOTICE_S - 2)], 4.0, 4.0)
     assert not [event for event in units.take_actions(4.0).events if isinstance(event, HostPreempted)], "once"
+
+
+def test_an_announced_end_of_its_node_is_a_notice_at_once_and_the_unit_is_ended_when_it_has_no_workers() -> None:
+    units, [name] = wanting(1)
+    units.submitted(name, f"id-{name}", 0.0)
+    joined(units, name, 2.0, workers=1)
+    units.listed([row(name)], 2.5, 2.5)
+    for now in (3.0, 4.0):
+        units.listed([replace(row(name), notice_s=1000.0 - now)], now, now)
+    due = units.take_actions(4.0)
+    notices = [event for event in due.events if isinstance(event, HostPreempted)]
+    assert [(notice.host, notice.deadline_s) for notice in notices] == [(name, 997.0)], "once"
+    assert len(due.submit) == 1
+    joined(units, name, 5.0, workers=0)
+    assert units.take_actions(5.0).end_agents == [name]
+    assert units.take_actions(5.0 + AGENT_END_S).cancel == [f"id-{name}"], "nobody else ends it"
 
 
 def test_an_end_is_a_second_notice_since_its_deadline_may_be_sooner() -> None:

@@ -1,4 +1,4 @@
-"""An engine of a cluster pool whose units are processes on this machine, and pools of that and of a real Slurm."""
+"""Pools of a real Slurm, of a real Ray, and of an engine whose units are processes on this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from farandole.control.run_folder import LOGS, TICKET
 from farandole.control.ticket import Ticket
 from farandole.platform.files import write_atomically
 from farandole.pool import cluster
+from farandole.pool import ray as ray_pool
 from farandole.pool.agent import kill_agents, mark
 from farandole.pool.base import PoolContext
 from farandole.pool.cluster import ClusterPool, EngineError, ListedUnit
 from farandole.pool.slurm import Jobs, parse, waits
 from farandole.protocol.messages import Job
+from farandole.protocol.settings import PoolTerms
 
 LOOK_S, GRACE_S = 0.2, 100.0
 
@@ -112,3 +114,10 @@ def pool_of_jobs(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
     terms = parse({"partition": "low", "slots": "8", "cpus": "1"}, "--pool slurm")
     engine = Jobs(terms, its, waits("low"))
     return ClusterPool(engine, ticket=ticket, job=job, logs=its.logs, name=its.name, look_s=LOOK_S)
+
+
+def pool_of_actors(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
+    """Actors of the Ray cluster of this process's environment."""
+    its, terms = context(folder, "ray", ticket, job), PoolTerms(name="ray", kind="ray")
+    engine = ray_pool.Actors(ray_pool.parse({"slots": "8", "num_cpus": "1"}, "--pool ray"), its)
+    return ray_pool.pool_of(engine, terms, its)

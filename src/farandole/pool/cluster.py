@@ -44,6 +44,7 @@ class ListedUnit:
         node: the machine that it has, "" for none.
         reason: why it is pending, ending or gone, in the engine's words.
         left_s: the engine ends it in this many seconds; infinite: no limit is known.
+        notice_s: the engine has announced that it takes its node back in this many seconds; infinite: it has not.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ListedUnit:
     node: str = ""
     reason: str = ""
     left_s: float = math.inf
+    notice_s: float = math.inf
 
 
 class EngineError(FarandoleError):
@@ -319,6 +321,8 @@ class Units:
             self._report(unit.name, "queued", f"{self._noun} {row.id}: {row.reason}")
         if row.state == RUNNING:
             self._check_limit(unit, row.left_s)
+            if row.notice_s < math.inf:
+                self._notice(unit, row.notice_s, f"its node is taken back: {row.reason}")
         if row.state == ENDING:
             self._notice(unit, self._kill_s, f"its {self._noun} is ending: {row.reason}")
 
