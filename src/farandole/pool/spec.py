@@ -4,6 +4,7 @@
     --pool ssh,hosts=hosts.txt                           the hosts in a file, see `ssh.py`
     --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
     --pool slurm,size=8,partition=spot                    jobs of Slurm, see docs/slurm.md
+    --pool kubernetes,namespace=ml,image=IMAGE,size=8     pods, see docs/kubernetes.md
     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 
 Every pool has a `kind`. It may have a `name` (default: its kind) and a `size`, the most workers that it ever has. The
@@ -66,7 +67,19 @@ def _slurm() -> PoolKind:
     return SlurmKind()
 
 
-BUILT_IN: Mapping[str, Callable[[], PoolKind]] = {"local": LocalKind, "ssh": _ssh, "ec2": _ec2, "slurm": _slurm}
+def _kubernetes() -> PoolKind:
+    from farandole.pool.kubernetes import KubernetesKind
+
+    return KubernetesKind()
+
+
+BUILT_IN: Mapping[str, Callable[[], PoolKind]] = {
+    "local": LocalKind,
+    "ssh": _ssh,
+    "ec2": _ec2,
+    "slurm": _slurm,
+    "kubernetes": _kubernetes,
+}
 
 
 def kind_of(name: str, where: str = "--pool") -> PoolKind:
