@@ -44,6 +44,7 @@ ROLE = Path(__file__).parents[2] / "examples" / "kubernetes" / "role.yaml"
 MARK = "KUBELET_POD"  # the variable that all processes of a pod have
 TURN_S = 0.02
 DEFAULT_GRACE_S = 30
+QUANTITY, LABEL_VALUE = r"[0-9.]+(m|[kMGTPE]i?)?", r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 VERBS = {"GET": "list", "POST": "create", "PUT": "update", "DELETE": "delete"}
 Object = dict[str, Any]
 
@@ -113,7 +114,7 @@ class Cluster:
         self.nodes = {f"node-{n}": Node() for n in range(1, nodes + 1)}
         self.images = {IMAGE}
         self.priorities = {"urgent": 1000, "cheap": -10}
-        self.service_accounts = {"default", "trainer"}
+        self.service_accounts = {"default", "farandole"}
         self.quota: int | None = None
         self.queues: set[str] = {"shared"}
         self.admitted: set[str] = set()
@@ -127,9 +128,9 @@ class Cluster:
         self._ends = threading.Event()
         for name in ("home", "root", "logs", "mounts", "bin"):
             (folder / name).mkdir(parents=True)
-        python = folder / "bin" / "python3"  # the image's
-        python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-        python.chmod(0o755)
+        for name, words in {"python3": [], "farandole": ["-m", "farandole"]}.items():  # of the image
+            (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *words])} "$@"\n')
+            (folder / "bin" / name).chmod(0o755)
         self.kubeconfig = folder / "kubeconfig"
         self._loop = asyncio.new_event_loop()
         self._threads = [threading.Thread(target=self._serve), threading.Thread(target=self._control)]
@@ -356,6 +357,14 @@ class Cluster:
         if self.quota is not None and len(alive) >= self.quota:
             used = f"requested: pods=1, used: pods={len(alive)}, limited: pods={self.quota}"
             raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: exceeded quota: pods, {used}')
+        for container in spec["containers"]:
+            for part in container.get("resources", {}).values():
+                for value in part.values():
+                    if not re.fullmatch(QUANTITY, value):
+                        raise Refused(400, "BadRequest", f"quantities must match the regular expression: {value!r}")
+        for value in spec.get("nodeSelector", {}).values():
+            if not re.fullmatch(LABEL_VALUE, value):
+                raise Refused(422, "Invalid", f"spec.nodeSelector: Invalid value: {value!r}")
         spec.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
         if labels.get("kueue.x-k8s.io/queue-name"):
             spec["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]

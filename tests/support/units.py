@@ -1,4 +1,4 @@
-"""An engine of a cluster pool whose units are processes on this machine, and pools of that and of a real Slurm."""
+"""An engine of a cluster pool whose units are processes on this machine, and pools of that, of jobs and of pods."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ import msgspec
 from farandole.control.run_folder import LOGS, TICKET
 from farandole.control.ticket import Ticket
 from farandole.platform.files import write_atomically
-from farandole.pool import cluster
+from farandole.pool import cluster, kubernetes
 from farandole.pool.agent import kill_agents, mark
 from farandole.pool.base import PoolContext
 from farandole.pool.cluster import ClusterPool, EngineError, ListedUnit
 from farandole.pool.slurm import Jobs, parse, waits
 from farandole.protocol.messages import Job
+from farandole.protocol.settings import PoolTerms
+from tests.support.kubernetes import IMAGE, NAMESPACE
 
 LOOK_S, GRACE_S = 0.2, 100.0
 
@@ -112,3 +114,14 @@ def pool_of_jobs(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
     terms = parse({"partition": "low", "slots": "8", "cpus": "1"}, "--pool slurm")
     engine = Jobs(terms, its, waits("low"))
     return ClusterPool(engine, ticket=ticket, job=job, logs=its.logs, name=its.name, look_s=LOOK_S)
+
+
+def pool_of_pods(
+    folder: Path, ticket: Ticket, job: Job, *, name: str = "kubernetes", slots: int = 8
+) -> kubernetes.PodPool:
+    """Pods of the cluster of this process's kubeconfig."""
+    its = context(folder, name, ticket, job)
+    options = {"namespace": NAMESPACE, "image": IMAGE, "slots": str(slots), "cpus": "1", "grace": f"{GRACE_S:.0f}"}
+    terms = kubernetes.parse(options, "--pool kubernetes")
+    engine = kubernetes.Pods(kubernetes.connect(terms), terms, its)
+    return kubernetes.PodPool(engine, PoolTerms(name=name, kind="kubernetes", options=options), its, LOOK_S)

@@ -320,7 +320,7 @@ class Units:
         if row.state == RUNNING:
             self._check_limit(unit, row.left_s)
         if row.state == ENDING:
-            self._notice(unit, self._kill_s, f"its {self._noun} is ending: {row.reason}")
+            self._notice(unit, min(self._kill_s, row.left_s), f"its {self._noun} is ending: {row.reason}")
 
     def _check_limit(self, unit: Unit, left_s: float) -> None:
         if unit.limit_s == math.inf:

@@ -328,7 +328,7 @@ def listed(pod: Pod, prefix: str, now: float) -> ListedUnit:
     elif pod.metadata.deletion_timestamp:
         state, reason = cluster.ENDING, _disruption(status) or "it is deleted"
         left_s = max(pod.metadata.deletion_timestamp.timestamp() - now, 0.0)
-    elif status.phase != "Running":
+    elif status.phase in ("Pending", ""):
         state, reason = cluster.PENDING, _obstacle(status, own.waiting)
     name = pod.metadata.name
     return ListedUnit(
@@ -523,11 +523,7 @@ class Pods:
         self._lock = threading.Lock()  # held while the Secret is written or deleted
 
     async def submit(self, name: str, avoid: Sequence[str]) -> str:
-        manifest = pod(self._terms, self._context, name, avoid=avoid, owner=self._owner)
-        answer = await asyncio.to_thread(self._api.request, "POST", "pods", body=manifest)
-        if not answer.is_ok and answer.reason != "AlreadyExists":
-            raise answer.refusal()
-        return f"{self._name}-{name}"
+        return await asyncio.to_thread(self._submit, name, avoid)
 
     async def list(self) -> Sequence[ListedUnit]:
         return await asyncio.to_thread(self._list)
@@ -539,8 +535,17 @@ class Pods:
         """Delete the Secret. Raises EngineError."""
         await asyncio.to_thread(self._delete_secret)
 
+    def _submit(self, name: str, avoid: Sequence[str]) -> str:
+        self._write_secret()  # somebody may have deleted it
+        manifest = pod(self._terms, self._context, name, avoid=avoid, owner=self._owner)
+        answer = self._api.request("POST", "pods", body=manifest)
+        if not answer.is_ok and answer.reason != "AlreadyExists":
+            raise answer.refusal()
+        return f"{self._name}-{name}"
+
     def _list(self) -> Sequence[ListedUnit]:
-        self._write_secret()
+        if not self._owner:
+            self._write_secret()
         answer = self._api.request("GET", "pods", labelSelector=f"{LABEL}={digest(self._context)}")
         if not answer.is_ok:
             raise answer.refusal()
@@ -568,13 +573,15 @@ class Pods:
             raise error
 
     def _write_secret(self) -> None:
-        """Write the ticket, once: an earlier process of the run may have had another address."""
+        """Write the ticket unless this process has, because an earlier one may have had another address."""
         with self._lock:
-            if self._owner or self._is_closed:
+            if self._is_closed:
                 return
             manifest = secret(self._context)
             answer = self._api.request("POST", "secrets", body=manifest)
             if answer.reason == "AlreadyExists":
+                if self._owner:
+                    return
                 answer = self._api.request("PUT", "secrets", self._name, body=manifest)
             if not answer.is_ok:
                 raise answer.refusal()
@@ -582,9 +589,10 @@ class Pods:
 
     def _delete_secret(self) -> None:
         with self._lock:
-            self._is_closed = True
-            self._delete("secrets", [self._name])
-        self._api.close()
+            if not self._is_closed:
+                self._delete("secrets", [self._name])
+                self._is_closed = True
+                self._api.close()
 
 
 _log = logging.getLogger(__name__)
