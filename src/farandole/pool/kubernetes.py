@@ -457,7 +457,9 @@ class Api:
 
     def check(self, method: str, kind: str, name: str = "", *, body: object = None) -> None:
         """Send a request without effect; `name` need not exist. Raises EngineError: it would be refused."""
-        answer = self.request(method, kind, name, body=body, **({} if method == "GET" else {"dryRun": "All"}))
+        answer = self.request(
+            method, kind, name, body=body, **({"limit": "1"} if method == "GET" else {"dryRun": "All"})
+        )
         if not answer.is_ok and not (answer.status == 404 and name):
             raise answer.refusal()
 

@@ -20,6 +20,7 @@ from tests.support.kubernetes import IMAGE, NAMESPACE, Cluster, kubernetes, name
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 
 JOB = Path(__file__).parents[2] / "jobs" / "small.py"
+ENDING = JOB.with_name("ending.py")
 EPOCHS = ("--epochs", "60")
 NODES = 2
 
@@ -47,7 +48,7 @@ class Rig:
 
     def run(self, *keys: str, workers: int = NODES, options: tuple[str, ...] = (), epochs: str = EPOCHS[1]) -> Elastic:
         job = (str(self.out), "--pace", str(self.pace), "--epochs", epochs)
-        pool = ",".join(("kubernetes", f"namespace={NAMESPACE}", f"image={IMAGE}", f"size={workers}", *keys))
+        pool = ",".join(("kubernetes", f"namespace={NAMESPACE}", f"image={IMAGE}", f"size={NODES}", *keys))
         return Elastic(
             self.folder / "run", JOB, *job, workers=workers, deadline_s=200, options=["--pool", pool, *options]
         )
@@ -134,7 +135,7 @@ def test_a_pod_that_is_killed_and_one_that_disappears_are_replaced(cluster: Clus
 def test_an_api_server_that_is_away_costs_no_worker_and_is_used_again(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
-    with rig.run("size=3", workers=1) as run:
+    with rig.run(workers=1) as run:
         run.until_members(1)
         cluster.go_away()
         run.until(lambda: any(event["host"] == "" for event in run.events("host")), "the error")
@@ -201,10 +202,9 @@ def _read(path: Path) -> str:
 
 
 def test_a_run_that_fails_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text("raise ValueError('a bug')\n")
+    job = (str(tmp_path / "out"), "--fail-at", "3")
     pool = f"kubernetes,namespace={NAMESPACE},image={IMAGE},size=1"
-    with Elastic(tmp_path / "run", script, workers=1, options=["--pool", pool]) as run:
+    with Elastic(tmp_path / "run", ENDING, *job, workers=1, options=["--pool", pool]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1
     assert nothing_is_left(cluster)
@@ -213,7 +213,7 @@ def test_a_run_that_fails_leaves_nothing(cluster: Cluster, tmp_path: Path) -> No
 def test_after_a_crash_of_everything_pods_end_by_themselves_and_the_secret_s_deletion_removes_all(
     cluster: Cluster, rig: Rig
 ) -> None:
-    with rig.run(options=("--orphan-limit", "5"), epochs="4000") as run:
+    with rig.run(options=("--orphan-limit", "15"), epochs="4000") as run:
         run.until_members(1)
         run.process.kill()
         run.process.wait()

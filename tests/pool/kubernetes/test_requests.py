@@ -323,6 +323,21 @@ def test_a_kubeconfig_that_is_none_is_an_error(
     assert "\n" not in str(raised.value)
 
 
+def test_in_a_pod_without_a_kubeconfig_the_service_account_s_server_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("token", "ca.crt"):
+        (tmp_path / name).write_text("content")
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert connect(parse(GIVEN, "")).address == "https://[fd00::1]:443"
+    with pytest.raises(EngineError, match="elsewhere"):
+        connect(parse({**GIVEN, "context": "elsewhere"}, ""))
+
+
 def test_credentials_that_are_not_accepted_are_an_error(cluster: Cluster) -> None:
     cluster.write_kubeconfig("expired")
     try:
