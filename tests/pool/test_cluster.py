@@ -246,6 +246,19 @@ def test_the_deadline_of_an_end_is_the_engine_s_if_it_is_sooner() -> None:
     assert notice.deadline_s == 7.0
 
 
+def test_a_unit_that_is_listed_no_more_has_the_reason_of_its_end() -> None:
+    units, [name] = wanting(1)
+    units.submitted(name, f"id-{name}", 0.0)
+    joined(units, name, 2.0)
+    units.listed([row(name, ENDING)], 3.0, 3.0)
+    lost(units, name, 4.0)
+    units.take_actions(4.0)
+    units.listed([], 3.0 + 2 * MISSING_S, 3.0 + 2 * MISSING_S)
+    [gone] = [event for event in units.take_actions(30.0).events if isinstance(event, HostState)]
+    assert gone.state == "gone"
+    assert gone.reason.endswith(": r"), "the row's"
+
+
 def test_a_unit_is_replaced_before_its_time_limit_and_short_limits_give_it_time_to_work() -> None:
     for limit_s in (60.0, 100_000.0):
         units, [name] = wanting(1)

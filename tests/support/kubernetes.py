@@ -121,6 +121,7 @@ class Cluster:
         self.isolates = False
         self.history: list[Object] = []
         self.requests: list[tuple[str, str, str]] = []
+        self._id = secrets.token_hex(4)
         self._rules = {each: set(rule["verbs"]) for rule in _rules() for each in rule["resources"]}
         self._objects: dict[tuple[str, str], Object] = {}
         self._containers: dict[str, Container] = {}  # by the pod's uid
@@ -242,8 +243,8 @@ class Cluster:
             self._remove("pods", name)
 
     def processes(self) -> list[int]:
-        """All processes of pods, of those that exist and of others."""
-        return _marked(None)
+        """All processes of this cluster's pods, whether the pods exist or not."""
+        return _marked(self._id)
 
     def log(self, name: str) -> str:
         path = self.folder / "logs" / name
@@ -333,7 +334,7 @@ class Cluster:
         name = metadata["name"]
         if (kind, name) in self._objects:
             raise Refused(409, "AlreadyExists", f'{kind} "{name}" already exists')
-        metadata.update(namespace=NAMESPACE, uid=secrets.token_hex(8), creationTimestamp=_time(0))
+        metadata.update(namespace=NAMESPACE, uid=f"{self._id}-{secrets.token_hex(4)}", creationTimestamp=_time(0))
         if kind == "pods":
             self._admit(name, body)
         if store:
@@ -627,9 +628,9 @@ def _unpulled(image: str) -> Object:
     return {"reason": "ImagePullBackOff", "message": message}
 
 
-def _marked(uid: str | None) -> list[int]:
-    """The processes of a pod, of any if `uid` is None."""
-    mark = f"{MARK}={'' if uid is None else uid}".encode()
+def _marked(uid: str) -> list[int]:
+    """The processes of the pods whose uid begins so."""
+    mark = f"{MARK}={uid}".encode()
     found: list[int] = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -299,7 +299,8 @@ class Units:
         for unit in [unit for unit in self.units.values() if unit.name not in present and not unit.submitting]:
             if unit.id or unit.doubt_until == math.inf:
                 if unit.seen_at < asked_at and now - unit.seen_at > MISSING_S:
-                    unit.state, unit.reason = GONE, "it is not listed any more"
+                    unit.reason = unit.reason if unit.state == ENDING else "it is not listed any more"
+                    unit.state = GONE
             elif asked_at > unit.doubt_until:
                 del self.units[unit.name]  # the submission did not take effect
                 self._fail(now)
@@ -572,9 +573,11 @@ class ClusterPool:
                 name, connected=remote.connected, state=remote.state, reason=remote.reason, workers=len(remote.workers),
                 now=self._loop.time(),
             )  # fmt: skip
-            if remote.preempted:
+            unit = self.units.units[name]
+            if remote.preempted and not unit.leaving:
                 self.units.leaves(name)
-            if is_new and not self.units.units[name].node:
+                self._look.set()  # the engine may know why, and of a sooner deadline
+            if is_new and not unit.node:
                 self._look.set()  # users see on which node it is
         self._changed.set()
 

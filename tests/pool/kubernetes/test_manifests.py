@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def test_an_evicted_coordinator_comes_back_and_goes_on_with_its_pods(cluster: Cl
     folder, pace, out = tmp_path / "runs" / "mine", tmp_path / "pace", tmp_path / "out"
     folder.parent.mkdir()
     pace.write_text("0.2")
-    job = shlex.join([str(JOB), str(out), "--pace", str(pace), *EPOCHS])
+    shutil.copy(JOB, cluster.folder / "root" / "train.py")  # the image's
+    job = shlex.join(["train.py", str(out), "--pace", str(pace), *EPOCHS])
     spec = of_kind("Job")["spec"]["template"]["spec"]
     [*shell, script] = spec["containers"][0]["command"]
     here = {
@@ -119,7 +121,7 @@ def test_an_evicted_coordinator_comes_back_and_goes_on_with_its_pods(cluster: Cl
         return max((line["step"] for line in read_lines(folder) if "event" not in line), default=-1)
 
     cluster.create("farandole-job-1", *shell, script, serviceAccountName=spec["serviceAccountName"])
-    until(lambda: members() == 2, cluster.log("farandole-job-1"), 200)
+    until(lambda: members() == 2, "both hosts", 200)
     hosts = names(cluster.pods()) - {"farandole-job-1"}
     cluster.evict("farandole-job-1")
     until(lambda: cluster.phase("farandole-job-1") == "", "the end of its pod")
