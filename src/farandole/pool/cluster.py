@@ -573,11 +573,11 @@ class ClusterPool:
                 name, connected=remote.connected, state=remote.state, reason=remote.reason, workers=len(remote.workers),
                 now=self._loop.time(),
             )  # fmt: skip
-            unit = self.units.units[name]
-            if remote.preempted and not unit.leaving:
+            unit = self.units.units.get(name)
+            if unit and remote.preempted and not unit.leaving:
                 self.units.leaves(name)
                 self._look.set()  # the engine may know why, and of a sooner deadline
-            if is_new and not unit.node:
+            if unit and is_new and not unit.node:
                 self._look.set()  # users see on which node it is
         self._changed.set()
 

@@ -334,7 +334,7 @@ def test_in_a_pod_without_a_kubeconfig_the_service_account_s_server_is_used(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     assert connect(parse(GIVEN, "")).address == "https://[fd00::1]:443"
-    with pytest.raises(EngineError, match="elsewhere"):
+    with pytest.raises(EngineError, match="KUBECONFIG"):
         connect(parse({**GIVEN, "context": "elsewhere"}, ""))
 
 
