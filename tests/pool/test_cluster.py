@@ -253,6 +253,28 @@ def test_an_end_is_a_second_notice_since_its_deadline_may_be_sooner() -> None:
     assert notice.deadline_s == 30.0
 
 
+def test_the_deadline_of_an_end_is_the_engine_s_if_it_is_sooner() -> None:
+    units, [name] = wanting(1)
+    units.submitted(name, f"id-{name}", 0.0)
+    joined(units, name, 2.0, workers=1)
+    units.listed([row(name, ENDING, left_s=7.0)], 3.0, 3.0)
+    [notice] = [event for event in units.take_actions(3.0).events if isinstance(event, HostPreempted)]
+    assert notice.deadline_s == 7.0
+
+
+def test_a_unit_that_is_listed_no_more_has_the_reason_of_its_end() -> None:
+    units, [name] = wanting(1)
+    units.submitted(name, f"id-{name}", 0.0)
+    joined(units, name, 2.0)
+    units.listed([row(name, ENDING)], 3.0, 3.0)
+    lost(units, name, 4.0)
+    units.take_actions(4.0)
+    units.listed([], 3.0 + 2 * MISSING_S, 3.0 + 2 * MISSING_S)
+    [gone] = [event for event in units.take_actions(30.0).events if isinstance(event, HostState)]
+    assert gone.state == "gone"
+    assert gone.reason.endswith(": r"), "the row's"
+
+
 def test_a_unit_is_replaced_before_its_time_limit_and_short_limits_give_it_time_to_work() -> None:
     for limit_s in (60.0, 100_000.0):
         units, [name] = wanting(1)

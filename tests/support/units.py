@@ -1,4 +1,4 @@
-"""Pools of a real Slurm, of a real Ray, and of an engine whose units are processes on this machine."""
+"""Pools of a real Slurm, of a real Ray, of pods, and of an engine whose units are processes on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 from farandole.control.run_folder import LOGS, TICKET
 from farandole.control.ticket import Ticket
 from farandole.platform.files import write_atomically
-from farandole.pool import cluster
+from farandole.pool import cluster, kubernetes
 from farandole.pool import ray as ray_pool
 from farandole.pool.agent import kill_agents, mark
 from farandole.pool.base import PoolContext
@@ -24,6 +24,7 @@ from farandole.pool.cluster import ClusterPool, EngineError, ListedUnit
 from farandole.pool.slurm import Jobs, parse, waits
 from farandole.protocol.messages import Job
 from farandole.protocol.settings import PoolTerms
+from tests.support.kubernetes import IMAGE, NAMESPACE
 
 LOOK_S, GRACE_S = 0.2, 100.0
 
@@ -121,3 +122,14 @@ def pool_of_actors(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
     its, terms = context(folder, "ray", ticket, job), PoolTerms(name="ray", kind="ray")
     engine = ray_pool.Actors(ray_pool.parse({"slots": "8", "num_cpus": "1"}, "--pool ray"), its)
     return ray_pool.pool_of(engine, terms, its)
+
+
+def pool_of_pods(
+    folder: Path, ticket: Ticket, job: Job, *, name: str = "kubernetes", slots: int = 8
+) -> kubernetes.PodPool:
+    """Pods of the cluster of this process's kubeconfig."""
+    its = context(folder, name, ticket, job)
+    options = {"namespace": NAMESPACE, "image": IMAGE, "slots": str(slots), "cpus": "1", "grace": f"{GRACE_S:.0f}"}
+    terms = kubernetes.parse(options, "--pool kubernetes")
+    engine = kubernetes.Pods(kubernetes.connect(terms), terms, its)
+    return kubernetes.PodPool(engine, PoolTerms(name=name, kind="kubernetes", options=options), its, LOOK_S)

@@ -301,7 +301,8 @@ class Units:
         for unit in [unit for unit in self.units.values() if unit.name not in present and not unit.submitting]:
             if unit.id or unit.doubt_until == math.inf:
                 if unit.seen_at < asked_at and now - unit.seen_at > MISSING_S:
-                    unit.state, unit.reason = GONE, "it is not listed any more"
+                    unit.reason = unit.reason if unit.state == ENDING else "it is not listed any more"
+                    unit.state = GONE
             elif asked_at > unit.doubt_until:
                 del self.units[unit.name]  # the submission did not take effect
                 self._fail(now)
@@ -324,7 +325,7 @@ class Units:
             if row.notice_s < math.inf:
                 self._notice(unit, row.notice_s, f"its node is taken back: {row.reason}")
         if row.state == ENDING:
-            self._notice(unit, self._kill_s, f"its {self._noun} is ending: {row.reason}")
+            self._notice(unit, min(self._kill_s, row.left_s), f"its {self._noun} is ending: {row.reason}")
 
     def _check_limit(self, unit: Unit, left_s: float) -> None:
         if unit.limit_s == math.inf:
@@ -576,9 +577,11 @@ class ClusterPool:
                 name, connected=remote.connected, state=remote.state, reason=remote.reason, workers=len(remote.workers),
                 now=self._loop.time(),
             )  # fmt: skip
-            if remote.preempted:
+            unit = self.units.units.get(name)
+            if unit and remote.preempted and not unit.leaving:
                 self.units.leaves(name)
-            if is_new and not self.units.units[name].node:
+                self._look.set()  # the engine may know why, and of a sooner deadline
+            if unit and is_new and not unit.node:
                 self._look.set()  # users see on which node it is
         self._changed.set()
 

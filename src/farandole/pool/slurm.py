@@ -354,7 +354,7 @@ def listed_jobs(output: str, prefix: str) -> list[ListedUnit]:
                 state=STATES.get(state, cluster.GONE),
                 node=node,
                 reason=reason.replace("None", "") if state == "PENDING" else state.lower(),
-                left_s=seconds_left(left),
+                left_s=seconds_left(left) if STATES.get(state) == cluster.RUNNING else math.inf,
             )
             units[unit.name] = unit
     return list(units.values())

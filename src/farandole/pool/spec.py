@@ -5,6 +5,7 @@
     --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
     --pool slurm,size=8,partition=spot                    jobs of Slurm, see docs/slurm.md
     --pool ray,size=8,num_gpus=1                          actors of a Ray cluster, see docs/ray.md
+    --pool kubernetes,namespace=ml,image=IMAGE,size=8     pods, see docs/kubernetes.md
     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 
 Every pool has a `kind`. It may have a `name` (default: its kind) and a `size`, the most workers that it ever has. The
@@ -73,12 +74,19 @@ def _ray() -> PoolKind:
     return RayKind()
 
 
+def _kubernetes() -> PoolKind:
+    from farandole.pool.kubernetes import KubernetesKind
+
+    return KubernetesKind()
+
+
 BUILT_IN: Mapping[str, Callable[[], PoolKind]] = {
     "local": LocalKind,
     "ssh": _ssh,
     "ec2": _ec2,
     "slurm": _slurm,
     "ray": _ray,
+    "kubernetes": _kubernetes,
 }
 
 

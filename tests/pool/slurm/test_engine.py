@@ -87,6 +87,7 @@ slurm_load_jobs error: nothing
     }
     units = {unit.name: unit for unit in listed_jobs(output, MINE)}
     assert units["a-1"].left_s == 570
+    assert units["a-3"].left_s == math.inf, "a job that ends is killed sooner than at its time limit"
     assert units["a-2"].reason == "Resources"
 
 
