@@ -31,6 +31,10 @@ WHY_NOT = "a Ray cluster needs the package ray"
 CAN = find_spec("ray") is not None
 STORE_BYTES = 80 << 20
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_DEDUP_LOGS": "0"}
+REDIS = (
+    "redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblzf1", "liblua5.1-0", "lua-cjson", "lua-bitop",
+    "libhiredis0.14",
+)  # fmt: skip
 LIVE = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")
 
 
@@ -89,6 +93,10 @@ class RayCluster:
     def kill_head(self) -> None:
         """Send SIGKILL to the GCS."""
         self._call("kill_head")
+
+    def restart_head(self) -> None:
+        """Start the GCS again, at the same address; it needs a Redis that has what it knew."""
+        self._call("restart_head")
 
     def drain(self, node: int, seconds: float) -> bool:
         """Announce that the node is preempted. Returns True if Ray accepts it."""
@@ -150,10 +158,11 @@ class _Held:
         self._cluster, self._nodes = Cluster(), dict[int, Any]()
 
     def begin(self, folder: str, dashboard: bool, most: int) -> list[str]:
-        options = _autoscaling(Path(folder, "autoscaling.json"), most) if most else {}
+        port = free_port()
+        options = _autoscaling(Path(folder, "autoscaling.json"), port, most) if most else {}
         self._cluster.add_node(
             num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=dashboard, dashboard_port=0, temp_dir=folder,
-            **options,
+            gcs_server_port=port, **options,
         )  # fmt: skip
         return [self._cluster.address, f"http://{self._cluster.webui_url}"]
 
@@ -174,6 +183,9 @@ class _Held:
 
     def kill_head(self) -> None:
         self._cluster.head_node.kill_gcs_server(check_alive=False)
+
+    def restart_head(self) -> None:
+        self._cluster.head_node.start_gcs_server()
 
     def drain(self, node: int, seconds: float) -> bool:
         from ray._raylet import GcsClient
@@ -219,13 +231,16 @@ class _Held:
         self._cluster.shutdown()
 
 
-def _autoscaling(file: Path, most: int) -> dict[str, Any]:
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return free.getsockname()[1]
+
+
+def _autoscaling(file: Path, port: int, most: int) -> dict[str, Any]:
     """The options of a head whose autoscaler adds raylets of this machine, as Ray's own tests have it."""
     from ray.util import get_node_ip_address
 
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
     os.environ.update(RAY_FAKE_CLUSTER="1", AUTOSCALER_UPDATE_INTERVAL_S="1")
     worker = {"resources": {"CPU": 1, "object_store_memory": STORE_BYTES}, "min_workers": 0, "max_workers": most}
     head = {"resources": {"CPU": 0}, "max_workers": 0}
@@ -253,7 +268,32 @@ def _autoscaling(file: Path, most: int) -> dict[str, Any]:
         **{f"{name}_commands": [] for name in lists},
     }
     file.write_text(json.dumps(config))
-    return {"gcs_server_port": port, "autoscaling_config": str(file)}
+    return {"autoscaling_config": str(file)}
+
+
+@contextlib.contextmanager
+def redis(folder: Path) -> Generator[None]:
+    """A Redis from Debian's packages, in which the heads that start meanwhile keep what they know. Skips the test if it
+    can't be had.
+    """
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        pytest.skip("a Redis needs apt-get and dpkg")
+    folder.mkdir()
+    done = subprocess.run(["apt-get", "download", *REDIS], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no Redis: {done.stderr.strip().splitlines()[-1]}")
+    for package in folder.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
+    port, environ = free_port(), {**os.environ, "LD_LIBRARY_PATH": str(folder / "root/usr/lib/x86_64-linux-gnu")}
+    command = [folder / "root/usr/bin/redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    server = subprocess.Popen(command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_REDIS_ADDRESS", f"127.0.0.1:{port}")
+            yield
+    finally:
+        server.terminate()
+        server.wait()
 
 
 @contextlib.contextmanager

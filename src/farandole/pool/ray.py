@@ -305,11 +305,16 @@ def listed(row: Mapping[str, Any], now: float) -> ListedUnit:
     return ListedUnit(name=name, id=row["id"], state=state, node=node, reason=reason, notice_s=notice_s)
 
 
-def lacking(demand: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
-    """Why no node has room for an actor, by the free resources of each; "" if one has."""
-    if any(all(free.get(name, 0.0) >= amount for name, amount in demand.items()) for free in nodes):
+def lacking(demand: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[Mapping[str, float]]) -> str:
+    """Why no node has room for an actor, by the free resources of each; "" if one has.
+
+    A node that has room may lack the labels.
+    """
+    has_room = any(all(free.get(name, 0.0) >= amount for name, amount in demand.items()) for free in nodes)
+    if has_room and not labels:
         return ""
-    return f"no node has {', '.join(f'{amount:g} {name}' for name, amount in demand.items())} free"
+    kind = f" with the label {', '.join(f'{name}={value}' for name, value in labels.items())}" if labels else ""
+    return f"no node{kind} has {', '.join(f'{amount:g} {name}' for name, amount in demand.items())} free"
 
 
 class Actors:
@@ -359,7 +364,8 @@ class Actors:
         pending, now = [unit for unit in units if unit.state == cluster.PENDING], time.monotonic()
         self._waits_since = {unit.name: self._waits_since.get(unit.name, now) for unit in pending}
         late = {name for name, since in self._waits_since.items() if now - since > PATIENCE_S}
-        reason = lacking(self._terms.demand(self._threads), await self._driver.call("resources")) if late else ""
+        free = await self._driver.call("resources") if late else ()
+        reason = lacking(self._terms.demand(self._threads), self._terms.labels, free)
         return [replace(unit, reason=reason) if unit.name in late else unit for unit in pending]
 
     async def cancel(self, ids: Sequence[str]) -> None:

@@ -105,9 +105,10 @@ def test_the_resources_of_an_actor_and_the_nodes_that_it_avoids() -> None:
 
 def test_an_actor_lacks_room_if_no_node_has_all_that_it_needs() -> None:
     demand = {"CPU": 2.0, "GPU": 1.0}
-    assert lacking(demand, [{"CPU": 2.0, "GPU": 1.0}]) == ""
+    assert lacking(demand, {}, [{"CPU": 2.0, "GPU": 1.0}]) == ""
+    assert "kind=fast" in lacking(demand, {"kind": "fast"}, [{"CPU": 2.0, "GPU": 1.0}])
     for nodes in ([], [{"CPU": 8.0}, {"CPU": 1.0, "GPU": 8.0}]):
-        reason = lacking(demand, nodes)
+        reason = lacking(demand, {}, nodes)
         assert "2 CPU" in reason
         assert "1 GPU" in reason
 

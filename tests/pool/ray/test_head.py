@@ -12,7 +12,7 @@ import pytest
 from farandole.control.ticket import load
 from tests.support.forked import ENVIRON
 from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
-from tests.support.ray_cluster import ray_cluster
+from tests.support.ray_cluster import ray_cluster, redis
 from tests.support.slurm import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
@@ -40,6 +40,29 @@ def test_without_its_head_training_goes_on_to_the_same_bits_and_no_process_is_le
             assert not run.events("lost"), run.report()
         assert out.read_bytes() == (tmp_path / "expected").read_bytes()
         until(lambda: not cluster.processes(), "the end of all processes")
+
+
+def test_a_head_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    """Its actors are in a Redis meanwhile."""
+    alone(tmp_path / "one", JOB, str(tmp_path / "expected"), *EPOCHS)
+    out, pace = tmp_path / "out", tmp_path / "pace"
+    pace.write_text("0.2")
+    with redis(tmp_path / "redis"), ray_cluster(tmp_path / "home", nodes=2) as cluster:
+        job, options = (str(out), "--pace", str(pace), *EPOCHS), ["--pool", "ray,size=2"]
+        with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=240, options=options) as run:
+            run.until_members(1)
+            [first] = cluster.actors()
+            cluster.kill_head()
+            run.until(lambda: any(event["host"] == "" for event in run.events("host")), "the error")
+            run.command("scale", "2")
+            cluster.restart_head()
+            run.until_members(2)
+            assert first["ActorID"] in [row["ActorID"] for row in cluster.actors()]
+            pace.unlink()
+            run.finish()
+            assert not run.events("lost"), run.report()
+        assert out.read_bytes() == (tmp_path / "expected").read_bytes()
+        assert cluster.actors() == []
 
 
 def test_ray_s_autoscaler_adds_nodes_for_the_actors_of_a_run(tmp_path: Path) -> None:

@@ -211,11 +211,22 @@ def test_after_a_crash_of_the_run_actors_end_by_themselves_and_one_that_waited_a
 
 
 def test_what_can_t_be_had_waits_and_another_pool_fills_in(cluster: RayCluster, rig: Rig) -> None:
-    pools = ("ray,size=1,resources=nothing:1,label=kind:fast", "--pool", "local,size=1")
+    pools = ("ray,size=1,label=kind:fast", "--pool", "local,size=1")
     with rig.run(*pools, workers=1, epochs=("--epochs", "4000")) as run:
         run.until_members(1)
         run.until(lambda: bool(states(run, "queued")), "the reason")
-        assert "nothing" in next(event["reason"] for event in run.events("host") if event["state"] == "queued")
+        assert "kind=fast" in next(event["reason"] for event in run.events("host") if event["state"] == "queued")
+        run.command("stop")
+        run.finish()
+    assert cluster.actors() == []
+
+
+def test_an_agent_that_can_t_start_is_an_event_with_its_exit_code(cluster: RayCluster, rig: Rig) -> None:
+    pools = ("ray,size=1,python=/bin/false", "--pool", "local,size=1")
+    with rig.run(*pools, workers=1, epochs=("--epochs", "4000")) as run:
+        run.until_members(1)
+        run.until(lambda: bool(states(run, "failed")), "the reason")
+        assert "code 1" in next(event["reason"] for event in run.events("host") if event["state"] == "failed")
         run.command("stop")
         run.finish()
     assert cluster.actors() == []
