@@ -66,7 +66,9 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class Fault:
-    """What the next requests get. `status` 0: the connection breaks, after the request was carried out if `done`."""
+    """What the next requests get, after they were carried out if `done`. `status`: 0 for a connection that breaks, -1
+    for no answer.
+    """
 
     status: int
     method: str
@@ -286,10 +288,12 @@ class Cluster:
                 if fault:
                     raise Refused(fault.status, "Fault", "a fault of the test", fault.after_s)
             except Refused as refused:
-                answer = refused.response() if refused.status else None
+                answer = refused.response() if refused.status > 0 else None
         if answer is None:
-            assert request.transport is not None
-            request.transport.abort()
+            while fault and fault.status < 0 and request.transport and not request.transport.is_closing():
+                await asyncio.sleep(TURN_S)
+            if request.transport:
+                request.transport.abort()
             return web.Response()
         return answer
 
@@ -531,6 +535,8 @@ class Cluster:
                 mounts[secret] = self.folder / "mounts" / uid
                 self._mount(secret, mounts[secret], volume["secret"].get("defaultMode", 0o644))
                 words = [word.replace(paths[volume["name"]], str(mounts[secret])) for word in words]
+        if shutil.which("setpriv"):
+            words = ["setpriv", "--pdeathsig", "KILL", *words]  # no pod outlives the tests, however they end
         if self.isolates:
             words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *words]
         environ = {

@@ -147,6 +147,8 @@ LABEL = "farandole/pool"
 CONTAINER = "host"
 TICKET_FOLDER, TICKET = "/var/run/farandole", "ticket"
 ONLY_OWNER = 0o400
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+WHOLE = ("command", "args", "nodeSelectorTerms")  # lists that are replaced, and not added to
 GROUP = 1000  # the group that may read the mounted ticket where the image's user is not root
 
 
@@ -192,11 +194,12 @@ def pod(
         "name": CONTAINER,
         "image": terms.image,
         "command": [terms.python, *identity.command(Path(TICKET_FOLDER, TICKET)), "--wait"],
+        "args": [],
         "resources": {"requests": requests, "limits": limits},
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the status has the end of what it has printed
         "volumeMounts": [
-            {"name": "ticket", "mountPath": TICKET_FOLDER, "readOnly": True},
-            {"name": "memory", "mountPath": "/dev/shm"},
+            {"name": "farandole-ticket", "mountPath": TICKET_FOLDER, "readOnly": True},
+            {"name": "farandole-memory", "mountPath": "/dev/shm"},
         ],
     }
     spec: dict[str, Any] = {
@@ -206,8 +209,11 @@ def pod(
         "enableServiceLinks": False,
         "containers": [container],
         "volumes": [
-            {"name": "ticket", "secret": {"secretName": name, "defaultMode": ONLY_OWNER}},
-            {"name": "memory", "emptyDir": {"medium": "Memory"}},  # 64 MB otherwise, too little for data loaders
+            {"name": "farandole-ticket", "secret": {"secretName": name, "defaultMode": ONLY_OWNER}},
+            {
+                "name": "farandole-memory",
+                "emptyDir": {"medium": "Memory"},
+            },  # 64 MB otherwise, too little for data loaders
         ],
     }
     if terms.priority:
@@ -217,11 +223,17 @@ def pod(
     if terms.node_selector:
         spec["nodeSelector"] = dict(terms.node_selector)
     if avoid:
-        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
-        required = {"nodeSelectorTerms": [{"matchFields": fields}]}
-        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": _without(avoid, terms.template)}}}
     own = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     return merged(merged({"spec": {"securityContext": {"fsGroup": GROUP}}}, terms.template), own)
+
+
+def _without(nodes: Sequence[str], template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The template's terms for nodes, one of which must hold, each without these nodes."""
+    affinity = template.get("spec", {}).get("affinity") or {}
+    terms = ((affinity.get("nodeAffinity") or {}).get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    return [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} for term in terms]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +243,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         before = result.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
             result[key] = merged(cast(dict[str, Any], before), cast(dict[str, Any], value))
-        elif isinstance(before, list) and isinstance(value, list) and key != "command":
+        elif isinstance(before, list) and isinstance(value, list) and key not in WHOLE:
             result[key] = _merged_items(cast(list[Any], before), cast(list[Any], value))
         else:
             result[key] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_all_that_is_asked_for_is_in_the_pod() -> None:
     assert spec["priorityClassName"] == "cheap"
     assert spec["serviceAccountName"] == "trainer"
     assert spec["nodeSelector"] == {"cloud.example/spot": "true", "zone": "a"}
-    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    [term] = spec["affinity"]["nodeAffinity"][engine.REQUIRED]["nodeSelectorTerms"]
     assert [field["values"] for field in term["matchFields"]] == [["node-1"], ["node-2"]]
 
 
@@ -121,11 +122,23 @@ def test_a_template_adds_to_the_pod(tmp_path: Path) -> None:
     assert LABEL in manifest["metadata"]["labels"]
     assert spec["tolerations"] == [{"key": "spot", "operator": "Exists"}]
     assert spec["securityContext"] == {"runAsUser": 1000, "fsGroup": 2000}
-    assert [volume["name"] for volume in spec["volumes"]] == ["data", "ticket", "memory"]
-    assert [mount["name"] for mount in host["volumeMounts"]] == ["data", "ticket", "memory"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["data", "farandole-ticket", "farandole-memory"]
+    assert [mount["name"] for mount in host["volumeMounts"]] == ["data", "farandole-ticket", "farandole-memory"]
     assert host["image"] == GIVEN["image"]
     assert host["env"] == [{"name": "DATA", "value": "/data"}]
     assert other["image"] == "other"
+
+
+def test_nodes_are_avoided_in_each_term_of_a_template() -> None:
+    """Kubernetes takes a node for which one of the terms holds."""
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
+    affinity = {"nodeAffinity": {engine.REQUIRED: {"nodeSelectorTerms": zones}}}
+    terms = replace(parse(GIVEN, ""), template={"spec": {"affinity": affinity}})
+    manifest = valid(engine.pod(terms, context(), "ab12-1", avoid=["node-1"]))
+    found = manifest["spec"]["affinity"]["nodeAffinity"][engine.REQUIRED]["nodeSelectorTerms"]
+    assert [term["matchExpressions"] for term in found] == [zone["matchExpressions"] for zone in zones]
+    assert [term["matchFields"][0]["values"] for term in found] == [["node-1"], ["node-1"]]
+    assert valid(engine.pod(terms, context(), "ab12-2"))["spec"]["affinity"] == affinity
 
 
 def test_where_two_differ_the_second_counts() -> None:

@@ -190,6 +190,21 @@ def test_a_server_that_is_away_is_an_error_in_doubt(cluster: Cluster) -> None:
     play(scenario)
 
 
+def test_a_server_that_does_not_answer_in_time_is_an_error_in_doubt(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(pods: Pods) -> None:
+        monkeypatch.setattr("farandole.pool.kubernetes.REQUEST_S", 0.1)
+        cluster.fail(-1, "POST", "pods", done=True)
+        with pytest.raises(EngineError) as raised:
+            await pods.submit("a-1", ())
+        assert raised.value.doubt
+        monkeypatch.undo()
+        assert set(await units(pods)) == {"a-1"}
+
+    play(scenario)
+
+
 def test_a_quota_is_a_refusal(cluster: Cluster) -> None:
     async def scenario(pods: Pods) -> None:
         cluster.quota = 1
