@@ -21,10 +21,11 @@ from tests.support.every import every
 PACKAGE = Path(farandole.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml", "jsonpickle"}
+MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 OBJECTS = {name for name in dir(dist) if "object" in name} | {"send_object_list", "recv_object_list"}
 LOADERS = {"load", "loads", "load_state_dict_from_url", "load_state_dict_from_file", "hub"}
+YAML = {"safe_load", "YAMLError"}  # its other loaders make objects of any class
 RUNNERS = {"runpy", "SourceFileLoader", "exec_module", "source_to_code"}
 RUNNING = {"snapshot.py", "fork_server.py"}
 
@@ -37,10 +38,11 @@ def findings(source: str) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
             found += [module for module in modules if module.split(".")[0] in MODULES]
-            if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy"):
+            if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy", "yaml"):
                 found += [f"{node.module}.{a.name} by its bare name" for a in node.names if a.name in LOADERS]
-        elif isinstance(node, ast.Attribute) and node.attr in OBJECTS:
-            found.append(f"{node.attr} pickles")
+        elif isinstance(node, ast.Attribute):
+            found += [f"{node.attr} pickles"] if node.attr in OBJECTS else []
+            found += [f"yaml.{node.attr}"] if ast.unparse(node.value) == "yaml" and node.attr not in YAML else []
         elif isinstance(node, ast.Call):
             found += _call(node)
     return found
@@ -85,6 +87,8 @@ def test_no_file_can_unpickle_or_evaluate(path: Path) -> None:
         "import torch.distributed as dist\ndist.broadcast_object_list(items)",
         "import torch.distributed as dist\ndist.all_gather_object(items, item)",
         "import yaml\nyaml.load(text)",
+        "import yaml\nyaml.unsafe_load(text)",
+        "from yaml import load",
         "torch.jit.load(path)",
         "x.read_pickle(path)",
     ],
