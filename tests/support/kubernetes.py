@@ -449,7 +449,7 @@ class Cluster:
         usable = [node for node, each in self.nodes.items() if self._fits(spec, node, each)]
         used = {node: [each for each in self.pods().values() if _holds(each, node)] for node in usable}
         free = [node for node in usable if len(used[node]) < self.nodes[node].pods]
-        if free:
+        if free and not self._is_behind(spec):
             spec["nodeName"] = free[0]
             self._set_condition(name, "PodScheduled", "True", "", "")
             return
@@ -463,6 +463,11 @@ class Cluster:
                 return
             if any("deletionTimestamp" in each["metadata"] for each in pods):
                 return
+
+    def _is_behind(self, spec: Object) -> bool:
+        """Returns True if a pod of a higher priority waits: the node that it has freed is nominated for it."""
+        waiting = [each["spec"] for each in self.pods().values() if "nodeName" not in each["spec"]]
+        return any(each["priority"] > spec["priority"] and not each.get("schedulingGates") for each in waiting)
 
     def _fits(self, spec: Object, name: str, node: Node) -> bool:
         limits = [each.get("resources", {}).get("limits", {}) for each in spec["containers"]]
