@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -296,6 +297,14 @@ def redis(folder: Path) -> Generator[None]:
         server.wait()
 
 
+def _end_rest(folder: Path) -> None:
+    """End what Ray leaves behind: the log monitors of the nodes that its autoscaler has added."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"--session-dir={folder}/".encode() in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def ray_cluster(home: Path, *, nodes: int = 0, dashboard: bool = False, most: int = 0) -> Generator[RayCluster]:
     """A cluster, which this process and those that it starts find by itself. Skips the test if there can be none."""
@@ -319,6 +328,7 @@ def ray_cluster(home: Path, *, nodes: int = 0, dashboard: bool = False, most: in
             yield cluster
         finally:
             cluster.end()
+            _end_rest(folder)
             until(lambda: not cluster.processes(), "the end of all agents")
             shutil.rmtree(folder, ignore_errors=True)
 
