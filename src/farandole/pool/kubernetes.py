@@ -498,19 +498,20 @@ def connect(terms: KubernetesTerms) -> Api:
     Raises:
         EngineError: neither is there, or it can't be read.
     """
-    from kubernetes import config
     from kubernetes.client import ApiClient, Configuration
+    from kubernetes.config.incluster_config import load_incluster_config
+    from kubernetes.config.kube_config import load_kube_config
 
     configuration = Configuration()
     kubeconfig = os.environ.get("KUBECONFIG") or str(Path(KUBECONFIG).expanduser())
     try:
         if terms.context or any(Path(path).exists() for path in kubeconfig.split(os.pathsep)):
-            config.load_kube_config(
+            load_kube_config(
                 config_file=kubeconfig, context=terms.context or None, client_configuration=configuration,
                 persist_config=False,
             )  # fmt: skip
         else:
-            config.load_incluster_config(client_configuration=configuration)
+            load_incluster_config(client_configuration=configuration)
     except Exception as error:  # noqa: BLE001  the client raises what its YAML, its plugins and files raise
         raise EngineError(
             f"no cluster: {_cause(error)}; name the kubeconfig in KUBECONFIG, and a context of it as context=NAME"
