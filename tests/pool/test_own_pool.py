@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import ENVIRON
 from tests.support.harness import Elastic, alone
 
 pytestmark = pytest.mark.processes
@@ -16,9 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own_pool.md"
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
 
-def test_a_pool_of_another_package_trains_to_the_same_bits_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_of_another_package_trains_to_the_same_bits_and_leaves_nothing(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
     entry = re.search(r"^mine = \"(.*)\"$", blocks["toml"], re.MULTILINE)
     assert entry is not None
@@ -28,9 +25,10 @@ def test_a_pool_of_another_package_trains_to_the_same_bits_and_leaves_nothing(
     (packages / "mine_pool.py").write_text(blocks["python"])
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-pool\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[farandole.pools]\nmine = {entry[1]}\n")
-    monkeypatch.setitem(ENVIRON, "PYTHONPATH", f"{packages}:{ENVIRON.get('PYTHONPATH', '')}")
     alone(tmp_path / "one", JOB, str(tmp_path / "expected"))
-    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), workers=2, options=["--pool", "mine,size=2"]) as run:
+    job = (JOB, str(tmp_path / "out"))
+    on = ["env", f"PYTHONPATH={packages}"]
+    with Elastic(tmp_path / "run", *job, workers=2, options=["--pool", "mine,size=2"], on=on) as run:
         run.finish()
         hosts = {event["host"] for event in run.events("host") if event["state"] == "joined"}
         assert len(hosts) == 2, run.report()

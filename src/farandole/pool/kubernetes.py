@@ -35,6 +35,7 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import listener
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_WORKERS
+from farandole.platform.extras import how_to_install
 from farandole.pool import cluster
 from farandole.pool.agent import AgentIdentity, mark, run_mark
 from farandole.pool.base import PoolContext
@@ -382,7 +383,6 @@ def _words(reason: str, message: str) -> str:
 
 CONNECT_S, REQUEST_S = 10.0, 30.0
 KUBECONFIG = "~/.kube/config"
-EXTRA = 'pip install "farandole[kubernetes]"'
 REMEDIES = {  # for the words of a refusal
     "exceeded quota": "ask for less, or wait until something else ends; see `kubectl describe quota`",
     "PriorityClass": "see `kubectl get priorityclass`, and name one as priority=NAME",
@@ -658,7 +658,7 @@ class KubernetesKind:
     def check(self, terms: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
         where = f"--pool {terms.name}"
         if importlib.util.find_spec("kubernetes") is None:
-            raise UsageError(f"{where}: the package `kubernetes` is not installed; {EXTRA}")
+            raise UsageError(f"{where}: the package `kubernetes` is not installed; {how_to_install('kubernetes')}")
         parsed = parse(terms.options, where)
         if priced:
             raise UsageError(f"--max-cost: the price of a pod of {where} is unknown; use --max-hours")

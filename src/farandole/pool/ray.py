@@ -29,6 +29,7 @@ import msgspec
 from farandole.coordinator import listener
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_WORKERS
+from farandole.platform.extras import how_to_install
 from farandole.platform.files import append
 from farandole.platform.process import within
 from farandole.pool import cluster
@@ -404,9 +405,7 @@ class RayKind:
         where = f"--pool {terms.name}"
         parsed = parse(terms.options, where)
         if importlib.util.find_spec("ray") is None:
-            raise UsageError(
-                f"{where}: ray is not installed; pip install 'farandole[ray]', in the cluster's version of ray"
-            )
+            raise UsageError(f"{where}: ray is not installed; {how_to_install('ray')}, in the cluster's version of ray")
         if priced:
             raise UsageError(f"--max-cost: the price of a node of {where} is unknown; use --max-hours")
         try:

@@ -100,6 +100,7 @@ def test_a_preempted_and_an_evicted_pod_leave_within_the_grace_and_others_come_i
         run.until(lambda: any("Unschedulable" in event["reason"] for event in hosts(run, "queued")), "its reason")
         cluster.delete("urgent", grace_s=0)
         run.until_members(NODES)
+        run.until(lambda: bool(hosts(run, "gone")), "the end of its pod")
         gone = [event["reason"] for event in hosts(run, "gone")]
         assert len(gone) == 1
         assert "PreemptionByScheduler" in gone[0]
@@ -121,7 +122,7 @@ def test_a_pod_that_is_killed_and_one_that_disappears_are_replaced(cluster: Clus
         one, two = sorted(names(cluster.pods()))
         cluster.lose(one, "OOMKilled")
         members = run.until_members(NODES, without=tuple(host_workers(run, one)))
-        assert any("OOMKilled" in event["reason"] for event in hosts(run, "gone"))
+        run.until(lambda: any("OOMKilled" in event["reason"] for event in hosts(run, "gone")), "its reason")
         cluster.forget(two)
         run.until_members(NODES, without=tuple(host_workers(run, two)))
         assert not {one, two} & names(cluster.pods()), "the objects of pods that are over are deleted"
