@@ -23,7 +23,6 @@ from farandole.pool.base import PoolContext
 from farandole.pool.cluster import ClusterPool, EngineError, ListedUnit
 from farandole.pool.slurm import Jobs, parse, waits
 from farandole.protocol.messages import Job
-from farandole.protocol.settings import PoolTerms
 from tests.support.kubernetes import IMAGE, NAMESPACE
 
 LOOK_S, GRACE_S = 0.2, 100.0
@@ -106,7 +105,7 @@ class Processes:
 def pool_of_processes(folder: Path, ticket: Ticket, job: Job, *, slots: int = 8) -> tuple[ClusterPool, Processes]:
     its = context(folder, "units", ticket, job)
     engine = Processes(its, slots)
-    return ClusterPool(engine, ticket=ticket, job=job, logs=its.logs, name=its.name, look_s=LOOK_S), engine
+    return ClusterPool(engine, its, look_s=LOOK_S), engine
 
 
 def pool_of_jobs(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
@@ -114,14 +113,14 @@ def pool_of_jobs(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
     its = context(folder, "slurm", ticket, job)
     terms = parse({"partition": "low", "slots": "8", "cpus": "1"}, "--pool slurm")
     engine = Jobs(terms, its, waits("low"))
-    return ClusterPool(engine, ticket=ticket, job=job, logs=its.logs, name=its.name, look_s=LOOK_S)
+    return ClusterPool(engine, its, look_s=LOOK_S)
 
 
 def pool_of_actors(folder: Path, ticket: Ticket, job: Job) -> ClusterPool:
     """Actors of the Ray cluster of this process's environment."""
-    its, terms = context(folder, "ray", ticket, job), PoolTerms(name="ray", kind="ray")
+    its = context(folder, "ray", ticket, job)
     engine = ray_pool.Actors(ray_pool.parse({"slots": "8", "num_cpus": "1"}, "--pool ray"), its)
-    return ray_pool.pool_of(engine, terms, its)
+    return ray_pool.RayPool(engine, its, look_s=LOOK_S)
 
 
 def pool_of_pods(
@@ -132,4 +131,4 @@ def pool_of_pods(
     options = {"namespace": NAMESPACE, "image": IMAGE, "slots": str(slots), "cpus": "1", "grace": f"{GRACE_S:.0f}"}
     terms = kubernetes.parse(options, "--pool kubernetes")
     engine = kubernetes.Pods(kubernetes.connect(terms), terms, its)
-    return kubernetes.PodPool(engine, PoolTerms(name=name, kind="kubernetes", options=options), its, LOOK_S)
+    return kubernetes.PodPool(engine, its, look_s=LOOK_S)

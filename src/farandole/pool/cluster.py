@@ -16,15 +16,21 @@ import math
 import secrets
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
 from farandole.platform.process import up_to
-from farandole.pool.base import Event, Events, Host, HostPreempted, HostRebalance, HostState, WorkerStartFailed
+from farandole.pool.base import (
+    Event,
+    Events,
+    Host,
+    HostPreempted,
+    HostRebalance,
+    HostState,
+    PoolContext,
+    WorkerStartFailed,
+)
 from farandole.pool.remote import AgentLink
-from farandole.protocol.messages import Job
 
 # --- engine -----------------------------------------------------------------------------------------------------------
 #
@@ -490,22 +496,20 @@ CLOSE_S = 60.0  # time for the engine to report all units as gone
 class ClusterPool:
     """A pool of an engine's units. Needs a running event loop. Call `close` in any case.
 
-    `logs`: the folder for the workers' output. `size`: the most workers. `claims_size`: see `Provisions`. `look_s`: the
-    interval at which the engine is asked for its units.
+    `size`: the most workers; None: no limit. `look_s`: the interval at which the engine is asked for its units, in
+    seconds.
     """
 
-    def __init__(
-        self, engine: Engine, *, ticket: Ticket, job: Job, logs: Path, name: str, size: int | None = None,
-        claims_size: bool = False, look_s: float = 5.0,
-    ) -> None:  # fmt: skip
-        self.name, self.claims_size = name, claims_size
+    def __init__(self, engine: Engine, context: PoolContext, *, size: int | None = None, look_s: float = 5.0) -> None:
+        self.name = context.name
+        self.claims_size = context.wanted is None and size is not None
         self._engine, self._look_s = engine, look_s
         fixed = engine.fixed if size is None else min(engine.fixed, -(-size // engine.slots))
         self.units = Units(
             names(secrets.token_hex(2)), noun=engine.noun, slots=engine.slots, fixed=fixed, kill_s=engine.kill_s
         )
         self._events = Events()
-        self._link = AgentLink(ticket, name, job, logs, self._events, self._on_change)
+        self._link = AgentLink(context.ticket, context.name, context.job, context.logs, self._events, self._on_change)
         self._loop = asyncio.get_running_loop()
         self._changed, self._look = asyncio.Event(), asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()

@@ -617,24 +617,13 @@ CLOSE_TRIES, AGAIN_S = 5, 2.0
 class PodPool(ClusterPool):
     """A pool of pods. At its end nothing of it is left in the namespace, the Secret included."""
 
-    def __init__(self, pods: Pods, terms: PoolTerms, context: PoolContext, look_s: float = 5.0) -> None:
-        self._pods, self._namespace = pods, terms.options["namespace"]
-        super().__init__(
-            pods,
-            ticket=context.ticket,
-            job=context.job,
-            logs=context.logs,
-            name=terms.name,
-            size=terms.size,
-            claims_size=context.wanted is None and terms.size is not None,
-            look_s=look_s,
-        )
+    _engine: Pods
 
     async def close(self) -> None:
         await super().close()
         for number in range(CLOSE_TRIES):
             try:
-                return await self._pods.close()
+                return await self._engine.close()
             except EngineError as error:
                 if number == CLOSE_TRIES - 1:
                     _log.warning("the run's Secret may be left: %s; see `kubectl get secret`", error)
@@ -679,7 +668,8 @@ class KubernetesKind:
 
     async def open(self, terms: PoolTerms, context: PoolContext) -> ClusterPool:
         parsed = parse(terms.options, f"--pool {terms.name}")
-        return PodPool(Pods(await asyncio.to_thread(connect, parsed), parsed, context), terms, context)
+        engine = Pods(await asyncio.to_thread(connect, parsed), parsed, context)
+        return PodPool(engine, context, size=terms.size)
 
 
 def _check_rights(api: Api, terms: KubernetesTerms, pool: str) -> str:

@@ -420,18 +420,4 @@ class RayKind:
 
     async def open(self, terms: PoolTerms, context: PoolContext) -> ClusterPool:
         engine = Actors(parse(terms.options, f"--pool {terms.name}"), context)
-        return pool_of(engine, terms, context)
-
-
-def pool_of(engine: Actors, terms: PoolTerms, context: PoolContext) -> RayPool:
-    """The pool of an engine."""
-    return RayPool(
-        engine,
-        ticket=context.ticket,
-        job=context.job,
-        logs=context.logs,
-        name=terms.name,
-        size=terms.size,
-        claims_size=context.wanted is None and terms.size is not None,
-        look_s=LOOK_S,
-    )
+        return RayPool(engine, context, size=terms.size, look_s=LOOK_S)

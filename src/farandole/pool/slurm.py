@@ -504,15 +504,7 @@ class SlurmKind:
             engine = Steps(job, await _retry(allocated_nodes), parsed, context, times)
         else:
             engine = Jobs(parsed, context, times)
-        return ClusterPool(
-            engine,
-            ticket=context.ticket,
-            job=context.job,
-            logs=context.logs,
-            name=terms.name,
-            size=terms.size,
-            claims_size=context.wanted is None and terms.size is not None,
-        )
+        return ClusterPool(engine, context, size=terms.size)
 
 
 def _are_here(options: Mapping[str, str]) -> bool:
