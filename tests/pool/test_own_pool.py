@@ -13,6 +13,7 @@ pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_pool.md"
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+EPOCHS = ("--epochs", "60")
 
 
 def test_a_pool_of_another_package_trains_to_the_same_bits_and_leaves_nothing(tmp_path: Path) -> None:
@@ -25,12 +26,16 @@ def test_a_pool_of_another_package_trains_to_the_same_bits_and_leaves_nothing(tm
     (packages / "mine_pool.py").write_text(blocks["python"])
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-pool\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[farandole.pools]\nmine = {entry[1]}\n")
-    alone(tmp_path / "one", JOB, str(tmp_path / "expected"))
-    job = (JOB, str(tmp_path / "out"))
+    alone(tmp_path / "one", JOB, str(tmp_path / "expected"), *EPOCHS)
+    pace = tmp_path / "pace"
+    pace.write_text("0.2")
+    job = (JOB, str(tmp_path / "out"), "--pace", str(pace), *EPOCHS)
     on = ["env", f"PYTHONPATH={packages}"]
     with Elastic(tmp_path / "run", *job, workers=2, options=["--pool", "mine,size=2"], on=on) as run:
+        run.until_members(2)
+        pace.unlink()
         run.finish()
-        hosts = {event["host"] for event in run.events("host") if event["state"] == "joined"}
+        hosts = {event["host"] for event in run.events("ready")}
         assert len(hosts) == 2, run.report()
     assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if _has(path, hosts)]

@@ -376,7 +376,7 @@ def test_without_the_client_the_error_names_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("UsageError")
-    assert "farandole[kubernetes]" in done.stdout
+    assert "[kubernetes]" in done.stdout
 
 
 def test_farandole_and_the_module_of_the_pool_do_not_import_the_client() -> None:
