@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ async def rig(folder: Path) -> AsyncGenerator[Rig]:
             assert found.engine.running() == [], "nothing is left"
         finally:
             found.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size", "claims"), [(None, 2, True), (None, None, False), (4, 2, False), (4, None, False)]
+)
+def test_a_pool_claims_its_size_unless_the_user_asked_for_a_number_of_workers(
+    tmp_path: Path, wanted: int | None, size: int | None, *, claims: bool
+) -> None:
+    async def play() -> None:
+        async with rig(tmp_path) as its:
+            context = replace(its.engine.context, wanted=wanted)
+            pool = ClusterPool(its.engine, context, size=size, look_s=0.01)
+            assert (pool.name, pool.claims_size) == (context.name, claims)
+            await pool.close()
+
+    asyncio.run(play())
 
 
 def test_units_follow_what_is_wanted(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ def test_a_job_has_a_worker_for_each_gpu(gres: str, slots: int) -> None:
     assert terms.job_cpus(2) == 2 * slots
 
 
+def test_a_job_has_one_node_is_never_requeued_and_asks_for_what_the_options_say() -> None:
+    options = parse({"partition": "spot", "time": "60", "gres": "gpu:2", "size": "4"}, "--pool slurm").job_options(3)
+    assert {"--nodes=1", "--ntasks=1", "--no-requeue", "--cpus-per-task=6"} < set(options)
+    assert {"--partition=spot", "--time=60", "--gres=gpu:2"} < set(options)
+    assert not [option for option in options if "size" in option]
+
+
 def test_a_job_inherits_nothing_of_this_process_s_own_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF", "FARANDOLE_FOLDER", "OTHER"):
         monkeypatch.setenv(name, "7")
