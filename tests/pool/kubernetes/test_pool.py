@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from farandole.control.ticket import load
-from tests.support.harness import Elastic, alone
+from tests.support.cluster_run import JOB, Rig
+from tests.support.harness import Elastic
 from tests.support.kubernetes import IMAGE, NAMESPACE, Cluster, kubernetes, names, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 
-JOB = Path(__file__).parents[2] / "jobs" / "small.py"
 ENDING = JOB.with_name("ending.py")
-EPOCHS = ("--epochs", "60")
 NODES = 2
 
 
@@ -31,35 +30,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bits of a world of one."""
-    folder = tmp_path_factory.mktemp("alone")
-    alone(folder / "one", JOB, str(folder / "out"), *EPOCHS)
-    return (folder / "out").read_bytes()
-
-
-class Rig:
-    """A run with a pace that `hurry` takes away."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.out, self.pace = folder, folder / "out", folder / "pace"
-        self.pace.write_text("0.2")
-
-    def run(self, *keys: str, workers: int = NODES, options: tuple[str, ...] = (), epochs: str = EPOCHS[1]) -> Elastic:
-        job = (str(self.out), "--pace", str(self.pace), "--epochs", epochs)
-        pool = ",".join(("kubernetes", f"namespace={NAMESPACE}", f"image={IMAGE}", f"size={NODES}", *keys))
-        return Elastic(
-            self.folder / "run", JOB, *job, workers=workers, deadline_s=200, options=["--pool", pool, *options]
-        )
-
-    def hurry(self) -> None:
-        self.pace.unlink()
+def pool(*keys: str) -> str:
+    """The pool, with these keys too."""
+    return ",".join(("kubernetes", f"namespace={NAMESPACE}", f"image={IMAGE}", f"size={NODES}", *keys))
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+    return Rig(tmp_path, NODES)
 
 
 def hosts(run: Elastic, state: str) -> list[dict[str, Any]]:
@@ -78,7 +56,7 @@ def left(cluster: Cluster) -> list[str]:
 
 def test_two_pods_train_to_the_same_bits_and_nothing_is_left(cluster: Cluster, rig: Rig, expected: bytes) -> None:
     rig.hurry()
-    with rig.run() as run:
+    with rig.run(pool()) as run:
         run.finish()
         assert len([event for event in run.events("host") if event["state"] == "joined"]) == NODES
     assert rig.out.read_bytes() == expected
@@ -89,7 +67,7 @@ def test_a_preempted_and_an_evicted_pod_leave_within_the_grace_and_others_come_i
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
     """The urgent pod gets its node, and training takes it again; a drained node is replaced by another."""
-    with rig.run("grace=100") as run:
+    with rig.run(pool("grace=100")) as run:
         run.until_members(NODES)
         first = names(cluster.pods())
         cluster.create("urgent", "sleep", "1000", priority="urgent")
@@ -117,7 +95,7 @@ def test_a_preempted_and_an_evicted_pod_leave_within_the_grace_and_others_come_i
 
 
 def test_a_pod_that_is_killed_and_one_that_disappears_are_replaced(cluster: Cluster, rig: Rig, expected: bytes) -> None:
-    with rig.run() as run:
+    with rig.run(pool()) as run:
         members = run.until_members(NODES)
         one, two = sorted(names(cluster.pods()))
         cluster.lose(one, "OOMKilled")
@@ -136,7 +114,7 @@ def test_a_pod_that_is_killed_and_one_that_disappears_are_replaced(cluster: Clus
 def test_an_api_server_that_is_away_costs_no_worker_and_is_used_again(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
-    with rig.run(workers=1) as run:
+    with rig.run(pool(), workers=1) as run:
         run.until_members(1)
         cluster.go_away()
         run.until(lambda: any(event["host"] == "" for event in run.events("host")), "the error")
@@ -155,12 +133,12 @@ def test_an_api_server_that_is_away_costs_no_worker_and_is_used_again(
 def test_a_run_that_was_killed_goes_on_with_its_pods_at_another_address(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
-    with rig.run() as first:
+    with rig.run(pool()) as first:
         first.until_members(NODES)
         pods = names(cluster.pods())
         first.process.kill()
         first.process.wait()
-        with rig.run(options=("--listen", "127.0.0.2")) as second:
+        with rig.run(pool(), "--listen", "127.0.0.2") as second:
             second.until(lambda: bool(second.events("view")), "all to be back")
             assert names(cluster.pods()) == pods
             rig.hurry()
@@ -173,7 +151,7 @@ def test_a_run_that_was_killed_goes_on_with_its_pods_at_another_address(
 def test_the_ticket_is_in_the_secret_alone_and_an_interrupted_run_leaves_nothing(cluster: Cluster, rig: Rig) -> None:
     """With one pod that runs, and others that wait for a node."""
     cluster.nodes.popitem()
-    with rig.run() as run:
+    with rig.run(pool()) as run:
         run.until_members(1)
         run.until(lambda: bool(hosts(run, "queued")), "one that waits")
         secret = load(str(run.folder / "ticket")).secret
@@ -214,7 +192,7 @@ def test_a_run_that_fails_leaves_nothing(cluster: Cluster, tmp_path: Path) -> No
 def test_after_a_crash_of_everything_pods_end_by_themselves_and_the_secret_s_deletion_removes_all(
     cluster: Cluster, rig: Rig
 ) -> None:
-    with rig.run(options=("--orphan-limit", "15"), epochs="4000") as run:
+    with rig.run(pool(), "--orphan-limit", "15", epochs=("--epochs", "4000")) as run:
         run.until_members(1)
         run.process.kill()
         run.process.wait()
@@ -230,7 +208,7 @@ def test_an_agent_with_the_process_id_1_is_evicted_and_killed_like_any_other(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
     cluster.isolates = True
-    with rig.run() as run:
+    with rig.run(pool()) as run:
         run.until_members(NODES)
         one, two = sorted(names(cluster.pods()))
         cluster.evict(one)

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from farandole.control.ticket import load
+from tests.support.cluster_run import JOB, Rig, states
 from tests.support.forked import ENVIRON
-from tests.support.harness import FARANDOLE, Elastic, alone
+from tests.support.harness import FARANDOLE
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.slurm import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
 
-JOB = Path(__file__).parents[2] / "jobs" / "small.py"
-EPOCHS = ("--epochs", "60")
 NODES = 2
 
 
@@ -36,38 +35,9 @@ def cluster(shared: RayCluster) -> RayCluster:
     return shared
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bits of a world of one."""
-    folder = tmp_path_factory.mktemp("alone")
-    alone(folder / "one", JOB, str(folder / "out"), *EPOCHS)
-    return (folder / "out").read_bytes()
-
-
-class Rig:
-    """A run with a pace that `hurry` takes away."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.out, self.pace = folder, folder / "out", folder / "pace"
-        self.pace.write_text("0.2")
-
-    def run(self, pool: str, *options: str, workers: int = NODES, epochs: tuple[str, ...] = EPOCHS) -> Elastic:
-        job = (str(self.out), "--pace", str(self.pace), *epochs)
-        return Elastic(
-            self.folder / "run", JOB, *job, workers=workers, deadline_s=200, options=["--pool", pool, *options]
-        )
-
-    def hurry(self) -> None:
-        self.pace.unlink()
-
-
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
-
-
-def states(run: Elastic, state: str) -> list[str]:
-    return [event["host"] for event in run.events("host") if event["state"] == state]
+    return Rig(tmp_path, NODES)
 
 
 def node_of(cluster: RayCluster, host: str) -> int:

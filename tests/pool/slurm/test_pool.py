@@ -12,14 +12,12 @@ import msgspec
 import pytest
 
 from farandole.control.ticket import load
+from tests.support.cluster_run import EPOCHS, JOB, Rig, states
 from tests.support.forked import ENVIRON
-from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
+from tests.support.harness import FARANDOLE, read_lines
 from tests.support.slurm import CONTROLLER, MUNGE, NODES, Slurm, slurm, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
-
-JOB = Path(__file__).parents[2] / "jobs" / "small.py"
-EPOCHS = ("--epochs", "60")
 
 
 @pytest.fixture(scope="module")
@@ -28,38 +26,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bits of a world of one."""
-    folder = tmp_path_factory.mktemp("alone")
-    alone(folder / "one", JOB, str(folder / "out"), *EPOCHS)
-    return (folder / "out").read_bytes()
-
-
-class Rig:
-    """A run with a pace that `hurry` takes away."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.out, self.pace = folder, folder / "out", folder / "pace"
-        self.pace.write_text("0.2")
-
-    def run(self, pool: str, *options: str, workers: int = NODES, epochs: tuple[str, ...] = EPOCHS) -> Elastic:
-        job = (str(self.out), "--pace", str(self.pace), *epochs)
-        return Elastic(
-            self.folder / "run", JOB, *job, workers=workers, deadline_s=200, options=["--pool", pool, *options]
-        )
-
-    def hurry(self) -> None:
-        self.pace.unlink()
-
-
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
-
-
-def states(run: Elastic, state: str) -> list[str]:
-    return [event["host"] for event in run.events("host") if event["state"] == state]
+    return Rig(tmp_path, NODES)
 
 
 def test_an_urgent_job_gets_a_node_within_the_grace_and_training_takes_it_again(
