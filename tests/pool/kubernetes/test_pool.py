@@ -94,6 +94,7 @@ def test_a_preempted_and_an_evicted_pod_leave_within_the_grace_and_others_come_i
     assert left(cluster) == []
 
 
+@pytest.mark.world
 def test_a_pod_that_is_killed_and_one_that_disappears_are_replaced(cluster: Cluster, rig: Rig, expected: bytes) -> None:
     with rig.run(pool()) as run:
         members = run.until_members(NODES)
@@ -111,6 +112,7 @@ def test_a_pod_that_is_killed_and_one_that_disappears_are_replaced(cluster: Clus
     assert left(cluster) == []
 
 
+@pytest.mark.world
 def test_an_api_server_that_is_away_costs_no_worker_and_is_used_again(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_run_that_fails_leaves_nothing(cluster: Cluster, tmp_path: Path) -> No
     assert left(cluster) == []
 
 
+@pytest.mark.world
 def test_after_a_crash_of_everything_pods_end_by_themselves_and_the_secret_s_deletion_removes_all(
     cluster: Cluster, rig: Rig
 ) -> None:
@@ -204,6 +207,7 @@ def test_after_a_crash_of_everything_pods_end_by_themselves_and_the_secret_s_del
 
 @pytest.mark.world
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="process namespaces take root and unshare")
+@pytest.mark.world
 def test_an_agent_with_the_process_id_1_is_evicted_and_killed_like_any_other(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
