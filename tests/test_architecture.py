@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down. A room may import from itself and from those below it.
 LEVELS = [
-    {"cli", "bench", "__main__"},
+    {"cli", "bench", "integrations", "__main__"},
     {"simulate"},
     {"observe"},
     {"pool"},
@@ -59,7 +59,9 @@ IMPURE = {
 
 
 # A coordinator's host, or that of who only looks at a run, may have none of HEAVY.
-WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control", "protocol", "plan", "platform"}
+WITHOUT_TORCH = {
+    *("cli", "integrations", "simulate", "observe", "pool", "coordinator", "control", "protocol", "plan", "platform"),
+}
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
 # Who starts a process by the public command, as a person may: its interface is words, not names.
@@ -68,6 +70,7 @@ STARTS_BY_COMMAND = {
     "pool/ssh.py",
     "pool/agent.py",
     "pool/ec2.py",
+    "integrations/ray.py",
 }
 
 

@@ -21,6 +21,7 @@
     ├── EngineError            a cluster's scheduler refused a request, or did not answer (`pool/cluster.py`)
     ├── ShardError             a data file (a shard of a data set) is missing, damaged, or can't be reached
     │   └── Torn               the bytes that arrived are not the file (`data/object_store.py`)
+    ├── TrainingFailed         a run that Python code has started did not finish (`integrations/ray.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample, or its file, can't be decoded
     ├── LoaderDied             DataLoader worker processes keep dying

@@ -11,28 +11,14 @@ from pathlib import Path
 import pytest
 
 from farandole.control.ticket import load
+from tests.pool.ray.conftest import NODES
 from tests.support.cluster_run import JOB, Rig, states
 from tests.support.forked import ENVIRON
 from tests.support.harness import FARANDOLE
-from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.ray_cluster import RayCluster
 from tests.support.slurm import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
-
-NODES = 2
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    with ray_cluster(tmp_path_factory.mktemp("cluster") / "home", nodes=NODES) as found:
-        yield found
-
-
-@pytest.fixture
-def cluster(shared: RayCluster) -> RayCluster:
-    """With `NODES` nodes."""
-    shared.restore()
-    return shared
 
 
 @pytest.fixture

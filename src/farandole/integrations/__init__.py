@@ -1,0 +1,1 @@
+"""Interfaces of other frameworks over farandole. Each needs its framework, which is an extra."""

@@ -1,0 +1,130 @@
+"""The call of Python for Ray, without a cluster: what it takes, what it writes, and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.errors import UsageError
+from farandole.integrations import ray
+from farandole.pool import ray as pool
+from farandole.pool.spec import pools
+
+pytest.importorskip("ray")
+
+
+def parsed(scaling: ray.ScalingConfig) -> tuple[pool.RayTerms, int | None, int]:
+    """The pool's terms, its size, and the fewest workers, as `farandole run` reads the options."""
+    text, fewest = ray._pool_options(scaling)
+    [terms] = pools([text])
+    return pool.parse(terms.options, "here"), terms.size, fewest
+
+
+def test_a_scaling_config_becomes_the_terms_of_the_pool() -> None:
+    needs = {"CPU": 4, "GPU": 2.0, "spot": 1, "disk": 0.5}
+    given = ray.ScalingConfig(
+        num_workers=(2, 16), resources_per_worker=needs, label_selector={"zone": "a", "kind": "b"}
+    )
+    terms, size, fewest = parsed(given)
+    assert (size, fewest, terms.slots) == (16, 2, 1)
+    assert (terms.cpus, terms.gpus, terms.resources) == (4, 2, {"spot": 1.0, "disk": 0.5})
+    assert terms.labels == {"zone": "a", "kind": "b"}
+
+
+def test_a_number_of_workers_is_the_most_and_a_gpu_is_one_for_each() -> None:
+    terms, size, fewest = parsed(ray.ScalingConfig(num_workers=3, use_gpu=True))
+    assert (size, fewest, terms.gpus, terms.slots) == (3, 1, 1, 1)
+
+
+@pytest.mark.parametrize("workers", [0, -1, (0, 2), (3, 2)])
+def test_a_number_of_workers_that_can_t_be_is_refused(workers: Any) -> None:
+    with pytest.raises(UsageError, match="num_workers"):
+        ray._pool_options(ray.ScalingConfig(num_workers=workers))
+
+
+@dataclasses.dataclass
+class Theirs:
+    """As Ray Train has it: more fields than are supported."""
+
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: dict[str, float] | None = None
+    label_selector: dict[str, str] | None = None
+    placement_strategy: str = "PACK"
+
+
+def test_an_object_of_ray_train_counts_while_its_other_fields_have_their_defaults() -> None:
+    found = ray._supported(Theirs(num_workers=4, use_gpu=True), ray.ScalingConfig, "scaling_config")
+    assert found == ray.ScalingConfig(num_workers=4, use_gpu=True)
+    with pytest.raises(UsageError, match="placement_strategy='SPREAD'"):
+        ray._supported(Theirs(placement_strategy="SPREAD"), ray.ScalingConfig, "scaling_config")
+
+
+@pytest.mark.parametrize("given", [{"num_workers": 2}, 3, Theirs, ray.RunConfig()])
+def test_another_object_is_no_configuration(given: object) -> None:
+    with pytest.raises(UsageError, match="scaling_config"):
+        ray._supported(given, ray.ScalingConfig, "scaling_config")
+
+
+def test_a_wrong_argument_is_refused_before_anything_is_connected() -> None:
+    with pytest.raises(UsageError, match="storage_path"):
+        ray.run(print, run_config=ray.RunConfig(storage_path="s3://bucket/runs"))
+    with pytest.raises(UsageError, match="workers"):
+        ray.run(print, workers=2, scaling_config=ray.ScalingConfig())
+    with pytest.raises(UsageError, match="num_workers"):
+        ray.run(print, workers=0)
+
+
+def test_the_program_has_the_files_of_the_working_folder_and_calls_the_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in another process, and the working folder is gone by then."""
+    here = tmp_path / "here"
+    (here / "models").mkdir(parents=True)
+    (here / "models" / "helper_of_a_function.py").write_text("def add(a, b):\n    return a + b\n")
+    (here / "models" / "link.py").symlink_to(here / "models" / "helper_of_a_function.py")
+    (here / ".env").write_text("TOKEN=1")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here / "models")
+    import helper_of_a_function  # pyright: ignore[reportMissingImports]
+
+    program, out = tmp_path / "program", tmp_path / "out"
+    program.mkdir()
+
+    def train(config: dict[str, Any]) -> None:
+        Path(config["out"]).write_text(str(helper_of_a_function.add(*config["numbers"])))
+
+    ray._write_program(program, tmp_path / "runs" / "one", ray._stored(train, {"out": str(out), "numbers": [3, 4]}))
+    assert os.readlink(program / "models" / "link.py") == "helper_of_a_function.py"
+    (here / "models" / "helper_of_a_function.py").unlink()
+    done = subprocess.run([sys.executable, ray.SCRIPT], cwd=program, check=False, capture_output=True, text=True)
+    assert (done.returncode, out.read_text()) == (0, "7"), done.stderr
+
+
+def call(stored: bytes) -> object:
+    """Call what was stored, in another process, and return what it prints as JSON."""
+    code = "import sys; from ray import cloudpickle; f, a = cloudpickle.load(sys.stdin.buffer); print(f(*a))"
+    return json.loads(
+        subprocess.run([sys.executable, "-c", code], input=stored, capture_output=True, check=True).stdout
+    )
+
+
+def test_a_function_gets_its_configuration_and_none_if_it_takes_none() -> None:
+    assert call(ray._stored(lambda config: json.dumps(config), {"rate": 0.1})) == {"rate": 0.1}
+    assert call(ray._stored(lambda config: json.dumps(config), None)) == {}
+    assert call(ray._stored(lambda config=3: json.dumps(config), None)) == 3
+    assert call(ray._stored(lambda: "7", None)) == 7
+
+
+def test_a_function_that_can_t_be_stored_is_an_error() -> None:
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="lock"):
+        ray._stored(lambda: lock, None)
