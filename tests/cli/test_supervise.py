@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from farandole.cli.supervisor import POLL_S, Coordinators, Supervisor
 from farandole.observe.live import PlainDisplay
 from farandole.protocol import events
 from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.settings import PoolTerms
 from tests.support.metric_lines import an
 
 
@@ -30,6 +34,31 @@ def test_what_is_loading_is_said_until_the_first_worker_is_there(tmp_path: Path)
     assert said.count("\n") == 1
     assert "torch" in said
     assert str(tmp_path / "logs") in said
+
+
+def test_a_run_without_a_host_is_not_said_to_load_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.cli.supervisor.LOADING_S", 0.1)
+
+    async def scenario() -> list[str]:
+        shown = io.StringIO()
+        settings = RunSettings(run="r", folder=str(tmp_path))
+        supervisor = Supervisor(
+            settings, "train.py", [], PlainDisplay(shown), specs=[PoolTerms(name="quick", kind="slurm")]
+        )
+        explaining = asyncio.create_task(supervisor._explain_silence())
+        while not shown.getvalue():
+            await asyncio.sleep(POLL_S)
+        supervisor._noted(msgspec.structs.replace(an(events.HostEvent), host="one", state="joined"))
+        while shown.getvalue().count("\n") < 2:
+            await asyncio.sleep(POLL_S)
+        supervisor._noted(an(events.StartingEvent))
+        await explaining
+        return shown.getvalue().splitlines()
+
+    before, after = asyncio.run(scenario())
+    assert "quick" in before
+    assert "torch" not in before
+    assert "torch" in after
 
 
 def test_a_worker_that_is_there_at_once_needs_no_word(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.reconciler import serve_pool
 from farandole.pool.spec import kind_of
 from farandole.protocol.coordinator.state import RunSettings
-from farandole.protocol.events import FailedEvent, OverEvent, StartingEvent, ViewEvent
+from farandole.protocol.events import FailedEvent, HostEvent, OverEvent, StartingEvent, ViewEvent
 from farandole.protocol.messages import Roster
 from farandole.protocol.metrics import Line, StepLine
 from farandole.protocol.settings import PoolTerms
@@ -421,6 +421,7 @@ class Supervisor:
         self._earlier = 0
         self._forced: asyncio.Event = asyncio.Event()
         self._connecting = asyncio.Event()  # set when a worker has connected
+        self._has_host = not specs or any(spec.kind == "local" for spec in specs)  # True: a worker can have started
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -510,10 +511,10 @@ class Supervisor:
             if self._connecting.is_set():
                 return
             spent_s = time.monotonic() - began
-            self._display.show(
-                f"waiting for the first worker for {spent_s:.0f} s: its process has started and loads torch; "
-                f"its output is in {self._folder / LOGS}"
-            )
+            reason = f"its process has started and loads torch; its output is in {self._folder / LOGS}"
+            if not self._has_host:
+                reason = f"no host of pool {' or '.join(spec.name for spec in self._specs)} has joined yet"
+            self._display.show(f"waiting for the first worker for {spent_s:.0f} s: {reason}")
             wait_s = min(5 * wait_s, LONGEST_WAIT_S)
 
     async def _limit(self, pools: Pools, ticket: Ticket) -> None:
@@ -577,6 +578,8 @@ class Supervisor:
             self._connecting.set()
         if isinstance(line, FailedEvent):
             self._failures.setdefault(line.worker, line)
+        elif isinstance(line, HostEvent):
+            self._has_host |= line.state == "joined"
         elif isinstance(line, OverEvent):
             self._over = line
 

@@ -30,9 +30,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield found
 
 
-def pool(*keys: str) -> str:
+def pool(*keys: str, size: int = NODES) -> str:
     """The pool, with these keys too."""
-    return ",".join(("kubernetes", f"namespace={NAMESPACE}", f"image={IMAGE}", f"size={NODES}", *keys))
+    return ",".join(("kubernetes", f"namespace={NAMESPACE}", f"image={IMAGE}", f"size={size}", *keys))
 
 
 @pytest.fixture
@@ -207,6 +207,49 @@ def test_after_a_crash_of_everything_pods_end_by_themselves_and_the_secret_s_del
 
 @pytest.mark.world
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="process namespaces take root and unshare")
+@pytest.mark.world
+def test_two_runs_in_one_namespace_use_and_remove_their_own_pods_only(
+    cluster: Cluster, tmp_path: Path, expected: bytes
+) -> None:
+    """One of them is killed and continued while the other one ends."""
+    (tmp_path / "other").mkdir()
+    one, other = Rig(tmp_path, 1), Rig(tmp_path / "other", 1)
+    with one.run(pool(size=1)) as killed:
+        killed.until_members(1)
+        [its] = names(cluster.pods())
+        with other.run(pool(size=1)) as run:
+            run.until_members(1)
+            killed.process.kill()
+            killed.process.wait()
+            other.hurry()
+            run.finish()
+        assert other.out.read_bytes() == expected
+        assert names(cluster.pods()) == {its}
+        assert cluster.phase(its) == "Running"
+        with one.run(pool(size=1)) as second:
+            second.until(lambda: bool(second.events("view")), "its worker")
+            one.hurry()
+            second.finish()
+            assert not second.events("lost"), second.report()
+        assert len({event["host"] for event in hosts(second, "joined")} | {killed.events("ready")[0]["host"]}) == 1
+    assert one.out.read_bytes() == expected
+    assert left(cluster) == []
+
+
+@pytest.mark.world
+def test_pods_of_a_queue_wait_until_kueue_admits_them(cluster: Cluster, rig: Rig, expected: bytes) -> None:
+    with rig.run(pool("queue=shared")) as run:
+        run.until(lambda: len(names(cluster.pods())) == NODES and bool(hosts(run, "queued")), "the pods")
+        assert "SchedulingGated" in hosts(run, "queued")[0]["reason"]
+        assert not run.events("starting")
+        cluster.admitted.add("shared")
+        run.until_members(NODES)
+        rig.hurry()
+        run.finish()
+    assert rig.out.read_bytes() == expected
+    assert left(cluster) == []
+
+
 @pytest.mark.world
 def test_an_agent_with_the_process_id_1_is_evicted_and_killed_like_any_other(
     cluster: Cluster, rig: Rig, expected: bytes
