@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from farandole.data.ledger import count
@@ -71,11 +72,14 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Loan:
-    """Unix times in seconds: when the urgent job was submitted, began and ended."""
+    """Unix times in seconds: when the urgent job was submitted, began and ended, and when Slurm started the last of the
+    training's new jobs, in whole seconds.
+    """
 
     submitted: float
     began: float
     ended: float
+    given: float
 
 
 def lend(cluster: Slurm, training: Training, folder: Path, urgent_s: float) -> Loan:
@@ -91,7 +95,9 @@ def lend(cluster: Slurm, training: Training, folder: Path, urgent_s: float) -> L
     training.until(lambda: cluster.state(job) == "COMPLETED", "the urgent job's end")
     training.until_workers(NODES)
     began, ended = (float((folder / name).read_text()) for name in ("began", "ended"))
-    return Loan(submitted=submitted, began=began, ended=ended)
+    starts = cluster.run("squeue", "-h", "--states=running", "-o", "%S").split()
+    given = max(datetime.fromisoformat(start).timestamp() for start in starts)
+    return Loan(submitted=submitted, began=began, ended=ended, given=given)
 
 
 def undisturbed(job: Sequence[str]) -> str:
@@ -123,6 +129,8 @@ def report(training: Training, loan: Loan, epochs: int, alone: str) -> bool:
         ("steps from the first notice to the view without both", str(fewest.step - min(waits))),
         ("steps with one worker", str(len(meanwhile))),
         ("from the urgent job's end to the first step with all", f"{again.time - loan.ended:.1f} s"),
+        ("of this, until Slurm starts the last job for it", f"{loan.given - loan.ended:.0f} s"),
+        ("of this, from there to the first step with all", f"{again.time - loan.given:.0f} s"),
         ("steps lost or repeated from a checkpoint", str(lost_steps)),
         ("samples lost", str(lost_samples)),
         ("samples repeated", str(repeated)),
