@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 
 from farandole.cli import app
+from farandole.errors import UsageError
 from farandole.pool.spec import pools
 from tests.support.every import every
 
@@ -21,30 +22,46 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 COMMANDS: Any = typer.main.get_command(app)
 
 
+BLOCK, SPAN = r"```\w*\n(.*?)```", r"`farandole ([a-z]+ [^`]*)`"
+
+
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each command in the page's blocks, without `farandole` itself."""
-    for block in re.findall(r"```\w*\n(.*?)```", page, re.DOTALL):
+    for block in re.findall(BLOCK, page, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if command := re.search(r"(?:^|\s)farandole ([a-z].*)", line):
                 words = shlex.split(command[1], comments=True)
                 yield [word for word in words if word not in ("&", "\\")]
 
 
-def check(words: list[str]) -> None:
-    """Parse one. Raises click.UsageError or UsageError: it is not accepted."""
+def mentioned(page: str) -> Iterator[list[str]]:
+    """The words of each command in the page's sentences, which may lack an argument."""
+    for span in re.findall(SPAN, re.sub(BLOCK, "", page, flags=re.DOTALL)):
+        with contextlib.suppress(ValueError):  # an apostrophe
+            yield shlex.split(span)
+
+
+def check(words: list[str], *, is_whole: bool = True) -> None:
+    """Parse one. Raises an error that names the word that is not accepted."""
     command = COMMANDS.get_command(None, words[0])
     if command is None:
-        raise click.UsageError(f"no command {words[0]}")
-    context = command.make_context(words[0], words[1:])
-    files = [text for text in context.params.get("pool") or () if text.endswith(".toml")]
-    pools([text for text in context.params.get("pool") or () if text not in files])
+        raise UsageError(f"no command {words[0]}")
+    try:
+        context = command.make_context(words[0], words[1:])
+    except Exception as error:
+        if is_whole or type(error).__name__ == "NoSuchOption":
+            raise
+        return
+    if words[0] == "run":
+        pools([text for text in context.params["pool"] or () if not text.endswith(".toml")])
 
 
 @every(PAGES)
 def test_the_commands_of_a_page_are_accepted(page: Path) -> None:
-    for words in commands(page.read_text()):
+    text = page.read_text()
+    for words, is_whole in [(words, True) for words in commands(text)] + [(words, False) for words in mentioned(text)]:
         try:
-            check(words)
+            check(words, is_whole=is_whole)
         except Exception as error:
             raise AssertionError(f"farandole {shlex.join(words)}: {error}") from error
 
@@ -59,6 +76,7 @@ def test_there_are_commands() -> None:
     [
         ("wrokers", "run --wrokers 2 train.py"),
         ("rnu", "rnu train.py"),
+        ("script", "run --workers 2"),
         ("partitoin", "run --pool slurm,partitoin=low train.py"),
     ],
 )
@@ -66,3 +84,10 @@ def test_a_wrong_one_is_found(wrong: str, line: str) -> None:
     [words] = commands(f"```\nfarandole {line}\n```")
     with pytest.raises(Exception, match=wrong):
         check(words)
+
+
+def test_a_wrong_option_in_a_sentence_is_found_and_a_missing_argument_is_none() -> None:
+    whole, wrong = mentioned("`farandole stop --run` ends it, and so does `farandole stop --fodler runs/mine`")
+    check(whole, is_whole=False)
+    with pytest.raises(Exception, match="fodler"):
+        check(wrong, is_whole=False)
