@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from farandole.code.pack import MOST_BYTES
 from farandole.errors import UsageError
 from farandole.integrations import ray
 from farandole.pool import ray as pool
@@ -48,6 +50,17 @@ def test_a_number_of_workers_is_the_most_and_a_gpu_is_one_for_each() -> None:
 def test_a_number_of_workers_that_can_t_be_is_refused(workers: Any) -> None:
     with pytest.raises(UsageError, match="num_workers"):
         ray._pool_options(ray.ScalingConfig(num_workers=workers))
+
+
+@pytest.mark.parametrize("needs", [{"CPU": 0}, {"CPU": 0.5}, {"GPU": 0.5}, {"GPU": -1}, {"spot": 0}])
+def test_an_amount_that_can_t_be_is_refused(needs: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="scaling_config"):
+        ray._pool_options(ray.ScalingConfig(resources_per_worker=needs))
+
+
+def test_no_gpu_is_none() -> None:
+    terms, _, _ = parsed(ray.ScalingConfig(resources_per_worker={"CPU": 1, "GPU": 0}))
+    assert (terms.cpus, terms.gpus) == (1, 0)
 
 
 @dataclasses.dataclass
@@ -107,6 +120,20 @@ def test_the_program_has_the_files_of_the_working_folder_and_calls_the_function(
     (here / "models" / "helper_of_a_function.py").unlink()
     done = subprocess.run([sys.executable, ray.SCRIPT], cwd=program, check=False, capture_output=True, text=True)
     assert (done.returncode, out.read_text()) == (0, "7"), done.stderr
+
+
+def test_a_working_folder_that_is_too_large_is_refused_before_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, program = tmp_path / "here", tmp_path / "program"
+    here.mkdir()
+    program.mkdir()
+    with (here / "data.bin").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    monkeypatch.chdir(here)
+    with pytest.raises(UsageError, match=re.escape("data.bin")):
+        ray._write_program(program, tmp_path / "run", b"")
+    assert list(program.iterdir()) == []
 
 
 def call(stored: bytes) -> object:

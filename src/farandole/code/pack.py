@@ -464,7 +464,7 @@ def pack(folder: Path, script: str, listed: Path | None = None, *, run: Path | N
     name = within(folder, script)
     required = tuple({name: None, within(folder, os.path.realpath(folder / name)): None})
     chosen = listing(folder, listed, required=required, run=run)
-    _check_sizes(chosen)
+    check_sizes(chosen)
     return _packed(chosen, name)
 
 
@@ -483,7 +483,7 @@ def within(folder: Path, script: str) -> str:
     )
 
 
-def _check_sizes(chosen: Listing) -> None:
+def check_sizes(chosen: Listing) -> None:
     sizes: dict[str, int] = {}
     for name in chosen.names:
         try:

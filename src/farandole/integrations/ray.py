@@ -32,12 +32,13 @@ from typing import Any
 
 import msgspec
 
-from farandole.code.pack import link, listing
+from farandole.code.pack import check_sizes, link, listing
 from farandole.control.run_folder import METRICS, Tail
 from farandole.coordinator import listener
 from farandole.errors import FarandoleError, UsageError
 from farandole.observe.past import past
 from farandole.platform.extras import how_to_install
+from farandole.pool.ray import parse
 from farandole.protocol.metrics import LogLine, StepLine, parse_line
 from farandole.settings import of_other_hosts
 
@@ -193,7 +194,7 @@ def run(
     scaling = _supported(scaling_config, ScalingConfig, "scaling_config")
     config = _supported(run_config, RunConfig, "run_config")
     name = config.name or f"{time.strftime('%Y%m%d-%H%M%S')}-{getattr(train_loop_per_worker, '__name__', 'train')}"
-    if "://" in (config.storage_path or ""):
+    if "://" in str(config.storage_path):
         raise UsageError(
             f"run_config: storage_path={config.storage_path!r} is a URL; the run's folder is a local one, and "
             f'options=("--checkpoints", URL) stores the checkpoints elsewhere'
@@ -232,7 +233,11 @@ def _supported(given: Any, kind: type[Any], where: str) -> Any:
 
 
 def _pool_options(scaling: ScalingConfig) -> tuple[str, int]:
-    """Return the pool as `farandole run --pool` takes it, without the cluster's address, and the fewest workers."""
+    """Return the pool as `farandole run --pool` takes it, without the cluster's address, and the fewest workers.
+
+    Raises:
+        UsageError: an amount or a number has a value that is not supported.
+    """
     fewest, most = (1, scaling.num_workers) if isinstance(scaling.num_workers, int) else scaling.num_workers
     if not 1 <= fewest <= most:
         raise UsageError(f"num_workers={scaling.num_workers!r}: give a number from 1, or (fewest, most)")
@@ -241,12 +246,14 @@ def _pool_options(scaling: ScalingConfig) -> tuple[str, int]:
         resources.setdefault("GPU", 1)
     pool = {"size": str(most), "slots": "1"}
     for key, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
-        if amount := resources.pop(resource, 0):
+        amount = resources.pop(resource, None)
+        if amount is not None and (amount or resource == "CPU"):  # no GPU is the default
             pool[key] = f"{amount:g}"
     if resources:
         pool["resources"] = "+".join(f"{name}:{amount:g}" for name, amount in resources.items())
     if scaling.label_selector:
         pool["label"] = "+".join(f"{key}:{value}" for key, value in scaling.label_selector.items())
+    parse(pool, "scaling_config")
     return ",".join(("ray", *(f"{key}={value}" for key, value in pool.items()))), fewest
 
 
@@ -270,6 +277,7 @@ def _write_program(program: Path, run_folder: Path, stored: bytes) -> None:
     """
     here = Path.cwd().resolve()
     chosen = listing(here, run=run_folder)
+    check_sizes(chosen)
     for name in (*chosen.names, *chosen.secrets, *chosen.astray):
         target = program / name
         target.parent.mkdir(parents=True, exist_ok=True)
