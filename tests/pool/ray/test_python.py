@@ -83,9 +83,9 @@ def test_when_the_driver_is_killed_the_run_saves_and_ends_and_the_next_call_cont
     pace = tmp_path / "pace"
     pace.write_text("1.6")
     with driver(tmp_path, "--pace", str(pace)) as first:
-        until(lambda: len(first.members()) == NODES or first.process.poll() is not None, 100)
+        until(lambda: len(first.members()) == NODES or first.process.poll() is not None, "two workers", 200)
         assert first.process.poll() is None, first.output
-    until(lambda: not is_locked(first.run), 100)
+    until(lambda: not is_locked(first.run), "the end of the run", 200)
     assert cluster.actors() == []
     pace.unlink()
     with driver(tmp_path, "--pace", str(pace)) as second:
