@@ -360,7 +360,7 @@ class Sim:
 
 
 class Cluster:
-    """A simulated cluster. `late`: submissions that take effect later."""
+    """A simulated cluster. `late`: submissions that take effect later. `faults`: how many there were so far."""
 
     def __init__(self, rng: random.Random, nodes: int) -> None:
         self.rng, self.nodes = rng, [f"n{n}" for n in range(nodes)]
@@ -368,6 +368,7 @@ class Cluster:
         self.late: list[tuple[float, str, str]] = []
         self.submissions: Counter[str] = Counter()
         self.cancels: list[tuple[str, str]] = []
+        self.faults = 0
 
     def create(self, run: str, name: str) -> str:
         id = f"j{len(self.units)}"
@@ -402,6 +403,12 @@ class Run:
         self.exited: Counter[str] = Counter()
         self.count, self.wanted, self.faults = 0, 0, True
         self.restart(0.0)
+
+    def fails(self, part: float) -> bool:
+        """Return True for this part of the calls, as long as there are faults."""
+        fails = self.faults and self.rng.random() < part
+        self.cluster.faults += fails
+        return fails
 
     def restart(self, now: float) -> None:
         self.process += 1
@@ -470,14 +477,14 @@ class Run:
         for id in due.cancel:
             unit = self.cluster.units[id]
             self.cluster.cancels.append((self.name, unit.run))
-            if not (self.faults and self.rng.random() < 0.3):
+            if not self.fails(0.3):
                 self.cluster.end(unit)
                 self.far.mark_disconnected(unit.name)
                 self.changed(unit.name, now)
 
     def submit(self, name: str, now: float) -> None:
         self.cluster.submissions[name] += 1
-        outcome = self.rng.choice(("ok", "ok", "refused", "lost", "never", "late")) if self.faults else "ok"
+        outcome = self.rng.choice(("refused", "lost", "never", "late")) if self.fails(2 / 3) else "ok"
         if outcome == "ok":
             self.units.submitted(name, self.cluster.create(self.name, name), now)
         elif outcome == "refused":
@@ -499,7 +506,7 @@ class Run:
         else:
             asked_at, rows = self.asked
             self.asked = None
-            if not (self.faults and self.rng.random() < 0.3):
+            if not self.fails(0.3):
                 self.units.listed(rows, asked_at, now)
 
     def work(self, now: float) -> None:
@@ -521,7 +528,7 @@ class Run:
     def agents(self, now: float) -> None:
         for unit in self.cluster.living(self.name):
             if unit.state == RUNNING and self.rng.random() < 0.7:
-                if self.faults and unit.connected and self.rng.random() < 0.1:
+                if unit.connected and self.fails(0.1):
                     unit.connected = False
                     self.far.mark_disconnected(unit.name)
                     self.changed(unit.name, now)
@@ -534,6 +541,7 @@ def strike(run: Run, rng: random.Random, now: float) -> None:
     """Something happens from outside."""
     living = [unit for unit in run.cluster.living(run.name) if unit.state == RUNNING]
     what = rng.random()
+    run.cluster.faults += 1
     if what < 0.25 and living:
         unit = rng.choice(living)
         run.cluster.end(unit)
@@ -567,6 +575,7 @@ def test_random_schedules_leak_nothing_and_answer_each_start_once(seed: int) -> 
         one_turn(runs, rng, now)
         if rng.random() < 0.15:
             strike(rng.choice(runs), rng, now)
+    assert cluster.faults > 100
     for run in runs:  # the faults end: what is wanted comes, and not more
         run.faults, run.wanted = False, 2
         run.units.want(2)
