@@ -19,6 +19,9 @@ from farandole.errors import UsageError
 from farandole.integrations import ray
 from farandole.pool import ray as pool
 from farandole.pool.spec import pools
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, as_written
+from tests.support.metric_lines import an, step_line
 
 pytest.importorskip("ray")
 
@@ -155,3 +158,48 @@ def test_a_function_that_can_t_be_stored_is_an_error() -> None:
     lock = threading.Lock()
     with pytest.raises(UsageError, match="lock"):
         ray._stored(lambda: lock, None)
+
+
+CHECKPOINT = an(events.SavedEvent, path="checkpoints/last.pt", whole=True)
+FINISHED = an(events.FinishedEvent, equal=True, fingerprint="f" * 64)
+
+
+def folder_of(tmp_path: Path, *lines: Line) -> Path:
+    """A run's folder with these lines."""
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(map(as_written, lines)))
+    return tmp_path
+
+
+def test_a_result_has_the_last_value_of_each_metric_and_the_newest_checkpoint(tmp_path: Path) -> None:
+    lines = [
+        step_line(0, loss=3.0), LogLine(step=0, fields={"accuracy": 0.1, "note": "first"}), step_line(1, loss=2.0),
+        LogLine(step=1, fields={"accuracy": 0.2}), FINISHED, CHECKPOINT, an(events.OverEvent, code=0, reason="the end"),
+    ]  # fmt: skip
+    result = ray._result(folder_of(tmp_path, *lines), 0)
+    assert result.checkpoint == ray.Checkpoint(path="checkpoints/last.pt")
+    assert result.path == str(tmp_path)
+    expected = {"step": 1, "loss": 2.0, "accuracy": 0.2, "note": "first"}
+    assert {name: result.metrics[name] for name in expected} == expected
+    pytest.importorskip("pandas")
+    table = result.metrics_dataframe
+    assert list(table["loss"]) == [3.0, 2.0]
+    assert list(table["accuracy"]) == [0.1, 0.2]
+
+
+def test_a_run_without_a_checkpoint_has_none(tmp_path: Path) -> None:
+    lines = [FINISHED, an(events.OverEvent, code=0, reason="the end")]
+    assert ray._result(folder_of(tmp_path, *lines), 0).checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (1, [an(events.OverEvent, code=1, reason="a strange reason")]),
+        (0, [CHECKPOINT, an(events.OverEvent, code=0, reason="a strange reason")]),  # it was stopped
+        (1, []),  # the command was refused
+    ],
+)
+def test_a_run_that_did_not_finish_is_an_error(tmp_path: Path, code: int, lines: list[Line]) -> None:
+    with pytest.raises(ray.TrainingFailed, match=re.escape(str(tmp_path))) as raised:
+        ray._result(folder_of(tmp_path, *lines), code)
+    assert ("a strange reason" in str(raised.value)) == bool(lines)

@@ -182,7 +182,8 @@ def run(
 
     Raises:
         UsageError: a field has a value that farandole does not support, or the function can't be stored.
-        TrainingFailed: the run did not finish. Its message has the reason, and the run's folder.
+        TrainingFailed: the run did not finish: it failed, or it was stopped. The message has the reason and the
+            run's folder. The same call continues the run.
         KeyboardInterrupt: after Ctrl-C, when the run has ended.
     """
     if importlib.util.find_spec("ray") is None:
@@ -354,7 +355,7 @@ def _result(folder: Path, code: int) -> Result:
         TrainingFailed: the run did not finish.
     """
     over = past(folder.name, _lines(folder))
-    if code:
+    if code or over.outcome != "finished":  # `farandole stop` and `--max-hours` end a run with code 0
         reason = over.reason if over.code is not None else "its reason is in the output above"
         raise TrainingFailed(f"the run did not finish (exit code {code}): {reason}; its folder is {folder}")
     metrics = dict[str, Any]()
