@@ -172,6 +172,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "cli/reproduce.py": 1,  # the same
     "cli/folders.py": 1,  # the same
     "cli/hosts.py": 3,  # the same
+    "integrations/ray.py": 1,  # the output of `farandole run`, in a program of the user's
     "pool/ray_driver.py": 1,  # an agent's output, to the log that Ray keeps of it
     "checkpoint/save.py": 2,  # a process's answer to the one that started it, and warnings before it
     "checkpoint/reach.py": 1,  # the same

@@ -51,6 +51,7 @@ class Ledger(Witness):
         self.erred = False  # what one machine computed wrong is in the run's state
         self._in_force = View(number=0, members=(), group=0)
         self._disbelieved: set[str] = set()  # honest ones that lost their place to one word against theirs
+        self._torn: set[str] = set()  # evicted workers that hold parts of different states, without knowing it
         self._wronged = 0
         self._wronged_at = -1.0
         self._unfed = UnfedWitness(world)
@@ -208,8 +209,20 @@ class Ledger(Witness):
         differ = GARBAGE not in loaded and self._world.drifted  # the words of this round will say so
         if (len(loaded) != 1 or GARBAGE in loaded) and not self._out(worker) and not differ:
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
+        self._loaded(worker, loaded)
+
+    def renewed(self, worker: Process, loaded: set[Any]) -> None:
+        if GARBAGE in loaded and not self._out(worker):
+            raise Violation(f"{worker.name} takes over a state that changed during the transfer")
+        self._loaded(worker, loaded)
+
+    def _loaded(self, worker: Process, loaded: set[Any]) -> None:
+        """Note whether the state is torn."""
+        (self._torn.add if GARBAGE in loaded else self._torn.discard)(worker.name)
 
     def saved(self, worker: Process) -> None:
+        if worker.name in self._torn:
+            raise Violation(f"{worker.name} saves a state that is torn")
         if worker.member.differing:
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):

@@ -110,6 +110,33 @@ def test_a_worker_saves_before_its_exit_only_a_fully_loaded_state(fully_loaded: 
     assert port.asked == saves
 
 
+def test_a_joiner_is_fully_loaded_when_it_has_ended_a_round_that_it_began_with_the_state() -> None:
+    """It may end the round in which it got the state, although the others gave it up (docs/protocol.md, Joining 5)."""
+    driver, _, _ = driving()
+    assert not driver.fully_loaded
+    driver.member.synced = False
+    task = Task(position=Position(), shards=lambda _: 2, is_step=True)
+    for fully_loaded in (False, True):
+        assert play(driver.begin(task))
+        driver.member.synced = True
+        assert play(driver.wait_for_round_end())
+        assert driver.fully_loaded == fully_loaded
+
+
+def test_a_replica_that_was_replaced_is_fully_loaded_a_round_later() -> None:
+    """As for a joiner: docs/protocol.md, Drift 3."""
+    driver, port, _ = driving()
+    port.receive = lambda _: SimpleNamespace(state=["another"])  # type: ignore[attr-defined]
+    driver.fully_loaded = True
+    assert play(driver._renew(ONE, View(number=1, members=("a", "b"), joining=("a",), group=1)))
+    assert not driver.fully_loaded
+    task = Task(position=Position(), shards=lambda _: 2, is_step=True)
+    for fully_loaded in (False, True):
+        assert play(driver.wait_for_round_end())
+        assert driver.fully_loaded == fully_loaded
+        assert play(driver.begin(task))
+
+
 def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> None:
     """It is none to go on from, and there is no time: others may go on, or the newest checkpoint is what is left."""
     driver, port, told = driving()

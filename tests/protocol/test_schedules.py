@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,12 @@ def test_a_schedule_is_repeatable() -> None:
 
 def test_the_reference_depends_on_every_step() -> None:
     assert len({alone(steps) for steps in range(10)}) == 10
+
+
+@pytest.mark.parametrize(("seed", "world"), [(2_089_539, {}), (1_072_351, {"drift": True, "bits": "any"})])
+def test_a_worker_that_was_evicted_while_it_received_the_state_never_saves_it(seed: int, world: dict[str, Any]) -> None:
+    """It was frozen, the coordinator died, and it ends the round by commit messages that came before."""
+    simulate(seed, **world)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -18,8 +18,9 @@ Why the state is consistent:
    after every reachable worker has abandoned the view. The memory of a lost veteran does not change, and a joiner that
    lacks a piece or a checksum has no state and sends no commit message.
 4. A frozen worker delays the thread of the veteran or of the joiner, and the step, until the control plane gives up the
-   view. A thread that continues later sends the parameters of that time, but no joiner takes them: the joiner of a
-   view that was given up learns that before it reads them (`WorkerStateMachine.become_synced`).
+   view. A thread that continues later sends the parameters of that time. The joiner of a view that was given up learns
+   that before it takes them (`WorkerStateMachine.become_synced`), or it was evicted and never saves them
+   (docs/protocol.md, Joining 5).
 
 With each piece a veteran computes a checksum over its own copy of the next veteran's stripe. So if there are several
 veterans, a joiner does not rely on a single one for any part of the state. The checksums are made and compared outside

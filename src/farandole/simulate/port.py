@@ -135,10 +135,9 @@ class SimulatedPort:
         return self._mail
 
     def renew(self, state: Any) -> None:
-        if GARBAGE in state:
-            raise Violation(f"{self._worker.name} takes over a state that changed during the transfer")
+        self._world.witness.renewed(self._worker, set(state))
         del self._worker.mail[self._mail.view.number]
-        (self._worker.state,) = state
+        self._worker.state = 0 if GARBAGE in state else state[0]
         self._world.records["renewed"] += 1
 
     def first(self, position: Position, flags: Sequence[bool] | None) -> Task:

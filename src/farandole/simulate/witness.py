@@ -41,6 +41,9 @@ class Witness:
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
         """Called when a joiner is synced. `loaded`: the states from the veterans; `GARBAGE` for one that changed."""
 
+    def renewed(self, worker: Process, loaded: set[Any]) -> None:
+        """Called before a worker replaces its replica by another member's. `loaded`: as for `become_synced`."""
+
     def saved(self, worker: Process) -> None: ...
 
     def asked_to_save(self, worker: Process, save: Save) -> None: ...

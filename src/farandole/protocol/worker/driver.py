@@ -245,8 +245,9 @@ class Driver:
         computed_shards: the shards of the round that this worker has computed.
         begun_round: the number of the round that was begun last, set before its work starts.
         waits_for_peers: this worker has nothing to compute and waits for others.
-        fully_loaded: every part of the state is known to be loaded, since this worker has ended a round or begun the
-            run. A joiner that is abandoned before may hold an incomplete state without knowing it.
+        fully_loaded: every part of the state is known to be loaded, since this worker has begun the run, or has ended
+            a round that it began with the state. A worker that was abandoned while it received the state may hold
+            parts of a later one without knowing it (Joining 5).
     """
 
     def __init__(self, member: WorkerStateMachine, instructions: Instructions, port: Port, terms: RunTerms) -> None:
@@ -259,6 +260,7 @@ class Driver:
         self.begun_round = -1
         self.waits_for_peers = True
         self.fully_loaded = False
+        self._began_loaded = False  # this round was begun with the whole state
         self.calls = CallRounds()
         self._instructions = instructions
         self.port = port
@@ -302,7 +304,7 @@ class Driver:
         view, lineage, synced, first = member.view, member.lineage, member.synced, member.first
         assert view is not None
         assert lineage is not None
-        self.task, self._call = task, call
+        self.task, self._call, self._began_loaded = task, call, synced
         self.number = self.begun_round = member.round
         self._in_idle_round = task.is_step and len(lineage.sets[0]) < self._terms.minimum
         member.computes_step = self.computes_step
@@ -331,6 +333,7 @@ class Driver:
         elif self.member.worker in renewal.joining:
             arriving = yield from do(self.port.receive, renewal)
             if (yield from self.until(view, lambda: arriving.state is not None)):
+                self.fully_loaded = self._began_loaded = False
                 yield from do(self.port.renew, arriving.state)
                 yield from self.take_digest()
 
@@ -405,7 +408,8 @@ class Driver:
                 yield from self.sync()
                 return False
             yield Change()
-        self.fully_loaded, self.waits_for_peers = True, False
+        self.fully_loaded = self.fully_loaded or self._began_loaded
+        self.waits_for_peers = False
         return True
 
     def _open(self, view: View) -> Routine[None]:
