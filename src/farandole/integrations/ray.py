@@ -55,9 +55,14 @@ from ray import cloudpickle
 function, arguments = cloudpickle.loads((here / {stored!r}).read_bytes())
 function(*arguments)
 """
-STOP_WITH = (  # the run stops with a checkpoint when the process that started it is gone; then this becomes the run
-    "import ctypes,os,sys\n"
-    "sys.platform=='linux' and ctypes.CDLL(None).prctl(1,15,0,0,0)\n"  # PR_SET_PDEATHSIG, SIGTERM
+# Starts `farandole run` in a session of its own, so that signals of a terminal or a Ray job reach only the program that
+# called `run`. When that is gone, Linux sends SIGHUP (`PR_SET_PDEATHSIG`), and the run stops with a checkpoint. It may
+# come several times, once for each thread of the program, and `farandole run` counts only the first SIGHUP.
+STARTER = (
+    "import ctypes,os,signal,sys\n"
+    "os.setsid()\n"
+    "signal.signal(signal.SIGHUP,signal.SIG_DFL)\n"
+    "sys.platform=='linux' and ctypes.CDLL(None).prctl(1,int(signal.SIGHUP),0,0,0)\n"
     "os.getppid()==int(sys.argv[1]) or os._exit(1)\n"
     "os.execv(sys.executable,[sys.executable,*sys.argv[2:]])"
 )
@@ -316,7 +321,7 @@ def _show(words: Sequence[str], program: str) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the command has ended.
     """
-    command = [sys.executable, "-c", STOP_WITH, str(os.getpid()), "-m", "farandole", *words]
+    command = [sys.executable, "-c", STARTER, str(os.getpid()), "-m", "farandole", *words]
     process = subprocess.Popen(
         command, cwd=program, env={**of_other_hosts(os.environ), "PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -330,22 +335,12 @@ def _show(words: Sequence[str], program: str) -> int:
             code = process.wait()
         except KeyboardInterrupt as pressed:
             interrupt = pressed
-            if not _in_foreground():  # otherwise the terminal has sent the signal to the command too
-                process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
         else:
             break
     if interrupt is not None:
         raise interrupt
     return code
-
-
-def _in_foreground() -> bool:
-    """Return True if a terminal sends the signals of its keys to this process's group."""
-    try:
-        with open("/dev/tty") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def _result(folder: Path, code: int) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,21 +78,25 @@ def test_a_function_trains_to_the_bits_of_one_process_and_returns_a_result(
     assert cluster.actors() == []
 
 
-def test_when_the_driver_is_killed_the_run_saves_and_ends_and_the_next_call_continues_it(
-    cluster: RayCluster, tmp_path: Path, expected: bytes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_when_the_driver_ends_the_run_saves_and_ends_and_the_next_call_continues_it(
+    cluster: RayCluster, tmp_path: Path, expected: bytes, number: signal.Signals
 ) -> None:
     pace = tmp_path / "pace"
     pace.write_text("1.6")
     with driver(tmp_path, "--pace", str(pace)) as first:
         until(lambda: len(first.members()) == NODES or first.process.poll() is not None, "two workers", 200)
         assert first.process.poll() is None, first.output
+        first.process.send_signal(number)
+        assert first.finish() != 0
     until(lambda: not is_locked(first.run), "the end of the run", 200)
     assert cluster.actors() == []
     pace.unlink()
     with driver(tmp_path, "--pace", str(pace)) as second:
         assert second.finish() == 0, second.output
         assert second.out.read_bytes() == expected
-        assert [line["step"] for line in read_lines(second.run) if line.get("event") == "resumed"] != [0]
+        [resumed] = [line["step"] for line in read_lines(second.run) if line.get("event") == "resumed"]
+        assert resumed > 0
 
 
 def test_an_error_of_the_function_is_one_of_the_call(cluster: RayCluster, tmp_path: Path) -> None:
