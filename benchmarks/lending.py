@@ -129,7 +129,7 @@ def report(training: Training, loan: Loan, epochs: int, alone: str) -> bool:
         ("steps from the first notice to the view without both", str(fewest.step - min(waits))),
         ("steps with one worker", str(len(meanwhile))),
         ("from the urgent job's end to the first step with all", f"{again.time - loan.ended:.1f} s"),
-        ("of this, until Slurm starts the last job for it", f"{loan.given - loan.ended:.0f} s"),
+        ("of this, until Slurm starts the last job for it", f"{max(loan.given - loan.ended, 0.0):.0f} s"),
         ("of this, from there to the first step with all", f"{again.time - loan.given:.0f} s"),
         ("steps lost or repeated from a checkpoint", str(lost_steps)),
         ("samples lost", str(lost_samples)),
