@@ -88,6 +88,11 @@ def test_a_worker_that_was_evicted_while_it_received_the_state_never_saves_it(se
     simulate(seed, **world)
 
 
+def test_a_run_ends_where_the_worker_that_has_saved_for_the_previous_coordinator_is_lost() -> None:
+    """A script has ended early, the others still switch to the empty view, and they are asked to save as well."""
+    simulate(1_121_863, drift=True, bits="any")
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str) -> None:
     assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None

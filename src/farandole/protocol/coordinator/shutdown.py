@@ -272,10 +272,16 @@ def on_return(state: CoordinatorState, worker: str) -> None:
 
 
 def ask_next_saver(state: CoordinatorState) -> None:
-    """Ask the chosen saver to save, unless the state is already saved."""
+    """Ask the chosen saver to save.
+
+    If the state is saved already, the run is over, unless some have a deadline to finish. So it is where a worker has
+    saved for the previous coordinator, and is lost since.
+    """
     assert state.ending is not None
     if not state.ending.stored:
         state.send(state.ending.saver, m.End(save=True, reason=state.ending.reason, allow_between=state.ending.between))
+    elif state.deadline is None:
+        end(state)
 
 
 def on_answer(state: CoordinatorState, worker: str, message: m.Saved | m.Digests) -> None:
