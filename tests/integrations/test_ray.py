@@ -21,6 +21,7 @@ from farandole.pool import ray as pool
 from farandole.pool.spec import pools
 from farandole.protocol import events
 from farandole.protocol.metrics import Line, LogLine, as_written
+from tests.support.harness import gone
 from tests.support.metric_lines import an, step_line
 
 pytest.importorskip("ray")
@@ -184,6 +185,24 @@ def test_a_result_has_the_last_value_of_each_metric_and_the_newest_checkpoint(tm
     table = result.metrics_dataframe
     assert list(table["loss"]) == [3.0, 2.0]
     assert list(table["accuracy"]) == [0.1, 0.2]
+
+
+def test_a_run_is_stopped_if_its_output_can_t_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ready, stopped = tmp_path / "ready", tmp_path / "stopped"
+    program = (
+        f"import pathlib,signal\nsignal.signal(15,lambda *_: pathlib.Path({str(stopped)!r}).touch() or exit(0))\n"
+        f"pathlib.Path({str(ready)!r}).touch()\nprint('a line',flush=True)\nimport time; time.sleep(20)"
+    )
+    monkeypatch.setattr(ray, "STARTER", program)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("builtins.print", fail)
+    with pytest.raises(OSError, match="no space left"):
+        ray._show([], str(tmp_path))
+    assert ready.exists()
+    assert gone(lambda: not stopped.exists(), 20.0)
 
 
 def test_a_run_without_a_checkpoint_has_none(tmp_path: Path) -> None:

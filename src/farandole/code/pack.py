@@ -484,6 +484,7 @@ def within(folder: Path, script: str) -> str:
 
 
 def check_sizes(chosen: Listing) -> None:
+    """Check the sum of the files' sizes. Raises UsageError: there are more than `MOST_BYTES`."""
     sizes: dict[str, int] = {}
     for name in chosen.names:
         try:

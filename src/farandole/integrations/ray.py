@@ -322,25 +322,28 @@ def _show(words: Sequence[str], program: str) -> int:
         KeyboardInterrupt: Ctrl-C was pressed; the command has ended.
     """
     command = [sys.executable, "-c", STARTER, str(os.getpid()), "-m", "farandole", *words]
-    process = subprocess.Popen(
+    interrupt: KeyboardInterrupt | None = None
+    with subprocess.Popen(
         command, cwd=program, env={**of_other_hosts(os.environ), "PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
-    assert process.stdout
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-            code = process.wait()
-        except KeyboardInterrupt as pressed:
-            interrupt = pressed
-            process.send_signal(signal.SIGINT)
-        else:
-            break
+    ) as process:  # fmt: skip
+        assert process.stdout
+        while True:
+            try:
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+                process.wait()
+            except KeyboardInterrupt as pressed:
+                interrupt = pressed
+                process.send_signal(signal.SIGINT)
+            except BaseException:  # SystemExit by Ray's handler of SIGTERM, or an output that can't be written
+                process.terminate()
+                raise
+            else:
+                break
     if interrupt is not None:
         raise interrupt
-    return code
+    return process.returncode
 
 
 def _result(folder: Path, code: int) -> Result:
