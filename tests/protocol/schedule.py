@@ -10,6 +10,7 @@ should, with the state of a world of one.
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 from collections.abc import Sequence
@@ -244,6 +245,7 @@ def _settings(rng: random.Random, seed: int, audit: float, bits: str) -> RunSett
 def simulate(seed: int, **options: Any) -> Schedule:
     """Run one schedule. A Violation carries the seed and the trace of a second, equal run."""
     schedule = Schedule(seed, **options)
+    gc.disable()  # a third of the time otherwise, and a schedule's objects are few
     try:
         schedule.run()
     except Exception:
@@ -255,6 +257,8 @@ def simulate(seed: int, **options: Any) -> Schedule:
             head = f"seed {seed}: --workers {s.wanted} --min {s.minimum} --max {s.maximum}, {again.steps} steps"
             raise Violation("\n".join([f"{type(error).__name__}: {error}", head, *_shortened(again.lines)])) from error
         raise
+    finally:
+        gc.enable()
     return schedule
 
 
