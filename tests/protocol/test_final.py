@@ -107,10 +107,10 @@ def test_a_stop_is_too_late_when_everyone_has_finished() -> None:
 # --- some hang after their last step -----------------------------------------------------------------------------
 
 
-def hurried() -> Scene:
-    """Of three, b hangs; SIGTERM has come."""
+def hurried(*first: str) -> Scene:
+    """Of three, `first` have finished, or else all but b, when SIGTERM comes."""
     scene = trained("a", "b", "c")
-    finished("c", "a", scene=scene)
+    finished(*(first or ("c", "a")), scene=scene)
     scene.coordinator.request_end("SIGTERM", 143, scene.now)
     return scene.look()
 
@@ -208,6 +208,42 @@ def test_a_coordinator_that_is_killed_meanwhile(stored: bool) -> None:
     scene.wait(END_S, "a", "b", "c")
     assert scene.fields["over"]["code"] == 143
     assert mentions(scene.fields["over"]["reason"], "SIGTERM", "b")
+
+
+def saved_by_a_worker_that_is_lost() -> Scene:
+    """a has saved, and is lost before the next coordinator asks it; b and c go on, and are to leave."""
+    scene = hurried("a")
+    scene.say("a", m.Saved(path="checkpoint"))
+    scene = scene.restarted()
+    assert scene.coordinator.ending is not None
+    assert scene.coordinator.ending.stored
+    scene.lose("a")
+    scene.back("b", "c")
+    for worker in ("b", "c"):
+        scene.report(worker, 9)
+    assert scene.last("b", m.Propose).view.members == ()
+    return scene
+
+
+def test_workers_that_may_have_gone_on_since_the_last_save_save_again() -> None:
+    scene = saved_by_a_worker_that_is_lost()
+    scene.switch(scene.last("b", m.Propose).view, 11, "b", "c")
+    assert scene.coordinator.over is None
+    assert scene.last("b", m.End).save
+    scene.say("b", m.Saved(path="later"))
+    assert scene.fields["saved"]["path"] == "later"
+    assert codes(scene, "b", "c") == {143}
+
+
+def test_the_run_ends_where_the_state_is_saved_and_the_next_saver_need_not_save() -> None:
+    before = saved_by_a_worker_that_is_lost()
+    members, empty = before.coordinator.view, before.last("b", m.Propose).view
+    scene = before.restarted()  # b has switched to the empty view, and c has not
+    scene.back("b", "c")
+    scene.report("b", 11, view=empty)
+    scene.report("c", 10, view=members)
+    assert scene.fields["over"] == {"code": 143, "reason": "SIGTERM"}
+    assert codes(scene, "b", "c") == {143}
 
 
 def test_the_script_of_one_that_has_not_finished_fails() -> None:
