@@ -343,8 +343,8 @@ def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) ->
     drop_other_views(state, [view])
     if not view.members:
         state.savers = [w for w in before if w in concerned]
-        if state.ending is not None:
-            state.ending.stored = False  # they may have gone on since a worker saved for the previous coordinator
+        assert state.ending is not None
+        state.ending.stored = False  # they may have gone on since a worker saved for the previous coordinator
         shutdown.ask_to_save(state)
         return
     for leaver in [w for w in before if w not in view.members]:
