@@ -311,6 +311,7 @@ def ray_cluster(home: Path, *, nodes: int = 0, dashboard: bool = False, most: in
     if not CAN:
         pytest.skip(WHY_NOT)
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets are in it, so its path is short
+    (folder / "ray").mkdir()  # where Ray's library keeps the address of the newest cluster
     home.mkdir()
     with pytest.MonkeyPatch.context() as patch:
 
@@ -319,7 +320,7 @@ def ray_cluster(home: Path, *, nodes: int = 0, dashboard: bool = False, most: in
                 patch.setitem(ENVIRON, name, value)
                 patch.setenv(name, value)
 
-        set_variables({**QUIET, "HOME": str(home)})
+        set_variables({**QUIET, "HOME": str(home), "RAY_TMPDIR": str(folder)})
         cluster = RayCluster(folder, home, dashboard=dashboard, most=most)
         try:
             set_variables({"RAY_ADDRESS": cluster.address})
