@@ -16,18 +16,16 @@ from farandole.cli import app
 from farandole.errors import UsageError
 from farandole.pool.spec import pools
 from tests.support.every import every
+from tests.support.pages import BLOCK, ROOT, blocks
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 COMMANDS: Any = typer.main.get_command(app)
-
-
-BLOCK, SPAN = r"```\w*\n(.*?)```", r"`farandole ([a-z]+ [^`]*)`"
+SPAN = r"`farandole ([a-z]+ [^`]*)`"
 
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each command in the page's blocks, without `farandole` itself."""
-    for block in re.findall(BLOCK, page, re.DOTALL):
+    for block in blocks(page):
         for line in block.replace("\\\n", " ").splitlines():
             if command := re.search(r"(?:^|\s)farandole ([a-z].*)", line):
                 words = shlex.split(command[1], comments=True)
@@ -36,7 +34,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 def mentioned(page: str) -> Iterator[list[str]]:
     """The words of each command in the page's sentences, which may lack an argument."""
-    for span in re.findall(SPAN, re.sub(BLOCK, "", page, flags=re.DOTALL)):
+    for span in re.findall(SPAN, BLOCK.sub("", page)):
         with contextlib.suppress(ValueError):  # an apostrophe
             yield shlex.split(span)
 

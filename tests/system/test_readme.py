@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.harness import ENVIRON, FARANDOLE
+from tests.support.pages import readme_script
 
 pytestmark = [pytest.mark.processes]
-README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_script_runs_and_gives_the_same_weights_with_two_workers(tmp_path: Path) -> None:
-    [script] = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    script = readme_script()
     assert len(script.splitlines()) <= 25
     assert script.count("epochs=20") == 1
     (tmp_path / "train.py").write_text(script.replace("epochs=20", "epochs=3"))  # enough, and 40 s less

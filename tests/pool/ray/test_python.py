@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -20,12 +19,12 @@ from tests.pool.ray.conftest import NODES
 from tests.support.cluster_run import EPOCHS, JOB
 from tests.support.forked import ENVIRON
 from tests.support.harness import read_lines
+from tests.support.pages import ROOT, block_with, changed
 from tests.support.ray_cluster import RayCluster
 from tests.support.slurm import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
 
-PAGE = Path(__file__).parents[3] / "docs" / "ray.md"
 PROGRAM = JOB.with_name("from_python.py")
 
 
@@ -110,9 +109,8 @@ def test_an_error_of_the_function_is_one_of_the_call(cluster: RayCluster, tmp_pa
 
 
 def test_the_page_s_program_runs_as_it_stands(cluster: RayCluster, tmp_path: Path) -> None:
-    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert "/shared/runs" in program
-    (tmp_path / "program.py").write_text(program.replace("/shared/runs", str(tmp_path / "runs")))
+    program = block_with(ROOT / "docs" / "ray.md", "import", "python")
+    (tmp_path / "program.py").write_text(changed(program, {"/shared/runs": str(tmp_path / "runs")}))
     command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, check=False, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from farandole.control.ticket import load
-from tests.support.cluster_run import EPOCHS, JOB, Rig, states
+from tests.support.cluster_run import JOB, Rig, states
 from tests.support.forked import ENVIRON
-from tests.support.harness import FARANDOLE, read_lines
+from tests.support.harness import FARANDOLE
 from tests.support.slurm import CONTROLLER, MUNGE, NODES, Slurm, slurm, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
@@ -186,41 +184,6 @@ def test_a_job_at_its_time_limit_is_left_and_replaced_before(cluster: Slurm, rig
         run.finish()
         assert not run.events("lost"), run.report()
     assert cluster.jobs() == {}
-
-
-def test_inside_an_allocation_its_nodes_are_the_hosts(cluster: Slurm, rig: Rig, expected: bytes) -> None:
-    rig.hurry()
-    words = [*FARANDOLE, "run", "--folder", str(rig.folder / "run"), "--pool", "slurm"]
-    done = subprocess.run(
-        ["salloc", "--quiet", f"--nodes={NODES - 1}", *words, str(JOB), str(rig.out), *EPOCHS], env=ENVIRON,
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert rig.out.read_bytes() == expected
-    lines = [msgspec.json.decode(line) for line in (rig.folder / "run/metrics.jsonl").read_bytes().splitlines()]
-    hosts = {line["host"] for line in lines if line.get("event") == "host" and line["state"] == "joined"}
-    assert len(hosts) == NODES - 1
-    until(lambda: cluster.jobs() == {}, "the allocation's end")
-
-
-def test_a_run_in_a_batch_job_saves_and_ends_its_jobs_at_slurm_s_signal(cluster: Slurm, rig: Rig) -> None:
-    """The script of docs/slurm.md."""
-    job = (str(JOB), str(rig.out), "--pace", str(rig.pace), "--epochs", "4000")
-    words = [*FARANDOLE, "run", "--folder", str(rig.folder / "run"), "--pool", "slurm,size=2,partition=low", *job]
-    script = rig.folder / "script"
-    script.write_text(f"#!/bin/bash\ntrap 'kill -TERM $!' TERM\n{shlex.join(words)} &\nwait $!; wait\n")
-    output = f"--output={rig.folder / 'output'}"
-    driver = cluster.run("sbatch", "--parsable", "--partition=high", "--no-requeue", output, str(script)).strip()
-    until(lambda: len(_members(rig.folder / "run")) == 2, "both workers")
-    assert len(cluster.jobs()) == 3
-    cluster.run("scancel", "--signal=TERM", "--batch", driver)
-    until(lambda: cluster.jobs() == {}, "the end of all jobs", 120)
-    assert list((rig.folder / "run" / "checkpoints").glob("step-*.pt"))
-
-
-def _members(folder: Path) -> tuple[str, ...]:
-    views = [line["members"] for line in read_lines(folder) if line.get("event") == "view"]
-    return tuple(views[-1]) if views else ()
 
 
 def test_another_pool_fills_in_while_jobs_are_queued(cluster: Slurm, rig: Rig) -> None:
