@@ -93,6 +93,11 @@ def test_a_run_ends_where_the_worker_that_has_saved_for_the_previous_coordinator
     simulate(1_121_863, drift=True, bits="any")
 
 
+def test_a_round_that_all_have_seen_to_differ_is_not_ended_by_the_word_of_one() -> None:
+    """A replica drifts, and the longest-standing worker reports a later round than the others."""
+    simulate(3_010_822, drift=True)
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str) -> None:
     assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None

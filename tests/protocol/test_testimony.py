@@ -144,6 +144,18 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
     assert scene.members("a", "c") == ("a", "c")
 
 
+def test_of_three_reports_that_the_replicas_differ_the_third_counts_too() -> None:
+    """Two stop the view. One of these two, the longest-standing, lies about its round: two others contradict it."""
+    scene = trained("a", "b", "c")
+    for worker in "cab":
+        scene.say(worker, m.Differs(step=7, workers=("c",)))
+    for worker in "bc":
+        scene.report(worker, 7, has_result=True)
+    scene.report("a", 8)
+    assert scene.last("a", m.Goodbye).code == EXIT_BANNED
+    assert {"b", "c"} <= scene.coordinator.workers.keys()
+
+
 def test_of_two_one_that_says_so_falsely_is_named_for_it() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Differs(step=7, workers=("b",)))

@@ -161,7 +161,12 @@ def majority(workers: int) -> int:
 
 
 def corroborate(state: CoordinatorState, worker: str, message: Shared) -> None:
-    """Record the report of one worker about a fact that all holders of the state see. Enough reports confirm it."""
+    """Record the report of one worker about a fact that all holders of the state see. Enough reports confirm it.
+
+    Later reports of a difference that a stop is about count in its decision too (`outvoted`).
+    """
+    if state.stopping and isinstance(message, m.Differs) and message.step == state.stopping.difference_step:
+        state.stopping.difference_reporters.add(worker)
     claim = state.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
     claim.message = message
     claim.workers.add(worker)

@@ -473,6 +473,7 @@ def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) 
             stop_view(state, "the replicas differ")
     if state.stopping is not None:
         state.stopping.difference_reporters |= set(workers)
+        state.stopping.difference_step = message.step
 
 
 def on_shards_differ(state: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:
