@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from farandole.platform.files import decoded
 from tests.support.forked import ENVIRON
 from tests.support.harness import read_lines
 from tests.support.pages import ROOT, block_with, changed, readme_script
@@ -46,9 +45,9 @@ def shell(folder: Path, text: str, epochs: str = "2") -> str:
     (folder / "train.py").write_text(changed(readme_script(), {"epochs=20": f"epochs={epochs}"}))
     script = f"set -e\nsource ~/train/bin/activate\n{text}"
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=ENVIRON, capture_output=True, check=False, timeout=200
+        ["bash", "-c", script], cwd=folder, env=ENVIRON, capture_output=True, text=True, check=False, timeout=200
     )
-    printed = decoded(done.stdout + done.stderr)
+    printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
     return printed
 
