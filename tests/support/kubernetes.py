@@ -1,4 +1,4 @@
-"""A Kubernetes cluster in one process: an API server for pods and Secrets, a scheduler, kubelets, a garbage collector.
+"""A Kubernetes cluster in one process: an API server, a scheduler, kubelets, controllers of Jobs and of garbage.
 
 It does what the pool of pods relies on, and each answer has the status and the form of the real server's. Manifests are
 checked against the schemas of Kubernetes. A pod is a real process of this machine: its container's command, with the
@@ -13,7 +13,6 @@ import asyncio
 import base64
 import contextlib
 import copy
-import json
 import os
 import re
 import secrets
@@ -36,6 +35,7 @@ import yaml
 from aiohttp import web
 
 from tests.support.forked import ENVIRON
+from tests.support.kubernetes_api import KINDS, add_discovery, decoded, execute, send_log
 
 VERSION = "1.37"
 TOKEN, OTHER_TOKEN = "one-with-rights", "one-without"
@@ -45,7 +45,7 @@ MARK = "KUBELET_POD"  # the variable that all processes of a pod have
 TURN_S = 0.02
 DEFAULT_GRACE_S = 30
 QUANTITY, LABEL_VALUE = r"[0-9.]+(m|[kMGTPE]i?)?", r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
-VERBS = {"GET": "list", "POST": "create", "PUT": "update", "DELETE": "delete"}
+VERBS = {"GET": "list", "POST": "create", "PUT": "update", "DELETE": "delete", "PATCH": "patch"}
 Object = dict[str, Any]
 
 
@@ -80,11 +80,16 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Container:
-    """The process of a pod. `killed_at`: when the kubelet kills it; `reason`: why it ends, if not by itself."""
+    """The process of a pod. `killed_at`: when the kubelet kills it; `reason`: why it ends, if not by itself.
+
+    `paths`: the folder of this machine for each path that is mounted. `environ`: of its processes.
+    """
 
     process: subprocess.Popen[bytes]
     init: int
     mounts: Mapping[str, Path]  # a folder for each Secret
+    paths: Mapping[str, Path]
+    environ: Mapping[str, str]
     log: Path
     killed_at: float | None = None
     reason: str = ""
@@ -103,6 +108,7 @@ class Cluster:
     """The cluster. Change its attributes and call its methods from a test; `lock` is held for less than a turn.
 
     Attributes:
+        namespaces: one, or none if it is `empty`. Then the account has no rights either: what gives them is created.
         quota: the most pods of the namespace; None: no limit.
         queues: the LocalQueues of Kueue; a pod of one waits until the queue is in `admitted`.
         isolates: each pod has a process namespace of its own, in which its command has the process id 1. Takes root.
@@ -110,13 +116,14 @@ class Cluster:
         requests: the verb, kind and name of each request.
     """
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, *, empty: bool = False) -> None:
         self.folder = folder
         self.lock = threading.RLock()
         self.nodes = {f"node-{n}": Node() for n in range(1, nodes + 1)}
         self.images = {IMAGE}
         self.priorities = {"urgent": 1000, "cheap": -10}
-        self.service_accounts = {"default", "farandole"}
+        self.namespaces = set[str]() if empty else {NAMESPACE}
+        self.service_accounts = {"default"} if empty else {"default", "farandole"}
         self.quota: int | None = None
         self.queues: set[str] = {"shared"}
         self.admitted: set[str] = set()
@@ -124,17 +131,17 @@ class Cluster:
         self.history: list[Object] = []
         self.requests: list[tuple[str, str, str]] = []
         self._id = secrets.token_hex(4)
-        self._rules = {each: set(rule["verbs"]) for rule in _rules() for each in rule["resources"]}
+        self._rules = {} if empty else _rights([_role()])
         self._objects: dict[tuple[str, str], Object] = {}
         self._containers: dict[str, Container] = {}  # by the pod's uid
         self._faults: list[Fault] = []
         self._ends = threading.Event()
-        for name in ("home", "root", "logs", "mounts", "bin"):
+        for name in ("home", "root", "logs", "mounts", "claims", "bin"):
             (folder / name).mkdir(parents=True)
         for name, words in {"python3": [], "farandole": ["-m", "farandole"]}.items():  # of the image
             (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *words])} "$@"\n')
             (folder / "bin" / name).chmod(0o755)
-        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig, self.admin = folder / "kubeconfig", folder / "admin.kubeconfig"
         self._loop = asyncio.new_event_loop()
         self._threads = [threading.Thread(target=self._serve), threading.Thread(target=self._control)]
 
@@ -182,6 +189,8 @@ class Cluster:
             ],
         }
         self.kubeconfig.write_text(yaml.safe_dump(content))
+        content["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{self._admin_port}"
+        self.admin.write_text(yaml.safe_dump(content))
 
     def fail(self, status: int, method: str, kind: str, **options: Any) -> None:
         """The next such requests fail. See `Fault`."""
@@ -255,7 +264,7 @@ class Cluster:
     # --- API server ------------------------------------------------------------------------------------------
 
     _runner: web.AppRunner | None = None
-    _port = 0
+    _port = _admin_port = 0  # at the second one anybody is an administrator: kubectl sends no token without TLS
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -263,16 +272,32 @@ class Cluster:
 
     async def _listen(self) -> None:
         app = web.Application()
-        for path in ("/api/v1/namespaces/{namespace}/{kind}", "/api/v1/namespaces/{namespace}/{kind}/{name}"):
-            app.router.add_route("*", path, self._answer)
+        add_discovery(app)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self._log)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/exec", self._exec)
+        app.router.add_route("*", "/api/v1/{kind:namespaces}", self._answer)
+        for group in KINDS:
+            for path in ("{kind}", "{kind}/{name}"):
+                app.router.add_route("*", f"/{group}/namespaces/{{namespace}}/{path}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        for port in (self._port, self._admin_port):
+            await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
+        self._port, self._admin_port = (address[1] for address in self._runner.addresses)
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        return await send_log(request, self.folder / "logs" / name, lambda: self.phase(name) != "Running")
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        with self.lock:
+            uid = self._objects["pods", request.match_info["name"]]["metadata"]["uid"]
+            container = self._containers[uid]
+        words = [_on_this_machine(word, container.paths) for word in request.query.getall("command")]
+        return await execute(request, words, container.environ, self.folder / "root")
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = json.loads(await request.read() or b"null")
+        body = decoded(await request.read())
         kind, name = request.match_info["kind"], request.match_info.get("name", "")
         with self.lock:
             self.requests.append((VERBS.get(request.method, request.method), kind, name))
@@ -298,21 +323,28 @@ class Cluster:
         return answer
 
     def _carry_out(self, request: web.Request, kind: str, name: str, body: Any) -> Object:
-        verb, namespace = VERBS.get(request.method, request.method), request.match_info["namespace"]
+        verb, namespace = VERBS.get(request.method, request.method), request.match_info.get("namespace", "")
         if "watch" in request.query:
             verb = "watch"
         elif verb == "list" and name:
             verb = "get"
         words = request.headers.get("Authorization", "").split()
-        if words[:1] != ["Bearer"] or words[1:] not in ([TOKEN], [OTHER_TOKEN]):
+        assert request.transport
+        is_admin = request.transport.get_extra_info("sockname")[1] == self._admin_port
+        if not is_admin and (words[:1] != ["Bearer"] or words[1:] not in ([TOKEN], [OTHER_TOKEN])):
             raise Refused(401, "Unauthorized", "Unauthorized")
-        who = f'User "{words[1]}" cannot {verb} resource "{kind}" in API group "" in the namespace "{namespace}"'
-        if words[1] != TOKEN or verb not in self._rules.get(kind, ()):
+        if not is_admin and (words[1] != TOKEN or verb not in self._rules.get(kind, ())):
+            who = f'User "{words[1]}" cannot {verb} resource "{kind}" in API group "" in the namespace "{namespace}"'
             raise Refused(403, "Forbidden", f"{kind} is forbidden: {who}")
         store = request.query.get("dryRun") != "All"
         if verb == "list":
-            return {"kind": "List", "apiVersion": "v1", "items": self._selected(kind, request.query)}
-        if namespace != NAMESPACE:
+            [(path, listed)] = [(path, kinds[kind]) for path, kinds in KINDS.items() if kind in kinds]
+            version = path.partition("/")[2]
+            return {"kind": f"{listed}List", "apiVersion": version, "items": self._selected(kind, request.query)}
+        if kind == "namespaces" and verb == "create":
+            self.namespaces.add(body["metadata"]["name"])
+            return body
+        if namespace not in self.namespaces:
             if name:
                 raise _absent(kind, name)
             raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
@@ -320,6 +352,8 @@ class Cluster:
             return self._create(kind, body, store=store)
         if (kind, name) not in self._objects:
             raise _absent(kind, name)
+        if verb == "get":
+            return self._objects[kind, name]
         if verb == "update":
             return self._update(kind, name, body, store=store)
         return self._delete(kind, name, None) if store else self._objects[kind, name]
@@ -341,10 +375,26 @@ class Cluster:
         metadata.update(namespace=NAMESPACE, uid=f"{self._id}-{secrets.token_hex(4)}", creationTimestamp=_time(0))
         if kind == "pods":
             self._admit(name, body)
+        if kind == "jobs":
+            labels = {"batch.kubernetes.io/controller-uid": metadata["uid"], "job-name": name}
+            body["spec"]["selector"] = {"matchLabels": labels}
+            body["spec"]["template"]["metadata"]["labels"].update(labels)
         if store:
             self._objects[kind, name] = body
             self._record(kind, name)
+            self._grant()
         return body
+
+    def _grant(self) -> None:
+        """Take over the accounts, and the rights of each role that is bound to one of them."""
+        self.service_accounts |= self._of("serviceaccounts").keys()
+        bound = {
+            each["roleRef"]["name"]
+            for each in self._of("rolebindings").values()
+            if any(subject["name"] in self.service_accounts for subject in each["subjects"])
+        }
+        roles = [role for name, role in self._of("roles").items() if name in bound]
+        self._rules.update(_rights(roles))
 
     def _admit(self, name: str, body: Object) -> None:
         spec, labels = body["spec"], body["metadata"].get("labels", {})
@@ -422,11 +472,28 @@ class Cluster:
     def _control(self) -> None:
         while not self._ends.wait(TURN_S):
             with self.lock:
+                for name in self._of("jobs"):
+                    self._carry_out_job(name)
                 for name in sorted(self.pods(), key=lambda name: -self._objects["pods", name]["spec"]["priority"]):
                     self._collect(name)
                     if ("pods", name) in self._objects:
                         self._schedule(name)
                         self._run(name)
+
+    def _carry_out_job(self, name: str) -> None:
+        """The controller of Jobs: a pod, until one has succeeded or too many have failed. An eviction is no failure."""
+        job = self._objects["jobs", name]
+        pods = [pod for pod in self.pods().values() if pod["metadata"].get("labels", {}).get("job-name") == name]
+        failed = [pod for pod in pods if pod["status"]["phase"] == "Failed" and not _is_disrupted(pod)]
+        over = [pod for pod in pods if pod["status"]["phase"] in ("Succeeded", "Failed")]
+        if len(over) < len(pods) or any(pod["status"]["phase"] == "Succeeded" for pod in pods):
+            return
+        if len(failed) <= job["spec"]["backoffLimit"]:
+            template = copy.deepcopy(job["spec"]["template"])
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+            made = {"name": f"{name}-{secrets.token_hex(3)}", "ownerReferences": [owner]}
+            metadata = {**template["metadata"], **made}
+            self._create("pods", {"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata}, store=True)
 
     def _collect(self, name: str) -> None:
         """The garbage collector: delete a pod whose owners are gone."""
@@ -527,8 +594,7 @@ class Cluster:
         if main["image"] not in self.images:
             self._set_status(name, containerStatuses=_container(spec, {"waiting": _unpulled(main["image"])}))
             return
-        mounts: dict[str, Path] = {}
-        words = list(main["command"])
+        mounts, folders = dict[str, Path](), dict[str, Path]()
         paths = {each["name"]: each["mountPath"] for each in main.get("volumeMounts", [])}
         for volume in spec.get("volumes", []):
             if "secret" in volume:
@@ -539,7 +605,12 @@ class Cluster:
                     return
                 mounts[secret] = self.folder / "mounts" / uid
                 self._mount(secret, mounts[secret], volume["secret"].get("defaultMode", 0o644))
-                words = [word.replace(paths[volume["name"]], str(mounts[secret])) for word in words]
+                folders[paths[volume["name"]]] = mounts[secret]
+            if "persistentVolumeClaim" in volume:
+                claim = self.folder / "claims" / volume["persistentVolumeClaim"]["claimName"]
+                claim.mkdir(exist_ok=True)
+                folders[paths[volume["name"]]] = claim
+        words = [_on_this_machine(word, folders) for word in main["command"]]
         if shutil.which("setpriv"):
             words = ["setpriv", "--pdeathsig", "KILL", *words]  # no pod outlives the tests, however they end
         if self.isolates:
@@ -558,7 +629,9 @@ class Cluster:
                 start_new_session=True,
             )  # fmt: skip
         init = _child(process.pid) if self.isolates else process.pid
-        self._containers[uid] = Container(process=process, init=init, mounts=mounts, log=log)
+        self._containers[uid] = Container(
+            process=process, init=init, mounts=mounts, paths=folders, environ=environ, log=log
+        )
         running = {"running": {"startedAt": _time(0)}}
         self._set_status(name, phase="Running", containerStatuses=_container(spec, running))
 
@@ -604,9 +677,25 @@ class Cluster:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _rules() -> list[Object]:
+def _role() -> Object:
     [role] = [each for each in yaml.safe_load_all(ROLE.read_text()) if each["kind"] == "Role"]
-    return role["rules"]
+    return role
+
+
+def _rights(roles: Collection[Object]) -> dict[str, set[str]]:
+    """The verbs that the roles allow, by the kind of object."""
+    return {each: set(rule["verbs"]) for role in roles for rule in role["rules"] for each in rule["resources"]}
+
+
+def _on_this_machine(word: str, paths: Mapping[str, Path]) -> str:
+    """A word of a pod's command, with the folders of this machine for the paths that are mounted."""
+    for path, folder in paths.items():
+        word = word.replace(path, str(folder))
+    return word
+
+
+def _is_disrupted(pod: Object) -> bool:
+    return any(each["type"] == "DisruptionTarget" for each in pod["status"]["conditions"])
 
 
 def _validate(body: Object) -> None:
@@ -658,9 +747,9 @@ def _child(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def kubernetes(folder: Path, nodes: int = 2) -> Generator[Cluster]:
+def kubernetes(folder: Path, nodes: int = 2, *, empty: bool = False) -> Generator[Cluster]:
     """A cluster, for this process and those that it starts."""
-    found = Cluster(folder / "cluster", nodes)
+    found = Cluster(folder / "cluster", nodes, empty=empty)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"KUBECONFIG": str(found.kubeconfig), "NO_PROXY": "127.0.0.1"}.items():
             patch.setitem(ENVIRON, name, value)
