@@ -16,7 +16,7 @@ from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import BENEFITS
 from farandole.protocol.view import View
 from farandole.protocol.worker.state_machine import Save
-from farandole.simulate.mistaken import IN_A_REPORT, WRONG
+from farandole.simulate.mistaken import WRONG
 from farandole.simulate.replica import GARBAGE, alone, shard_value
 from farandole.simulate.witness import Violation, Witness
 from tests.protocol.unfed import UnfedWitness
@@ -191,10 +191,8 @@ class Ledger(Witness):
         """With every shard audited, what one machine computes wrong is in no step of three or more."""
         workers, held = exchange.lineage.sets[-1], exchange.lineage.assign(exchange.shards)
         first = next(name for name, mine in held.items() if 0 in mine)
-        mistaken = self._world.mistaken
-        claimed = mistaken is not None and mistaken.kind in IN_A_REPORT  # by one of two: that the round had ended
         for name in exchange.view.unchecked:
-            if name in workers and self._world.workers[name].errs == 1.0 and name != first and not claimed:
+            if name in workers and self._world.workers[name].errs == 1.0 and name != first:
                 raise Violation(f"{worker.name} commits a step in which {name} has proved nothing")
         right = tuple(shard_value(worker.state, "train", worker.step, shard) for shard in range(exchange.shards))
         if exchange.result == right:

@@ -93,9 +93,14 @@ def test_a_run_ends_where_the_worker_that_has_saved_for_the_previous_coordinator
     simulate(1_121_863, drift=True, bits="any")
 
 
-def test_a_round_that_all_have_seen_to_differ_is_not_ended_by_the_word_of_one() -> None:
-    """A replica drifts, and the longest-standing worker reports a later round than the others."""
-    simulate(3_010_822, drift=True)
+@pytest.mark.parametrize(
+    ("seed", "world"), [(3_010_822, {"drift": True}), (3_014_797, {"errs": True}), (6_010_038, {"drift": True})]
+)
+def test_a_round_that_cannot_end_is_not_committed_since_one_says_that_it_has_ended(
+    seed: int, world: dict[str, Any]
+) -> None:
+    """A replica drifts or a machine computes wrong, and another worker reports a later round than it is in."""
+    simulate(seed, **world)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -116,8 +116,9 @@ class Scene:
             self.say(joiner, m.Synced(view=view.number))
 
     def report(
-        self, worker: str, round_: int, *, has_result: bool = False, synced: bool = True, view: View | None = None
-    ) -> None:
+        self, worker: str, round_: int, *, has_result: bool = False, synced: bool = True, view: View | None = None,
+        cannot_end: bool = False,
+    ) -> None:  # fmt: skip
         """`worker` answers the last Stop; who is synced is in the coordinator's view, if not in `view`."""
         state = self.coordinator
         view = view or (state.view if synced else None)
@@ -135,6 +136,7 @@ class Scene:
                 synced=synced,
                 lineage=lineage,
                 prepared=prepared,
+                cannot_end=cannot_end,
             ),
         )
 

@@ -243,6 +243,7 @@ class Stopped(Message):
         prepared: the newest view that it is ready to switch to, as in its commit message.
         own_results, check_results: its results for its own checked shards, and for those that it checks.
         unchecked: it has not passed its admission check yet.
+        cannot_end: it has seen that `round` cannot end: replicas, or two results of one shard, differ.
     """
 
     stop: Count
@@ -257,6 +258,7 @@ class Stopped(Message):
     own_results: Computed = NO_DIGESTS
     check_results: Computed = NO_DIGESTS
     unchecked: bool = False
+    cannot_end: bool = False
 
 
 class Resume(Message):

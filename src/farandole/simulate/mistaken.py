@@ -62,7 +62,7 @@ class Mistaken:
 
     def _has_result(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         del rng
-        return {"has_result": not report.has_result}
+        return {"has_result": not report.has_result, "cannot_end": not report.cannot_end}
 
     def _view(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         view = report.view

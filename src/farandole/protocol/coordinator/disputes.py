@@ -161,12 +161,7 @@ def majority(workers: int) -> int:
 
 
 def corroborate(state: CoordinatorState, worker: str, message: Shared) -> None:
-    """Record the report of one worker about a fact that all holders of the state see. Enough reports confirm it.
-
-    Later reports of a difference that a stop is about count in its decision too (`outvoted`).
-    """
-    if state.stopping and isinstance(message, m.Differs) and message.step == state.stopping.difference_step:
-        state.stopping.difference_reporters.add(worker)
+    """Record the report of one worker about a fact that all holders of the state see. Enough reports confirm it."""
     claim = state.corroborations.setdefault(f"{type(message).__name__} {message.step}", Corroboration(message))
     claim.message = message
     claim.workers.add(worker)
@@ -261,19 +256,18 @@ class Outvoted:
 
 
 def outvoted(
-    reports: Mapping[str, Stopped], proposed: View | None, spent: Collection[str] = (), apart: Collection[str] = ()
+    reports: Mapping[str, Stopped], proposed: View | None, spent: Collection[str] = ()
 ) -> tuple[Outvoted, ...]:
     """Return the workers to evict so that no two reports contradict each other.
 
     `reports` begin with the longest-standing worker's. `proposed` is the view that was proposed at the stop. `spent`
-    cannot win by their standing any more. `apart` are several workers that have seen the commit messages of their round
-    differ.
+    cannot win by their standing any more.
     """
     synced = [worker for worker, report in reports.items() if report.synced]
     pairs = {
         (one, other): why
         for one, other in combinations(synced, 2)
-        if (why := contradiction(one, reports[one], other, reports[other], proposed, apart))
+        if (why := contradiction(one, reports[one], other, reports[other], proposed))
     }
     result: list[Outvoted] = []
     while pairs:
@@ -286,14 +280,12 @@ def outvoted(
     return tuple(result)
 
 
-def contradiction(
-    one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None, apart: Collection[str] = ()
-) -> str:
+def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None) -> str:
     """Return why two reports cannot both be true, "" if they can. Both workers hold the state."""
     if ones.view is None or others.view is None:
         return ""
     if ones.view.number > others.view.number:
-        return contradiction(other, others, one, ones, proposed, apart)
+        return contradiction(other, others, one, ones, proposed)
     older, newer = ones.view, others.view
     if older != newer and newer == proposed:
         if ones.prepared != newer.number:
@@ -307,7 +299,7 @@ def contradiction(
     if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.has_result)):
         state = "" if slow.has_result else ", which it does not hold"
         return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{state}"
-    if behind in apart and fast.round > slow.round:
+    if slow.cannot_end and fast.round > slow.round:
         return f"{ahead} is in round {fast.round}, but {behind} has seen that round {slow.round} cannot end"
     if older == newer and ones.round == others.round and ones.lineage != others.lineage:
         return f"{one} and {other} report different shard assignments of round {ones.round}"

@@ -121,7 +121,6 @@ def recover_if_ready(state: CoordinatorState) -> None:
         believed,
         state.proposed,
         disputes.benefits_used_up(state, believed),
-        stop.difference_reporters if len(stop.difference_reporters) > 1 else (),
     )
     for each in outvoted:
         del reports[each.worker]
@@ -473,7 +472,6 @@ def on_differs(state: CoordinatorState, workers: list[str], message: m.Differs) 
             stop_view(state, "the replicas differ")
     if state.stopping is not None:
         state.stopping.difference_reporters |= set(workers)
-        state.stopping.difference_step = message.step
 
 
 def on_shards_differ(state: CoordinatorState, workers: list[str], message: m.ShardsDiffer) -> None:

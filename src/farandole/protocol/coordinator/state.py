@@ -206,7 +206,6 @@ class Stopping:
         expelled: workers that are removed in any case, and why.
         failed: joiners whose replica differs from the others', with the step in which it was seen.
         difference_reporters: workers that report that the commit messages of the round differ.
-        difference_step: the step of that round; -1: no such report is confirmed.
         stalls: accused workers that were waited for although their connections were open.
     """
 
@@ -219,7 +218,6 @@ class Stopping:
     expelled: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     difference_reporters: set[str] = field(default_factory=set[str])
-    difference_step: int = -1
     cause: str
     unfenced_reported: bool = False  # an event says that the stop cannot be decided yet
     patient: bool = False  # the overdue workers have been given one more timeout

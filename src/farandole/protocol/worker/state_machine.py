@@ -239,6 +239,7 @@ class WorkerStateMachine:
                 own_results=self.own_results,
                 check_results=self.check_results,
                 unchecked=self.worker in self.unchecked,
+                cannot_end=bool(self.differing or self.unlike),
             )
         ]
 
