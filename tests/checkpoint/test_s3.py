@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+EPOCHS = ("--epochs", "40")
 
 
 def refusals(run: Elastic) -> list[dict[str, Any]]:
@@ -36,8 +37,8 @@ def refusals(run: Elastic) -> list[dict[str, Any]]:
 def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3, tmp_path: Path) -> None:
     pace, out, expected = tmp_path / "pace", tmp_path / "out", tmp_path / "expected"
     pace.write_text("1")
-    alone(tmp_path / "one", JOB, str(expected), "--epochs", "12")
-    job = [str(out), "--pace", str(pace), "--epochs", "12"]  # more steps than S3 can be away for
+    alone(tmp_path / "one", JOB, str(expected), *EPOCHS)
+    job = [str(out), "--pace", str(pace), *EPOCHS]  # more steps than S3 can be away for, on a slow machine too
     options = ["--checkpoints", "s3://bucket/some/where", "--checkpoint-every", "3steps", "--keep", "1"]
 
     def run(folder: str, *options: str) -> Elastic:
