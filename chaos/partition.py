@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,12 +66,12 @@ def breaks(seed: int) -> tuple[Break, ...]:
 class Partition:
     """A run over the hosts of `network`. Use once, as a context: `gather`, `strike` each, then `run.finish()`."""
 
-    def __init__(self, network: Network, folder: Path, digits: Path) -> None:
+    def __init__(self, network: Network, folder: Path, digits: Path, options: Sequence[str] = ()) -> None:
         self.network = network
         self.struck: list[Struck] = []
         self._external_workers: dict[int, subprocess.Popen[bytes]] = {}
-        options = ["--workers", "1", "--listen", network.address(0)]
-        self.run = Launched(folder, digits, options, within=network.within(0), environ=self._environ(0))
+        all_options = ["--workers", "1", "--listen", network.address(0), *options]
+        self.run = Launched(folder, digits, all_options, within=network.within(0), environ=self._environ(0))
 
     def __enter__(self) -> Partition:
         return self

@@ -33,7 +33,8 @@ class Driver:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.out, self.run, self._output = folder / "out", folder / "store" / "run", folder / "output"
-        command = [sys.executable, PROGRAM.name, str(self.out), str(folder / "store"), *EPOCHS, *arguments]
+        hears = ["env", "--default-signal=INT"]  # a shell ignores it for what it starts in the background
+        command = [*hears, sys.executable, PROGRAM.name, str(self.out), str(folder / "store"), *EPOCHS, *arguments]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(command, cwd=PROGRAM.parent, env=ENVIRON, stdout=output, stderr=output)
 

@@ -172,7 +172,7 @@ def test_after_a_crash_of_everything_jobs_end_by_themselves_and_queued_ones_at_t
 
 
 def test_a_job_at_its_time_limit_is_left_and_replaced_before(cluster: Slurm, rig: Rig) -> None:
-    with rig.run("slurm,size=1,partition=low,time=1", workers=1, epochs=("--epochs", "4000")) as run:
+    with rig.run("slurm,size=1,partition=low,time=2", workers=1, epochs=("--epochs", "4000")) as run:
         run.until_members(1)
         first = min(cluster.jobs(), key=int)  # its successor may be there already
         run.until(lambda: bool(run.events("notice")), "the notice")
