@@ -70,8 +70,8 @@ class Partition:
         self.network = network
         self.struck: list[Struck] = []
         self._external_workers: dict[int, subprocess.Popen[bytes]] = {}
-        all_options = ["--workers", "1", "--listen", network.address(0), *options]
-        self.run = Launched(folder, digits, all_options, within=network.within(0), environ=self._environ(0))
+        words = ["--workers", "1", "--listen", network.address(0), *options]
+        self.run = Launched(folder, digits, words, within=network.within(0), environ=self._environ(0))
 
     def __enter__(self) -> Partition:
         return self

@@ -22,6 +22,11 @@ from tests.support.forked import ENVIRON, popen, run
 FARANDOLE = [sys.executable, "-m", "farandole"]
 
 
+def members(folder: Path) -> tuple[str, ...]:
+    """The members of the newest view of the run in a folder."""
+    return next((tuple(line["members"]) for line in reversed(read_lines(folder)) if line.get("event") == "view"), ())
+
+
 class Elastic:
     """`farandole run` on a script, as a context: on leaving it, nothing of the run is alive."""
 

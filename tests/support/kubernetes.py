@@ -45,7 +45,7 @@ MARK = "KUBELET_POD"  # the variable that all processes of a pod have
 TURN_S = 0.02
 DEFAULT_GRACE_S = 30
 QUANTITY, LABEL_VALUE = r"[0-9.]+(m|[kMGTPE]i?)?", r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
-VERBS = {"GET": "list", "POST": "create", "PUT": "update", "DELETE": "delete", "PATCH": "patch"}
+VERBS = {"GET": "list", "POST": "create", "PUT": "update", "DELETE": "delete"}
 Object = dict[str, Any]
 
 
@@ -356,6 +356,8 @@ class Cluster:
             return self._objects[kind, name]
         if verb == "update":
             return self._update(kind, name, body, store=store)
+        if verb != "delete":
+            raise Refused(405, "MethodNotAllowed", f"this server has no {verb}")
         return self._delete(kind, name, None) if store else self._objects[kind, name]
 
     def _selected(self, kind: str, query: Mapping[str, str]) -> list[Object]:

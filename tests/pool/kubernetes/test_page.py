@@ -1,6 +1,6 @@
 """The commands of docs/kubernetes.md, as a shell executes them: the real `kubectl`, and a cluster that is empty.
 
-Changed are only names and sizes: less pods, an address of this machine, a folder in place of a bucket.
+Only names and sizes are changed: fewer pods, an address of this machine, a folder in place of a bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked import ENVIRON
-from tests.support.harness import read_lines
+from tests.support.harness import members
 from tests.support.kubernetes import Cluster, kubernetes, names, until
 from tests.support.pages import ROOT, block_with, changed, readme_script
 
@@ -70,11 +70,6 @@ class Shell:
         return done.stdout
 
 
-def members(folder: Path) -> int:
-    views = [line["members"] for line in read_lines(folder) if line.get("event") == "view"]
-    return len(views[-1]) if views else 0
-
-
 def test_a_run_from_outside_has_its_namespace_account_pods_and_secret(cluster: Cluster, checkout: Path) -> None:
     shell = Shell(cluster, checkout)
     assert "namespace/ml created" in shell.run(block_with(PAGE, "kubectl create namespace"))
@@ -85,7 +80,7 @@ def test_a_run_from_outside_has_its_namespace_account_pods_and_secret(cluster: C
             ["bash", "-c", f"exec {command}"], cwd=checkout, env=shell.environ, stdout=output, stderr=output
         )
     try:
-        until(lambda: members(checkout / "run") == 2 or run.poll() is not None, "both workers", 120)
+        until(lambda: len(members(checkout / "run")) == 2 or run.poll() is not None, "both workers", 120)
         assert run.poll() is None, (checkout / "out").read_text()
         pods = shell.run(block_with(PAGE, "get pods -l"))
         assert len([line for line in pods.splitlines() if line.startswith("farandole-")]) == 2
@@ -113,7 +108,7 @@ def test_the_run_in_the_cluster_is_watched_and_stopped(cluster: Cluster, checkou
     applied = shell.run(apply)
     assert "role.rbac.authorization.k8s.io/farandole unchanged" in applied
     assert "job.batch/farandole created" in applied
-    until(lambda: members(cluster.folder / "claims/farandole/mine") == 2, "both workers", 120)
+    until(lambda: len(members(cluster.folder / "claims/farandole/mine")) == 2, "both workers", 120)
     assert shell.run(status).count(" member ") == 2
     with (checkout / "followed").open("wb") as output:
         following = subprocess.Popen(["bash", "-c", f"exec {follow}"], env=shell.admin, stdout=output, stderr=output)

@@ -18,7 +18,7 @@ from farandole.control.run_folder import is_locked
 from tests.pool.ray.conftest import NODES
 from tests.support.cluster_run import EPOCHS, JOB
 from tests.support.forked import ENVIRON
-from tests.support.harness import read_lines
+from tests.support.harness import members, read_lines
 from tests.support.pages import ROOT, block_with, changed
 from tests.support.ray_cluster import RayCluster
 from tests.support.slurm import until
@@ -48,9 +48,6 @@ class Driver:
     @property
     def result(self) -> dict[str, Any]:
         return json.loads(next(line for line in self.output.splitlines() if line.startswith("result "))[7:])
-
-    def members(self) -> tuple[str, ...]:
-        return next((line["members"] for line in reversed(read_lines(self.run)) if line.get("event") == "view"), ())
 
 
 @contextlib.contextmanager
@@ -85,7 +82,7 @@ def test_when_the_driver_ends_the_run_saves_and_ends_and_the_next_call_continues
     pace = tmp_path / "pace"
     pace.write_text("1.6")
     with driver(tmp_path, "--pace", str(pace)) as first:
-        until(lambda: len(first.members()) == NODES or first.process.poll() is not None, "two workers", 200)
+        until(lambda: len(members(first.run)) == NODES or first.process.poll() is not None, "two workers", 200)
         assert first.process.poll() is None, first.output
         first.process.send_signal(number)
         assert first.finish() != 0

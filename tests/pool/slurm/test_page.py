@@ -1,6 +1,6 @@
 """The commands of docs/slurm.md, as a shell executes them, on a real Slurm.
 
-Changed are only the names and sizes of this cluster: its partitions, and less nodes, CPUs and time.
+Only names and sizes are changed: the partitions of this cluster, fewer nodes and CPUs, no GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked import ENVIRON
-from tests.support.harness import read_lines
+from tests.support.harness import members, read_lines
 from tests.support.pages import ROOT, block_with, changed, readme_script
 from tests.support.slurm import Slurm, slurm, until
 
@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def runs(cluster: Slurm) -> Iterator[Path]:
-    """The folder of the runs of one test. After it no job of its is left."""
+    """The folder for the runs of one test. At the end no job is left."""
     folder = Path(ENVIRON["HOME"], "runs")
     folder.mkdir()
     yield folder
@@ -74,14 +74,14 @@ def test_jobs_of_its_own_and_an_allocation_train_to_the_bits_of_one_process(runs
     assert list((runs / "mine/checkpoints").glob("step-*.pt"))
 
 
-def test_the_batch_script_saves_before_its_limit_and_goes_on_when_it_is_submitted_again(
+def test_the_batch_script_saves_at_slurm_s_signal_and_goes_on_when_it_is_submitted_again(
     cluster: Slurm, runs: Path, tmp_path: Path
 ) -> None:
     here: Mapping[str, str] = {**SMALLER, "--partition=long": "--partition=high", ",gres=gpu:1": "", " --mem=2G": ""}
     script = changed(block_with(PAGE, "#SBATCH"), here)
     (tmp_path / "run.sh").write_text(script)
     shell(tmp_path, "sbatch run.sh", epochs="100_000")
-    until(lambda: members(runs / "mine") == 2, "both workers")
+    until(lambda: len(members(runs / "mine")) == 2, "both workers")
     shell(tmp_path, "\n".join(line for line in lines_with("squeue")), epochs="100_000")
     cluster.run("scancel", "--signal=TERM", "--batch", driver(cluster))
     until(lambda: cluster.jobs() == {}, "the end of all jobs", 120)
@@ -105,11 +105,6 @@ def driver(cluster: Slurm) -> str:
 
 def hosts(folder: Path) -> int:
     return len({line["host"] for line in read_lines(folder) if line.get("event") == "host"})
-
-
-def members(folder: Path) -> int:
-    views = [line["members"] for line in read_lines(folder) if line.get("event") == "view"]
-    return len(views[-1]) if views else 0
 
 
 def last_step(folder: Path) -> int:

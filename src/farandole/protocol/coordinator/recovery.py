@@ -117,11 +117,7 @@ def recover_if_ready(state: CoordinatorState) -> None:
         return
     reports = _in_order(state, stop)
     believed = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
-    outvoted = disputes.outvoted(
-        believed,
-        state.proposed,
-        disputes.benefits_used_up(state, believed),
-    )
+    outvoted = disputes.outvoted(believed, state.proposed, disputes.benefits_used_up(state, believed))
     for each in outvoted:
         del reports[each.worker]
     if not _fenced(state, stop, reports):

@@ -274,8 +274,8 @@ def on_return(state: CoordinatorState, worker: str) -> None:
 def ask_next_saver(state: CoordinatorState) -> None:
     """Ask the chosen saver to save.
 
-    If the state is saved already, the run is over, unless some have a deadline to finish. So it is where a worker has
-    saved for the previous coordinator, and is lost since.
+    If the state is saved already, the run is over, unless some have a deadline to finish. This happens when the worker
+    that saved for the previous coordinator has been lost since.
     """
     assert state.ending is not None
     if not state.ending.stored:
