@@ -15,7 +15,7 @@ from math import inf
 from typing import TypeVar
 
 from chaos.job import UNLIKE
-from chaos.launched import DEADLINE_S, Launched
+from chaos.launched import Launched
 from chaos.schedule import WORKERS_STRUCK, Blow, Schedule
 
 T = TypeVar("T")
@@ -81,10 +81,10 @@ class Attack:
             return watch.seen[blow.event] > before or run.over or patient < run.seconds
 
         if blow.event:
-            run.until(come, DEADLINE_S)
+            run.until(come)
         run.wait(blow.delay_s)
         if blow.kind in WORKERS_STRUCK:  # of a scaling down, it has to be known whom it will take
-            run.until(lambda: all(command.poll() is not None for command in self._scaling), DEADLINE_S)
+            run.until(lambda: all(command.poll() is not None for command in self._scaling))
 
     # --- what ------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Attack:
 
     def _strike_worker(self, blow: Blow) -> str:
         run = self._run
-        run.until(lambda: run.over or self._target(blow) is not None, run.seconds + self._target_s)
+        run.until(lambda: run.over or self._target(blow) is not None, self._target_s)
         target = self._target(blow)
         if run.over or target is None:
             return ""

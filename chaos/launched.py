@@ -87,8 +87,9 @@ class Launched:
         """Whether there is nothing left to disturb."""
         return self.watch.seen["finished"] > 0 or self.process.poll() is not None
 
-    def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        """Whether the condition held before `seconds` was `limit_s`."""
+    def until(self, condition: Callable[[], bool], limit_s: float = DEADLINE_S) -> bool:
+        """Whether the condition held within `limit_s` from now."""
+        until_s = self.seconds + limit_s
         while True:
             self.watch.look()
             for pid, until in list(self._frozen.items()):
@@ -100,27 +101,27 @@ class Launched:
             self._keep_half()
             if condition():
                 return True
-            if self.seconds >= limit_s:
+            if self.seconds >= until_s:
                 return False
             time.sleep(POLL_S)
 
     def wait(self, seconds: float) -> None:
         """As long as the run is not over."""
-        self.until(lambda: self.over, self.seconds + seconds)
+        self.until(lambda: self.over, seconds)
 
-    def finish(self, deadline_s: float = DEADLINE_S) -> int | None:
-        """Let it train on undisturbed. Returns its exit code; None if it had not ended by the deadline."""
+    def finish(self, limit_s: float = DEADLINE_S) -> int | None:
+        """Let it train on undisturbed. Returns its exit code; None if it had not ended within `limit_s`."""
         self._pace.unlink()
         self._make_room()
-        if not self.until(lambda: self.process.poll() is not None, deadline_s):
+        if not self.until(lambda: self.process.poll() is not None, limit_s):
             self._tell_stacks()
             return None
-        self.until(lambda: not self._frozen, DEADLINE_S)
+        self.until(lambda: not self._frozen)
         for external_worker in self.external_workers:  # who had not joined yet is none of the run's business
             if external_worker.pid not in self.watch.pids.values():
                 external_worker.kill()
         processes = (*self.external_workers, *self.commands)
-        self.until(lambda: all(process.poll() is not None for process in processes), self.seconds + END_S)
+        self.until(lambda: all(process.poll() is not None for process in processes), END_S)
         return self.process.returncode
 
     def troubles(self) -> list[str]:
@@ -165,10 +166,15 @@ class Launched:
     def hang(self, pid: int) -> bool:
         """Its script stands still from its next micro-batch on, for good; the process is alive."""
         self._hung.append(pid)
+        self.pace(self._pace_s)
+        return self.watch.alive(pid)
+
+    def pace(self, pace_s: float) -> None:
+        """From now on a micro-batch takes so many seconds more."""
+        self._pace_s = pace_s
         whole = self._pace.with_suffix(".whole")
         whole.write_text(" ".join(map(str, (self._pace_s, *self._hung))))
         whole.replace(self._pace)
-        return self.watch.alive(pid)
 
     def edit(self) -> bool:
         """The script's file says something else from now on: who read it would come to other bits."""
@@ -215,7 +221,7 @@ class Launched:
             for command, environ in commands
         ]
         ended = lambda: all(process.poll() is not None for process in intruders)  # noqa: E731
-        self.until(lambda: ended() or self.over, self.seconds + DEADLINE_S)
+        self.until(lambda: ended() or self.over)
         refused = ended()
         for process in intruders:
             process.kill()

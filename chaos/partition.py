@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.attack import Struck
-from chaos.launched import DEADLINE_S, Launched
+from chaos.launched import PACE_S, Launched
 from chaos.network import Network
 
 HOSTS = 3
-START_S = 30.0
+GATHERING_PACE_S = 20 * PACE_S  # so the run is not over before everyone has come
 
 # What happens to a link, how often, and for how long. After 3 s of silence a worker connects again, after 5 s the
 # coordinator does without it. TCP sends again after 0.2, 0.4, 0.8, ... s, so what is mended within 1 s is heard of
@@ -71,7 +71,8 @@ class Partition:
         self.struck: list[Struck] = []
         self._external_workers: dict[int, subprocess.Popen[bytes]] = {}
         words = ["--workers", "1", "--listen", network.address(0), *options]
-        self.run = Launched(folder, digits, words, within=network.within(0), environ=self._environ(0))
+        self.run = Launched(folder, digits, words, within=network.within(0), environ=self._environ(0),
+                            pace_s=GATHERING_PACE_S)  # fmt: skip
 
     def __enter__(self) -> Partition:
         return self
@@ -80,11 +81,13 @@ class Partition:
         self.run.__exit__(None, None, None)
 
     def gather(self) -> bool:
-        """Whether everyone is in the view: an external worker on each host but the first."""
-        self.run.until(lambda: (self.run.folder / "ticket").exists() or self.run.over, START_S)
+        """Whether all are in the view: an external worker on each host but the first. The run is slow until then."""
+        run, everyone = self.run, len(self.network.hosts)
+        run.until(lambda: (run.folder / "ticket").exists() or run.over)
         self.invite()
-        everyone = len(self.network.hosts)
-        return self.run.until(lambda: len(self.run.watch.members) == everyone or self.run.over, START_S)
+        run.until(lambda: len(run.watch.members) == everyone or run.over)
+        run.pace(PACE_S)
+        return len(run.watch.members) == everyone
 
     def invite(self) -> None:
         """An external worker to every host that has none."""
@@ -133,4 +136,4 @@ def fight(partition: Partition, seed: int) -> int | None:
         for what in breaks(seed):
             partition.strike(what)
             partition.invite()
-    return run.finish(DEADLINE_S)
+    return run.finish()

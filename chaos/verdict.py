@@ -25,6 +25,7 @@ from farandole.protocol.events import (
     LeftEvent,
     LostEvent,
     OverEvent,
+    RunStartedEvent,
     StartingEvent,
     UndecidedEvent,
 )
@@ -88,20 +89,23 @@ def _samples(ledger: Path, reference: Reference, full: bool) -> list[str]:
 
 def _times(lines: Sequence[Line]) -> list[str]:
     """A worker's time against when it came and went, by the clock of the wall: what it took before it came is more."""
-    found, came, gone = account("", map(as_written, lines)), dict[str, float](), dict[str, float]()
+    found, unknown = account("", map(as_written, lines)), set[str]()
+    came, gone = dict[str, float](), dict[str, float]()
     for line in lines:
         match line:
             case StartingEvent(worker=worker):
                 came[worker] = line.time
             case LostEvent(worker=worker) | LeftEvent(worker=worker):
                 gone[worker] = line.time
+            case RunStartedEvent():  # no line says when the workers of a killed coordinator went
+                unknown |= came.keys() - gone.keys()
             case OverEvent():
                 gone = {**dict.fromkeys(came, line.time), **gone}
             case _:
                 pass
     wrong = [f"{found.doubtful} sums of workers' time can't be"] if found.doubtful else []
     for each in found.workers:
-        if not each.ended or each.worker not in came or each.worker not in gone:
+        if not each.ended or each.worker in unknown or each.worker not in came or each.worker not in gone:
             continue
         more_s = each.total_s - (gone[each.worker] - came[each.worker])
         if not -NEAR_S <= more_s <= BEFORE_S or abs(sum(each.seconds.values()) - each.total_s) > 1e-3:

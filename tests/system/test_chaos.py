@@ -245,7 +245,7 @@ def test_a_run_that_hangs_tells_where(place: Path) -> None:
     endless = ["--epochs", "10000"]
     with Launched(place / "hung", digits(place), ["--workers", "1"], arguments=endless) as run:
         assert run.until(lambda: run.watch.step >= 1, 60.0)
-        assert run.finish(deadline_s=0.0) is None
+        assert run.finish(0.0) is None
         log = (run.folder / "logs" / "w1.log").read_text()
     assert "Fatal Python error: Aborted" in log
     assert "job.py" in log

@@ -103,17 +103,17 @@ def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_external_work
         assert "stopped" in status.read_text()
         os.kill(coordinator, signal.SIGCONT)
         assert run.freeze(watch.pids[watch.members[0]], FLOOR_S / 2)
-        assert run.until(lambda: "guest-1" in watch.holders, run.seconds + 60)
+        assert run.until(lambda: "guest-1" in watch.holders)
         assert watch.seen["lost"] == 0
         watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
-        assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
+        assert run.until(lambda: watch.seen["lost"] > 0)
         [lost] = watch.events(LostEvent)
         assert lost.worker == "guest-1"
         assert not lost.reason.startswith("stalled"), "its silence, not that others wait"
         before = watch.step
-        assert run.until(lambda: watch.step > before + 5, run.seconds + 30), "the others go on"
+        assert run.until(lambda: watch.step > before + 5), "the others go on"
         watch.signal(watch.pids["guest-1"], signal.SIGCONT)
-        assert run.until(lambda: "guest-2" in watch.holders, run.seconds + 60), "it comes back by itself"
+        assert run.until(lambda: "guest-2" in watch.holders), "it comes back by itself"
         assert watch.pids["guest-2"] == run.external_workers[0].pid
         told = judged(0, run, run.finish(), [], reference)
         assert run.external_workers[0].wait(200) == 0

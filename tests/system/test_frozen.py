@@ -28,15 +28,15 @@ def test_who_is_frozen_is_given_up_by_what_is_usual_and_who_is_so_for_less_than_
         for member in watch.members:
             assert run.freeze(watch.pids[member], FLOOR_S / 2)
             before = watch.step
-            assert run.until(lambda before=before: watch.step > before + 20, run.seconds + 30)
+            assert run.until(lambda before=before: watch.step > before + 20)
         assert watch.seen["lost"] == 0
         frozen = watch.members[1]
         watch.signal(watch.pids[frozen], signal.SIGSTOP)
-        assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
+        assert run.until(lambda: watch.seen["lost"] > 0)
         [lost] = watch.events(LostEvent)
         assert (lost.worker, lost.reason[: len(FIRST)]) == (frozen, FIRST)
         limit_s = float(lost.reason.removeprefix(FIRST).removesuffix(" s"))
-        assert TERMS.heartbeat_s + FLOOR_S <= limit_s < TERMS.heartbeat_timeout_s, "the machine may be busy"
-        assert run.until(lambda: len(watch.holders) == 3 and frozen not in watch.members, run.seconds + 60)
+        assert TERMS.heartbeat_s + FLOOR_S <= limit_s <= TERMS.heartbeat_timeout_s
+        assert run.until(lambda: len(watch.holders) == 3 and frozen not in watch.members)
         told = judged(0, run, run.finish(), [], reference)
     assert not told.complaints, capsys.readouterr().out
