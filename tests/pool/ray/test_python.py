@@ -18,7 +18,7 @@ from farandole.control.run_folder import is_locked
 from tests.pool.ray.conftest import NODES
 from tests.support.cluster_run import EPOCHS, JOB
 from tests.support.forked import ENVIRON
-from tests.support.harness import members, read_lines
+from tests.support.harness import read_lines
 from tests.support.pages import ROOT, block_with, changed
 from tests.support.ray_cluster import RayCluster
 from tests.support.slurm import until
@@ -62,38 +62,44 @@ def driver(folder: Path, *arguments: str) -> Iterator[Driver]:
         started.process.wait()
 
 
-def test_a_function_trains_to_the_bits_of_one_process_and_returns_a_result(
+def at_work(folder: Path, calls: int) -> bool:
+    """Whether the run of that many calls has all its workers."""
+    starts = [line for line in read_lines(folder) if line.get("event") == "run started"]
+    views = [line for line in read_lines(folder) if line.get("event") == "view"]
+    return (
+        len(starts) == calls
+        and views != []
+        and views[-1]["time"] > starts[-1]["time"]
+        and len(views[-1]["members"]) == NODES
+    )
+
+
+def test_when_the_driver_ends_the_run_saves_and_ends_and_the_next_call_continues_it_to_the_bits_of_one_process(
     cluster: RayCluster, tmp_path: Path, expected: bytes
-) -> None:
-    with driver(tmp_path) as program:
-        assert program.finish() == 0, program.output
-        result = program.result
-        assert program.out.read_bytes() == expected
-        assert result["path"] == str(program.run)
-        assert result["metrics"]["step"] == max(line.get("step", 0) for line in read_lines(program.run))
-        assert "model" in torch.load(result["checkpoint"]["path"], weights_only=True)
-    assert cluster.actors() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_when_the_driver_ends_the_run_saves_and_ends_and_the_next_call_continues_it(
-    cluster: RayCluster, tmp_path: Path, expected: bytes, number: signal.Signals
 ) -> None:
     pace = tmp_path / "pace"
     pace.write_text("1.6")
-    with driver(tmp_path, "--pace", str(pace)) as first:
-        until(lambda: len(members(first.run)) == NODES or first.process.poll() is not None, "two workers", 200)
-        assert first.process.poll() is None, first.output
-        first.process.send_signal(number)
-        assert first.finish() != 0
-    until(lambda: not is_locked(first.run), "the end of the run", 200)
-    assert cluster.actors() == []
+    for calls, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), 1):
+        with driver(tmp_path, "--pace", str(pace)) as ended:
+            until(lambda calls=calls: at_work(ended.run, calls) or ended.process.poll() is not None, "two workers", 200)
+            assert ended.process.poll() is None, ended.output
+            ended.process.send_signal(number)
+            assert ended.finish() != 0
+        until(lambda: not is_locked(ended.run), "the end of the run", 200)
+        assert cluster.actors() == []
     pace.unlink()
-    with driver(tmp_path, "--pace", str(pace)) as second:
-        assert second.finish() == 0, second.output
-        assert second.out.read_bytes() == expected
-        [resumed] = [line["step"] for line in read_lines(second.run) if line.get("event") == "resumed"]
-        assert resumed > 0
+    with driver(tmp_path, "--pace", str(pace)) as last:
+        assert last.finish() == 0, last.output
+        assert last.out.read_bytes() == expected
+        result = last.result
+        assert result["path"] == str(last.run)
+        assert result["metrics"]["step"] == max(line.get("step", 0) for line in read_lines(last.run))
+        assert "model" in torch.load(result["checkpoint"]["path"], weights_only=True)
+        resumed = [line["step"] for line in read_lines(last.run) if line.get("event") == "resumed"]
+        assert len(resumed) == 3
+        assert resumed == sorted(resumed)
+        assert resumed[0] > 0
+    assert cluster.actors() == []
 
 
 def test_an_error_of_the_function_is_one_of_the_call(cluster: RayCluster, tmp_path: Path) -> None:
