@@ -19,7 +19,7 @@ from tests.protocol.caught_by import CAUGHT_BY
 from tests.protocol.schedule import simulate
 from tests.protocol.unfed import NOBODY_FED
 
-SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "1500"))
+SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "750"))
 PARTS = 6
 
 
@@ -37,7 +37,7 @@ def test_schedules(part: int) -> None:
 
 def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
     """Unless its worker is alone, goes before its words are there, or is a joiner on trial."""
-    worlds = [simulate(seed, drift=True) for seed in range(SEEDS // 6)]
+    worlds = [simulate(seed, drift=True) for seed in range(SEEDS // 3)]
     drifted = [world for world in worlds if world.drifted]
     told = [world for world in drifted if world.records["replicas differ"] or world.records["refused"]]
     assert len(drifted) > len(worlds) // 2
@@ -48,7 +48,7 @@ def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
 
 
 def test_where_replicas_may_drift_they_are_given_the_state_again() -> None:
-    worlds = [simulate(seed, drift=True, bits="any") for seed in range(SEEDS // 15)]
+    worlds = [simulate(seed, drift=True, bits="any") for seed in range(SEEDS * 2 // 15)]
     told = sum((world.records for world in worlds), Counter[str]())
     assert told["renewed"] > len(worlds) // 4
     assert told["drifting"] > len(worlds) // 4
@@ -56,7 +56,7 @@ def test_where_replicas_may_drift_they_are_given_the_state_again() -> None:
 
 
 def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:
-    worlds = [simulate(SEEDS // 2 + seed, errs=True) for seed in range(SEEDS // 6)]
+    worlds = [simulate(SEEDS + seed, errs=True) for seed in range(SEEDS // 3)]
     told = sum((world.records for world in worlds), Counter[str]())
     assert told["refused"] > len(worlds) // 3
     assert told["computes wrong"] > len(worlds) // 60
@@ -65,7 +65,7 @@ def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:
 
 def test_workers_whose_host_can_not_feed_them_cost_nobody_but_the_last() -> None:
     """Of those that hold the state. See `unfed.py` for what must not be."""
-    worlds = [simulate(seed, starves=True) for seed in range(SEEDS // 6)]
+    worlds = [simulate(seed, starves=True) for seed in range(SEEDS // 3)]
     told = sum((world.records for world in worlds), Counter[str]())
     ended = [world for world in worlds if world.coordinator.over and NOBODY_FED in world.coordinator.over.reason]
     assert told["unfed"] > len(worlds)
