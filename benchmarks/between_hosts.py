@@ -2,9 +2,11 @@
 
     python benchmarks/between_hosts.py                  # two and two workers, 500 Mbit/s; a minute
     python benchmarks/between_hosts.py --program PATH   # another version's farandole, to compare with
+    python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec none bf16 fp16
 
 Two network namespaces are joined by a cable of that rate in both directions. A wide layer is trained, whose step is
-nearly all exchange. Shown are the steps' times and what one host sends in each, beside the size of the gradients.
+nearly all exchange. Shown are the steps' times and what one host sends in each, beside the size of the gradients; a row
+for each codec, one run after the other.
 """
 
 from __future__ import annotations
@@ -33,6 +35,13 @@ LIMIT_S = 120.0
 
 def main() -> None:
     options = parse()
+    columns = ["workers a host", "Mbit/s", "MB of gradients", "codec", "MB sent by a host a step"]
+    rows = [measure(options, codec) for codec in options.codec]
+    show("A step of two hosts", [*columns, "step ms", "least", "most"], rows, markdown=False)
+
+
+def measure(options: argparse.Namespace, codec: str) -> list[str]:
+    """A row of the table, of one run."""
     program = str(options.program or Path(sys.executable).with_name("farandole"))
     with ExitStack() as stack:
         names = stack.enter_context(cable(options.mbit))
@@ -40,6 +49,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         job = [str(JOB), "--mb", str(options.mb)]
         command = [*here, program, "run", "--workers", str(options.workers), "--listen", "0.0.0.0", "--threads", "1"]
+        command += ["--codec", codec] if codec != "none" else []
         stack.enter_context(process([*command, "--max", str(2 * options.workers), "--folder", str(folder), *job]))
         wait(lambda: (folder / "ticket").exists())
         for _ in range(options.workers):
@@ -53,10 +63,9 @@ def main() -> None:
         wait(lambda: len(steps(folder)) >= first + STEPS)
         times, bytes_ = steps(folder)[first:], sent(here) - before
     gaps = [(b - a) * 1000 for a, b in pairwise(times)]
-    columns = ["workers a host", "Mbit/s", "MB of gradients", "MB sent by a host a step", "step ms", "least", "most"]
-    row = [options.workers, options.mbit, options.mb, number(bytes_ / len(times) / 1e6, 1)]
+    row = [options.workers, options.mbit, options.mb, codec, number(bytes_ / len(times) / 1e6, 1)]
     row += [number(value, 0) for value in (statistics.median(gaps), min(gaps), max(gaps))]
-    show("A step of two hosts", columns, [[str(value) for value in row]], markdown=False)
+    return [str(value) for value in row]
 
 
 def parse() -> argparse.Namespace:
@@ -64,6 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="of each host")
     parser.add_argument("--mbit", type=int, default=500, help="a second, in each direction")
     parser.add_argument("--mb", type=int, default=16, help="of gradients")
+    parser.add_argument("--codec", nargs="+", default=["none"], help="a run for each")
     parser.add_argument("--program", type=Path, help="another version's farandole")
     return parser.parse_args()
 

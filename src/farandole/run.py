@@ -76,7 +76,7 @@ class Run:
             checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
                 seed=settings.seed, threads=settings.threads, bits=settings.bits, ledger=settings.ledger,
-                checkpoints=checkpoints,
+                codec=settings.codec, checkpoints=checkpoints,
             )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
         output.name(self._context.worker)
@@ -195,7 +195,7 @@ class Run:
         self._loop = loop.new_loop(
             self._replica, loader, length, self._context, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
-            stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits,
+            stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits, codec=self._terms.codec,
         )  # fmt: skip
         return self._mode.until_the_second(self._loop.steps())
 

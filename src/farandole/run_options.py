@@ -60,7 +60,7 @@ class Option:
             return
         if self.choices:
             if value not in self.choices:
-                raise UsageError(f"{name} {value}: use {' or '.join(self.choices)}")
+                raise UsageError(f"{name} {value}: use {', '.join(self.choices[:-1])} or {self.choices[-1]}")
         elif self.unit:
             real(f"{name} {{}}", value, self.least, self.most, self.unit)
         elif not isinstance(self.default, bool | str):
@@ -153,6 +153,16 @@ RUN_OPTIONS: dict[str, Option] = {
         "same bits. any: admit every machine; an event marks the step after which results are not reproducible.",
         default="same",
         variable="FARANDOLE_BITS",
+        is_kept=True,
+        group=BITS,
+    ),
+    "codec": Option(
+        flag="--codec",
+        choices=("none", "bf16", "fp16"),
+        help="Round each micro-batch's gradients and all sums of them to 16 bits, which halves the bytes that workers "
+        "exchange. The bits of the result do not depend on which workers come and go, as without it.",
+        default="none",
+        variable="FARANDOLE_CODEC",
         is_kept=True,
         group=BITS,
     ),

@@ -34,7 +34,7 @@ class Settings:
     """The settings that a worker process reads from its environment.
 
     ticket: path of the run's ticket, "" for a single process (`world_size=1`). worker, pool: the worker id and the
-    pool's name that the pool assigned to this process. seed, threads, bits: for a single process only; under a
+    pool's name that the pool assigned to this process. seed, threads, bits, codec: for a single process only; under a
     coordinator the run's values apply. folder: where a single process writes metrics and checkpoints, "" for nowhere;
     checkpoint_every: how often it writes checkpoints; history: a file that states how many workers it represents at
     which step. ledger: count every delivered sample. pack: the hash of the run's packed code, if packed code is
@@ -50,6 +50,7 @@ class Settings:
     seed: int = default("seed")
     threads: int = default("threads")
     bits: str = default("bits")
+    codec: str = default("codec")
     folder: str = ""
     ledger: bool = default("ledger")
     checkpoint_every: str = default("every")
@@ -81,6 +82,7 @@ class Settings:
             seed=_of_run(environ, "seed", int),
             threads=_of_run(environ, "threads", int),
             bits=_of_run(environ, "bits", str),
+            codec=_of_run(environ, "codec", str),
             folder=environ.get("FARANDOLE_FOLDER", ""),
             ledger=_of_run(environ, "ledger", lambda text: text != "0"),
             checkpoint_every=_of_run(environ, "every", str),

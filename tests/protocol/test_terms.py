@@ -16,7 +16,7 @@ from tests.support.scene import Scene
 
 OTHERS: dict[str, Any] = {  # none is the default
     "wanted": 4, "minimum": 2, "maximum": 6, "seed": 7, "threads": 3, "ledger": True, "by_speed": False,
-    "bits": "portable", "stop_on_nan": True, "audit": 0.25, "stop_undecided": True, "pin": True,
+    "bits": "portable", "codec": "fp16", "stop_on_nan": True, "audit": 0.25, "stop_undecided": True, "pin": True,
     "checkpoints": Checkpoints(url="s3://b", every="1m", keep=5, resume="r", identity="k"),
     "heartbeat_s": 0.25, "heartbeat_timeout_s": 6.0, "stall_s": 31.0, "orphan_s": 601.0, "prepare_timeout_s": 32.0,
     "startup_failures": 9, "end_s": 11.0, "standstill_s": 61.0, "stop_s": 33.0, "views_per_group": 128,
@@ -26,6 +26,7 @@ BAD = [
     ({"wanted": 2, "minimum": 3}, ["--workers 2", "--min 3"]),
     ({"wanted": 4, "maximum": 3}, ["--max 3", "--workers 4"]),
     ({"bits": "some"}, ["--bits some", "same", "portable", "any"]),
+    ({"codec": "fp8"}, ["--codec fp8", "none", "bf16", "fp16"]),
     ({"threads": 0}, ["--threads 0"]),
     ({"audit": 0.5, "bits": "any"}, ["--audit 0.5", "--bits any"]),
     ({"audit": 1.5}, ["--audit 1.5"]),

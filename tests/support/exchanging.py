@@ -16,6 +16,7 @@ from torch import nn
 
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Layout, Partials
+from farandole.collective.codec import NONE, Codec
 from farandole.collective.exchange import Exchange, WaitRecord
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
@@ -86,6 +87,7 @@ class Worker:
         device: torch.device = HOST,
         memory: Memory | None = None,
         address: str = "",
+        codec: Codec = NONE,
     ) -> None:
         self.name = name
         self.memory = memory or Ordinary()
@@ -93,7 +95,7 @@ class Worker:
         self.links = Counting(links) if links else None
         self.device = device
         parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
-        self.layout = Layout(parameters, LANES)
+        self.layout = Layout(parameters, LANES, codec=codec)
         self.partials = Partials(self.layout, self.memory)
         self.waits = WaitRecord()
         self.agreement: Agreement
@@ -187,7 +189,8 @@ def expected(layout: Layout, step: int, shards: int) -> list[torch.Tensor]:
         flat = torch.zeros(bucket.numel, dtype=bucket.dtype)
         for index, place in layout.views(bucket, flat).items():
             of_shards = [gradient(layout, step, shard, index) for shard in range(shards)]
-            place.copy_(tree_sum([torch.zeros(place.shape) if g is None else g for g in of_shards]))
+            leaves = [torch.zeros(place.shape) if g is None else g for g in of_shards]
+            place.copy_(tree_sum([layout.codec.encode(leaf) for leaf in leaves]))
         if not bucket.params:
             flat[:LANES] = tree_sum([lanes(step, shard) for shard in range(shards)])
         result.append(flat)
@@ -210,6 +213,7 @@ def workers(
     device: torch.device = HOST,
     hosts: Sequence[str] = (),
     apart: Sequence[int] = (),
+    codec: Codec = NONE,
 ) -> Iterator[list[Worker]]:
     """Over Gloo; in memory through `network`; or else through memory that those of one of the `hosts` share.
 
@@ -226,7 +230,7 @@ def workers(
     elif count > 1:
         links = in_memory(network, view) if network else connect(names, doomed)
     everyone = [
-        Worker(name, links[rank], shapes, device, memory[rank], addresses.get(rank, ""))
+        Worker(name, links[rank], shapes, device, memory[rank], addresses.get(rank, ""), codec)
         for rank, name in enumerate(names)
     ]
     for worker in everyone:

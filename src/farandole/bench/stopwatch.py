@@ -20,6 +20,7 @@ import torch
 
 from farandole.bench.terms import StepSeconds
 from farandole.collective.arena import Memory
+from farandole.collective.codec import NONE, Codec
 from farandole.data.loader import Key, Loader
 from farandole.training.gradients import Gradients, Tell
 from farandole.training.replica import Replica
@@ -82,9 +83,10 @@ class TimedGradients(Gradients):
     """`Gradients` that report the times of their parts to `watch`."""
 
     def __init__(
-        self, replica: Replica, *, watch: Stopwatch, memory: Memory | None = None, measures_noise: bool = False
-    ) -> None:
-        super().__init__(replica, memory=memory, measures_noise=measures_noise)
+        self, replica: Replica, *, watch: Stopwatch, memory: Memory | None = None, measures_noise: bool = False,
+        codec: Codec = NONE,
+    ) -> None:  # fmt: skip
+        super().__init__(replica, memory=memory, measures_noise=measures_noise, codec=codec)
         self._watch = watch
 
     def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:

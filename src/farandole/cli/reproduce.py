@@ -64,6 +64,7 @@ def rehearse(
     seed: Annotated[int, typer.Option("--seed", help="As for `farandole run`.")] = 0,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads. Results depend on it.")] = 1,
     bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="As for `farandole run`.")] = "same",
+    codec: Annotated[str, typer.Option("--codec", metavar="none|bf16|fp16", help="As for `farandole run`.")] = "none",
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
     ] = None,
@@ -74,7 +75,9 @@ def rehearse(
     from farandole.worker.context import read_history
 
     read_history(str(history))
-    run = train(script, arguments or [], history=history, seed=seed, threads=threads, bits=bits, folder=folder)
+    run = train(
+        script, arguments or [], history=history, seed=seed, threads=threads, bits=bits, codec=codec, folder=folder
+    )
     tell(f"fingerprint {run.fingerprint()}")
 
 
@@ -86,6 +89,7 @@ def train(
     seed: int,
     threads: int,
     bits: str,
+    codec: str,
     folder: Path | None,
     copies: Path | None = None,
 ) -> Run:
@@ -106,6 +110,7 @@ def train(
         "FARANDOLE_SEED": str(seed),
         "FARANDOLE_THREADS": str(threads),
         "FARANDOLE_BITS": bits,
+        "FARANDOLE_CODEC": codec,
         "FARANDOLE_FOLDER": str(folder or ""),
     }
     return run_alone(script, arguments, copies)
@@ -162,7 +167,7 @@ def replay(
             shutil.copytree(copy_folder, copies)
         replayed_fingerprint = train(
             script, arguments or [], history=path, seed=settings.seed, threads=settings.threads,
-            bits=settings.bits, folder=folder, copies=copies,
+            bits=settings.bits, codec=settings.codec, folder=folder, copies=copies,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
         tell(f"fingerprint {replayed_fingerprint}; the run did not finish, so there is nothing to compare")

@@ -40,6 +40,7 @@ class GivenOptions:
     resume: str | None = None
     ledger: bool = False
     bits: str | None = None
+    codec: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,7 @@ def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder
             checkpoints=checkpoints,
             ledger=options.ledger or before.ledger,
             bits=_bits(options.bits, before.bits, folder),
+            codec=_unchanged("--codec", options.codec, before.codec, folder),
         ),
         newest=Newest(step=checkpoint.step, path=own) if checkpoint and checkpoint.step > recorded.step else recorded,
         note=f"resuming the run in this folder {at}{unfinished and f'; {unfinished}'}",

@@ -152,6 +152,7 @@ def run(
     ] = 0.0,
     seed: int | None = option("seed"),
     bits: str | None = option("bits"),
+    codec: str | None = option("codec"),
     audit: str = option("audit"),
     stop_undecided: bool = option("stop_undecided"),
     detached: Annotated[
@@ -246,14 +247,15 @@ def run(
     terms = RunTerms(  # checks the values before a folder is made
         wanted=2 if wanted is None and not specs else wanted, minimum=minimum, maximum=maximum,
         threads=default("threads") if threads is None else threads, pin=pin, by_speed=by_speed,
-        bits=bits or default("bits"), stop_on_nan=stop_on_nan, audit=part(audit), stop_undecided=stop_undecided,
+        bits=bits or default("bits"), codec=codec or default("codec"), stop_on_nan=stop_on_nan, audit=part(audit),
+        stop_undecided=stop_undecided,
         checkpoints=Checkpoints(keep=default("keep") if keep is None else keep),
         stall_s=stall_s, orphan_s=orphan_s, standstill_s=standstill_s, stop_s=stop_s,
     )  # fmt: skip
     exports = exports_of(tensorboard, tensorboard_dir, wandb, metrics_token)
     before = GivenOptions(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
-        bits=bits,
+        bits=bits, codec=codec,
     )  # fmt: skip
     if lost_ticket is not None:
         if folder is None or checkpoints is None:

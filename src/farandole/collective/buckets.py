@@ -1,10 +1,10 @@
 """Gradient buckets: the memory layout of a round's gradients, and this worker's partial sums of them.
 
-The layout depends on the model alone: flat buckets in reverse parameter order (the order in which a backward pass
-produces gradients). The first bucket is small so that traffic starts early. Each parameter is at a 64-byte aligned
-offset. So every worker has the same buckets, for any number of workers. A model whose gradients do not fit into
-`MOST_BUCKETS` buckets of the usual size has larger buckets. One more bucket of float64 *lanes* carries the other sums
-over the shards: the loss, the sample count, the flags of the used parameters, the buffers.
+The layout depends on the model and the codec alone: flat buckets in reverse parameter order (the order in which a
+backward pass produces gradients). The first bucket is small so that traffic starts early. Each parameter is at a
+64-byte aligned offset. So every worker has the same buckets, for any number of workers. A model whose gradients do not
+fit into `MOST_BUCKETS` buckets of the usual size has larger buckets. One more bucket of float64 *lanes* carries the
+other sums over the shards: the loss, the sample count, the flags of the used parameters, the buffers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from farandole.collective.arena import Memory, Ordinary
+from farandole.collective.codec import NONE, Codec
 from farandole.collective.schedule import MOST_BUCKETS
 from farandole.plan.shards import Node, exists, parent, root, sibling
 
@@ -31,7 +32,7 @@ CUT_BYTES = 16 << 10  # a multiple of the page size on most machines
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One flat bucket of `numel` elements of `dtype`; the parameter `params[k]` is at element `offsets[k]`."""
+    """One flat bucket of `numel` elements, summed in `dtype`; the parameter `params[k]` is at element `offsets[k]`."""
 
     index: int
     dtype: torch.dtype
@@ -59,11 +60,14 @@ class Bucket:
 class Layout:
     """The buckets of `parameters` (only those with `requires_grad`) and of `lanes` float64 lanes.
 
-    There are at most `most` buckets.
+    There are at most `most` buckets. Gradients are summed in the format of `codec`.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], lanes: int, *, most: int = MOST_BUCKETS) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], lanes: int, *, most: int = MOST_BUCKETS, codec: Codec = NONE
+    ) -> None:
         self.parameters = list(parameters)
+        self.codec = codec
         self.lanes = lanes
         self.buckets: list[Bucket] = []
         self.where: dict[int, int] = {}  # index of parameter -> index of bucket
@@ -93,9 +97,10 @@ class Layout:
             parameter = self.parameters[index]
             if parameter.requires_grad:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(index)
-        total = sum(_padded(p) for p in self.parameters if p.requires_grad)
+        total = sum(self._padded(p) for p in self.parameters if p.requires_grad)
         enough = -(-total // max(most - len(kinds) - 2, 1))  # spare: one a kind, the first one, the lanes
-        for (dtype, device), indexes in kinds.items():
+        for (own, device), indexes in kinds.items():
+            dtype = self.codec.wire(own)
             unit = ALIGNMENT // dtype.itemsize
             params: list[int] = []
             offsets: list[int] = []
@@ -117,6 +122,9 @@ class Layout:
                     self.buckets.append(bucket)
                     self.where.update(dict.fromkeys(params, bucket.index))
                     params, offsets, numel = [], [], 0
+
+    def _padded(self, parameter: torch.Tensor) -> int:
+        return -(-parameter.numel() * self.codec.wire(parameter.dtype).itemsize // ALIGNMENT) * ALIGNMENT
 
     def elements(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """Returns `tensor`, which has the shape of parameter `index`, flat and in the bucket's element order."""
@@ -140,10 +148,6 @@ class Layout:
 
 def _channels_last(parameter: torch.Tensor) -> bool:
     return parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
-
-
-def _padded(parameter: torch.Tensor) -> int:
-    return -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
 
 
 def flat(bucket: Bucket, memory: Memory) -> torch.Tensor:
@@ -249,7 +253,7 @@ class Partials:
         bucket = self.layout.where[index]
         missing = self._missing[bucket]
         missing.remove(index)
-        self._ways[bucket].add(index, gradient)
+        self._ways[bucket].add(index, self.layout.codec.encode(gradient))
         if not missing:
             self._merge(bucket)
 

@@ -76,10 +76,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     `state`: starting, training, stalled, recovering, ending or over. `code`: the exit code once over, else None.
     `samples_per_s` falls while there is no progress, and is None once the training has stalled. `bits`: same, portable
-    or any, as the run was started. `unpromised`: the step after which results are not reproducible, -1 for the
-    beginning, None if they are. `account` is some seconds old, None if nothing is known yet. `joiners_lost`: the number
-    of joiners in a row that were refused or died (docs/protocol.md, Crash loops 5 and 6); `replaced`: True if
-    others are started nevertheless.
+    or any, as the run was started. `codec`: the format in which gradients are summed. `unpromised`: the step after
+    which results are not reproducible, -1 for the beginning, None if they are. `account` is some seconds old, None if
+    nothing is known yet. `joiners_lost`: the number of joiners in a row that were refused or died (docs/protocol.md,
+    Crash loops 5 and 6); `replaced`: True if others are started nevertheless.
     """
 
     run: str
@@ -99,6 +99,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None
     stalled: Stalled | None = None
     bits: str = "same"
+    codec: str = "none"
     unpromised: int | None = None
     account: AccountStatus | None = None
     joiners_lost: int = 0
@@ -155,6 +156,7 @@ def describe(
         total=last.total if last else None,
         stalled=stalled,
         bits=settings.bits,
+        codec=settings.codec,
         unpromised=coordinator.unpromised,
         account=account,
         joiners_lost=coordinator.crash_loop.joiners,

@@ -98,6 +98,8 @@ def _operations(take: Inputs) -> Iterator[tuple[str, Operation, Operands]]:
         yield f"bmm of {batch} of {rows}x{inner} by {inner}x{columns}", lambda o: torch.bmm(*o), operands
     half = (take(32, 64, dtype=torch.bfloat16), take(64, 48, dtype=torch.bfloat16))
     yield "matmul of 32x64 by 64x48 in bfloat16", lambda o: torch.matmul(*o), half
+    for dtype in (torch.bfloat16, torch.float16):  # what a codec does to gradients and their sums
+        yield f"rounding to {dtype} and a sum".replace("torch.", ""), _rounded(dtype), (take(33, 65), take(33, 65))
     yield from _convolutions(take)
     x = take(8, 16, 13, 13)
     yield "batch norm", lambda o: F.batch_norm(o[0], None, None, o[1], o[2], training=True), (x, take(16), take(16))
@@ -171,6 +173,10 @@ def _convolutions(take: Inputs) -> Iterator[tuple[str, Operation, Operands]]:
         lambda o: F.conv_transpose2d(*o, stride=2),
         (take(4, 12, 7, 7), take(12, 8, 3, 3)),
     )
+
+
+def _rounded(dtype: torch.dtype) -> Operation:
+    return lambda o: (o[0].to(dtype) + o[1].to(dtype)).float()
 
 
 def _of_one(function: Operation) -> Operation:

@@ -67,6 +67,8 @@ def _head(status: Status) -> Table:
         ("step", f"{step}, epoch {status.epoch}"),
         ("bits", status.bits if status.unpromised is None else f"{status.bits}: {not_promised(status.unpromised)}"),
     ]
+    if status.codec != "none":
+        rows.append(("codec", status.codec))
     if status.stalled is not None:
         peers = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
         rows.append(("stalled", f"step {status.step} has made no progress for {status.stalled.seconds:.0f} s{peers}"))

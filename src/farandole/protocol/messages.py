@@ -299,6 +299,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
         ledger: every delivered sample is counted.
         by_speed: micro-batches are assigned by measured speed, else equally.
         bits: which machines may compute for the run, "same", "portable" or "any"; see `numeric_facts.py`.
+        codec: the number format in which gradients are summed, "none" for their own; see `collective/codec.py`.
         stop_on_nan: a loss that is not finite ends the run.
         audit: the fraction of all micro-batches that a second worker computes too, 0 to 1.
         stop_undecided: end the run if two workers disagree about one of them and no third can decide.
@@ -321,6 +322,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     ledger: bool = default("ledger")
     by_speed: bool = default("by_speed")
     bits: str = default("bits")
+    codec: str = default("codec")
     stop_on_nan: bool = default("stop_on_nan")
     audit: float = default("audit")
     stop_undecided: bool = default("stop_undecided")

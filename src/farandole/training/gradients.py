@@ -16,6 +16,7 @@ import torch
 
 from farandole.collective.arena import Memory
 from farandole.collective.buckets import Bucket, Layout, Partials
+from farandole.collective.codec import NONE, Codec
 from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState, UsageError
 from farandole.plan.rules import Noise
@@ -108,11 +109,15 @@ class Gradients:
     """Moves the replica's gradients into the partial sums, and back to `.grad`. Lives as long as the run.
 
     `memory`: the memory of the partial sums, None for this process's own heap.
+    `codec`: the format in which gradients are summed.
     `noise`: the noise of the last step's gradients over its shards, for a learning-rate rule that needs it; else None.
     """
 
-    def __init__(self, replica: Replica, *, memory: Memory | None = None, measures_noise: bool = False) -> None:
+    def __init__(
+        self, replica: Replica, *, memory: Memory | None = None, measures_noise: bool = False, codec: Codec = NONE
+    ) -> None:
         self.replica = replica
+        self._codec = codec
         self._memory = memory
         self.noise: Noise | None = None
         self._measures_noise = measures_noise
@@ -124,7 +129,9 @@ class Gradients:
         self.partials: Partials
         self._adding = False
         self._findings: ShardDigests | None = None  # set while the open shard is one that two workers compute
+        codec.check_used(replica.parameters)
         self._views: dict[int, list[tuple[torch.Tensor, dict[int, torch.Tensor]]]] = {}  # by bucket, the last two
+        self._decoded: dict[int, torch.Tensor] = {}  # by bucket: its sum in the dtype of its parameters
         self.refresh()
 
     def refresh(self) -> bool:
@@ -132,8 +139,10 @@ class Gradients:
         flags = [parameter.requires_grad for parameter in self.parameters]
         if flags == self._flags:
             return False
+        self._codec.check_suits({n: p for n, p in self.replica.parameters.items() if p.requires_grad})
         self._flags = flags
-        self.layout = Layout(self.parameters, lanes=_FIRST + len(self.parameters) + self.replica.lanes)
+        lanes = _FIRST + len(self.parameters) + self.replica.lanes
+        self.layout = Layout(self.parameters, lanes, codec=self._codec)
         self.partials = Partials(self.layout, self._memory)
         self._frozen = [index for index, flag in enumerate(flags) if not flag]
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
@@ -141,6 +150,7 @@ class Gradients:
         self._row = self._lanes.numpy()[: _FIRST + len(self.parameters)]
         self._flags_as_lanes = [float(flag) for flag in flags]
         self._views.clear()
+        self._decoded.clear()
         self.unhook()
         self.hook()
         return True
@@ -230,14 +240,14 @@ class Gradients:
         """
         lanes = reduced[-1]
         samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
+        gradients = [self._decode(bucket, reduced[bucket.index]) for bucket in self.layout.buckets if bucket.params]
         if 0 < samples < window_samples:
-            for flat in reduced[:-1]:
+            for flat in gradients:
                 flat.mul_(window_samples / samples)
         used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
         for bucket in self.layout.buckets:
             if bucket.params:
-                flat = reduced[bucket.index]
-                for index, view in self._views_of(bucket, flat).items():
+                for index, view in self._views_of(bucket, gradients[bucket.index]).items():
                     try:
                         self.parameters[index].grad = view if used[index] else None
                     except RuntimeError:
@@ -249,6 +259,17 @@ class Gradients:
         if shards:
             self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
         return float(lanes[_LOSS]), samples
+
+    def _decode(self, bucket: Bucket, total: torch.Tensor) -> torch.Tensor:
+        """Return a bucket's sum in the dtype of its parameters; the sum itself if it has that dtype."""
+        dtype = self.parameters[bucket.params[0]].dtype
+        if total.dtype == dtype:
+            return total
+        decoded = self._decoded.get(bucket.index)
+        if decoded is None:
+            decoded = self._decoded[bucket.index] = torch.empty_like(total, dtype=dtype)
+        self._codec.decode(total, decoded)
+        return decoded
 
     def _views_of(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the parameters' gradients in a reduced bucket, which alternates between two memory locations."""

@@ -28,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from farandole.collective.codec import CODECS
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
@@ -114,7 +115,7 @@ class Loop:
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
         device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
-        stop_on_nan: bool, bits: str, gradients: Callable[..., Gradients] = Gradients,
+        stop_on_nan: bool, bits: str, codec: str, gradients: Callable[..., Gradients] = Gradients,
     ) -> None:  # fmt: skip
         guarded(self)
         self.replica = replica
@@ -124,7 +125,9 @@ class Loop:
         self.lines = MetricLines(context)
         self.clock = StepClock(context.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
-        self.gradients = gradients(replica, memory=context.memory, measures_noise=learning.measures_noise)
+        self.gradients = gradients(
+            replica, memory=context.memory, measures_noise=learning.measures_noise, codec=CODECS[codec]
+        )
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
         self.progress = Progress(loader, length, context.workers_at, gains)
         self._guard = Guard(

@@ -1,0 +1,89 @@
+"""Exact codecs: the 16-bit formats to which gradients are rounded before they are summed.
+
+With a codec, the gradient of each shard (a leaf of the summation tree) and the sum at each node of the tree are rounded
+to the format, to nearest, ties to even. Both operands of a sum are already rounded, so the sum has one right value,
+whichever worker computes it, in one process or in many. The bits of the result depend on the codec, and not on which
+workers come and go. The sums have half the bytes of float32, in memory and between workers.
+
+Only float32 gradients are rounded. The float64 lanes (loss, counts, buffers) are summed as without a codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from farandole.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """One codec. The default encodes nothing.
+
+    Attributes:
+        name: the value of `--codec`.
+        dtype: the format of the sums; None to sum each gradient in its own dtype.
+        scale: a power of two by which gradients are multiplied before they are rounded. The sums are divided by it.
+    """
+
+    name: str = "none"
+    dtype: torch.dtype | None = None
+    scale: float = 1.0
+
+    def check_suits(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Raise `UsageError` if the codec can't hold the gradients of one of the parameters, given by name."""
+        for name, parameter in parameters.items():
+            if self.dtype is not None and parameter.dtype not in (torch.float32, self.dtype):
+                raise UsageError(
+                    f"--codec {self.name}: the gradient of {name} is {_name(parameter.dtype)}, and the codec rounds "
+                    f"float32 only; use --codec none"
+                )
+
+    def check_used(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Raise `UsageError` if the codec rounds nothing: no parameter is float32."""
+        if self.dtype is not None and not any(p.dtype == torch.float32 for p in parameters.values()):
+            dtypes = " and ".join(sorted({_name(parameter.dtype) for parameter in parameters.values()})) or "missing"
+            raise UsageError(
+                f"--codec {self.name} would change nothing: it rounds float32, and the parameters are {dtypes}; leave "
+                f"it out"
+            )
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which gradients of `dtype` are summed and sent."""
+        return self.dtype if self.dtype is not None and dtype == torch.float32 else dtype
+
+    def encode(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a gradient in the format of the sums; the gradient itself if it is not rounded."""
+        wire = self.wire(gradient.dtype)
+        if wire == gradient.dtype:
+            return gradient
+        if self.scale == 1.0:
+            return gradient.to(wire)
+        return torch.mul(gradient, self.scale, out=torch.empty_like(gradient, dtype=wire))
+
+    def decode(self, total: torch.Tensor, into: torch.Tensor) -> None:
+        """Write a sum, shape (n,), to `into`, a float32 tensor of that shape. All NaNs get the same bits.
+
+        The sums on the way do not: torch's vectorized loops and its scalar loops round a NaN to different bits, and
+        which loop rounds an element depends on how a bucket is divided among workers.
+        """
+        into.copy_(total)
+        if self.scale != 1.0:
+            into.mul_(1.0 / self.scale)
+        if not torch.isfinite(total.sum(dtype=torch.float32)):
+            torch.nan_to_num_(into, nan=float("nan"), posinf=float("inf"), neginf=float("-inf"))
+
+
+NONE = Codec()
+# bfloat16 has the exponents of float32, so it needs no scale. The smallest number above 0 in float16 is 6e-8. With the
+# scale, gradients from 6e-11 to 64 have a value other than 0 and infinity.
+CODECS = {
+    codec.name: codec
+    for codec in (NONE, Codec(name="bf16", dtype=torch.bfloat16), Codec(name="fp16", dtype=torch.float16, scale=1024.0))
+}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
