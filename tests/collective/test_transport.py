@@ -78,6 +78,21 @@ def test_a_message_arrives_whichever_end_is_first(group: Group, first: str, nume
     assert room.equal(sent)
 
 
+@pytest.mark.parametrize("numel", [0, 1, 100_000])
+def test_fewer_bytes_than_the_receive_expects_arrive_where_no_memory_is_shared(group: Group, numel: int) -> None:
+    a, b, _ = group.links
+    if a.shares("b"):
+        pytest.skip("for links that share no memory")
+    for first in (True, False):
+        sent, room = torch.ones(numel, dtype=torch.uint8), torch.full((100_001,), 77, dtype=torch.uint8)
+        sending = a.send(sent, "b", 6) if first else None
+        received = b.receive(room, "a", 6)
+        (sending or a.send(sent, "b", 6)).wait()
+        received.wait()
+        assert room[:numel].equal(sent)
+        assert room[numel:].eq(77).all()
+
+
 @pytest.mark.parametrize("numel", [0, 7, 1 << 21])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_is_lent_is_here_or_where_it_lies(group: Group, numel: int, dtype: torch.dtype) -> None:

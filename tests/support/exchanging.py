@@ -17,6 +17,7 @@ from torch import nn
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.codec import NONE, Codec
+from farandole.collective.compression import Compressed
 from farandole.collective.exchange import Exchange, WaitRecord
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
@@ -226,9 +227,12 @@ def workers(
     memory: list[Memory] = [Arena() if rank in share else Ordinary() for rank in range(count)]
     links: Sequence[Links | None] = [None]
     if count > 1 and hosts and not network:
-        links = by_host(view, memory, [addresses.get(rank, "127.0.0.9") for rank in range(count)])
+        interfaces = [addresses.get(rank, "127.0.0.9") for rank in range(count)]
+        links = by_host(view, memory, interfaces, codec.compressed)
     elif count > 1:
         links = in_memory(network, view) if network else connect(names, doomed)
+        if codec.compressed is not None:
+            links = [Compressed(each, codec.compressed) for each in links]
     everyone = [
         Worker(name, links[rank], shapes, device, memory[rank], addresses.get(rank, ""), codec)
         for rank, name in enumerate(names)

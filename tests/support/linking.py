@@ -107,14 +107,20 @@ def rendezvous(names: Sequence[str]) -> dict[str, Rendezvous]:
     return stores
 
 
-def by_host(view: View, memory: Sequence[Memory], interfaces: Sequence[str]) -> list[Links]:
+def by_host(
+    view: View, memory: Sequence[Memory], interfaces: Sequence[str], compressed: torch.dtype | None = None
+) -> list[Links]:
     """Links of all members, over shared memory within each host."""
     stores = rendezvous(view.members)
     with ThreadPoolExecutor(view.size) as pool:
         made = [
-            pool.submit(ByHost(stores[member], b"key", interfaces[rank], memory=memory[rank]).connect, view, member)
+            pool.submit(
+                ByHost(
+                    stores[member], b"key", interfaces[rank], memory=memory[rank], compressed=compressed
+                ).connect, view, member,
+            )
             for rank, member in enumerate(view.members)
-        ]
+        ]  # fmt: skip
         return [future.result(DEADLINE_S) for future in made]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
+
 from farandole.collective.arena import Arena, Memory, Ordinary
+from farandole.collective.compression import Compressed
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.protocol.view import View
@@ -32,6 +35,12 @@ class OfGloo:
 
     def lose_c(self) -> None:
         kill("127.0.0.2")
+
+
+class Compressing(OfGloo):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: Sequence[Links] = [Compressed(links, torch.float32) for links in self.links]
 
 
 class OfOneHost:
@@ -73,4 +82,4 @@ class InMemory:
         self._network.lose("c")
 
 
-TRANSPORTS: tuple[Callable[[], Group], ...] = (OfGloo, OfOneHost, OfTwoHosts, InMemory)
+TRANSPORTS: tuple[Callable[[], Group], ...] = (OfGloo, Compressing, OfOneHost, OfTwoHosts, InMemory)

@@ -64,7 +64,9 @@ def rehearse(
     seed: Annotated[int, typer.Option("--seed", help="As for `farandole run`.")] = 0,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads. Results depend on it.")] = 1,
     bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="As for `farandole run`.")] = "same",
-    codec: Annotated[str, typer.Option("--codec", metavar="none|bf16|fp16", help="As for `farandole run`.")] = "none",
+    codec: Annotated[
+        str, typer.Option("--codec", metavar="none|bf16|fp16|...", help="As for `farandole run`.")
+    ] = "none",
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
     ] = None,

@@ -227,6 +227,7 @@ def run(
     from farandole.coordinator import listener
     from farandole.observe.live import open_display
     from farandole.platform import files as private
+    from farandole.platform.extras import require_zstd
     from farandole.platform.output import tell
     from farandole.pool.ec2 import run_tag
     from farandole.pool.local import OWN
@@ -244,6 +245,8 @@ def run(
     check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)
     if not listener.is_loopback(listener.parse(at)[0]):
         security.check_available(at)
+    if codec is not None and (not specs or any(spec.kind == "local" for spec in specs)):
+        require_zstd(codec)
     terms = RunTerms(  # checks the values before a folder is made
         wanted=2 if wanted is None and not specs else wanted, minimum=minimum, maximum=maximum,
         threads=default("threads") if threads is None else threads, pin=pin, by_speed=by_speed,

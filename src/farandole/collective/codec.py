@@ -1,9 +1,11 @@
-"""Exact codecs: the 16-bit formats to which gradients are rounded before they are summed.
+"""Exact codecs: the format to which gradients are rounded before they are summed, and whether the sums are compressed.
 
-With a codec, the gradient of each shard (a leaf of the summation tree) and the sum at each node of the tree are rounded
-to the format, to nearest, ties to even. Both operands of a sum are already rounded, so the sum has one right value,
-whichever worker computes it, in one process or in many. The bits of the result depend on the codec, and not on which
+A codec of 16 bits rounds the gradient of each shard (a leaf of the summation tree) and the sum at each node of the tree
+to its format, to nearest, ties to even. Both operands of a sum are already rounded, so the sum has one right value,
+whichever worker computes it, in one process or in many. The bits of the result depend on the format, and not on which
 workers come and go. The sums have half the bytes of float32, in memory and between workers.
+
+Compression (`compression.py`) changes no value: a codec with it has the bits of the one without.
 
 Only float32 gradients are rounded. The float64 lanes (loss, counts, buffers) are summed as without a codec.
 """
@@ -11,7 +13,7 @@ Only float32 gradients are rounded. The float64 lanes (loss, counts, buffers) ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,13 +26,20 @@ class Codec:
 
     Attributes:
         name: the value of `--codec`.
-        dtype: the format of the sums; None to sum each gradient in its own dtype.
+        dtype: the format to which float32 gradients and their sums are rounded; None to round nothing.
         scale: a power of two by which gradients are multiplied before they are rounded. The sums are divided by it.
+        compresses: what goes between hosts is compressed without loss.
     """
 
     name: str = "none"
     dtype: torch.dtype | None = None
     scale: float = 1.0
+    compresses: bool = False
+
+    @property
+    def compressed(self) -> torch.dtype | None:
+        """The dtype of the sums that are compressed between hosts; None if none are."""
+        return self.wire(torch.float32) if self.compresses else None
 
     def check_suits(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Raise `UsageError` if the codec can't hold the gradients of one of the parameters, given by name."""
@@ -42,11 +51,12 @@ class Codec:
                 )
 
     def check_used(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Raise `UsageError` if the codec rounds nothing: no parameter is float32."""
-        if self.dtype is not None and not any(p.dtype == torch.float32 for p in parameters.values()):
+        """Raise `UsageError` if the codec changes nothing: no parameter is float32."""
+        changes = self.dtype is not None or self.compresses
+        if changes and not any(p.dtype == torch.float32 for p in parameters.values()):
             dtypes = " and ".join(sorted({_name(parameter.dtype) for parameter in parameters.values()})) or "missing"
             raise UsageError(
-                f"--codec {self.name} would change nothing: it rounds float32, and the parameters are {dtypes}; leave "
+                f"--codec {self.name} would change nothing: it is for float32, and the parameters are {dtypes}; leave "
                 f"it out"
             )
 
@@ -79,10 +89,14 @@ class Codec:
 NONE = Codec()
 # bfloat16 has the exponents of float32, so it needs no scale. The smallest number above 0 in float16 is 6e-8. With the
 # scale, gradients from 6e-11 to 64 have a value other than 0 and infinity.
+_BF16, _FP16 = Codec(name="bf16", dtype=torch.bfloat16), Codec(name="fp16", dtype=torch.float16, scale=1024.0)
 CODECS = {
     codec.name: codec
-    for codec in (NONE, Codec(name="bf16", dtype=torch.bfloat16), Codec(name="fp16", dtype=torch.float16, scale=1024.0))
-}
+    for codec in (
+        NONE, _BF16, _FP16, Codec(name="float32+zstd", compresses=True),
+        replace(_BF16, name="bf16+zstd", compresses=True), replace(_FP16, name="fp16+zstd", compresses=True),
+    )
+}  # fmt: skip
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 
 from farandole.collective.arena import PAGE, Arena, Mapped, Memory, Unusable, mapped
+from farandole.collective.compression import Compressed
 from farandole.collective.gloo import NONCE_BYTES, PROOF_BYTES, Gloo, Rendezvous, proof
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
 from farandole.platform.output import warn_once
@@ -620,9 +621,15 @@ def _user(connection: socket.socket) -> int:
 
 
 class ByHost:
-    """The transport of a run. Tensors in `memory` can be lent; the other arguments are those of `Gloo`."""
+    """The transport of a run. Tensors in `memory` can be lent, and those of dtype `compressed` are compressed between
+    hosts; the other arguments are those of `Gloo`.
+    """
 
-    def __init__(self, rendezvous: Rendezvous, key: bytes, interface: str, *, memory: Memory) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, key: bytes, interface: str, *, memory: Memory,
+        compressed: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        self._compressed = compressed
         self._rendezvous, self._key, self._interface = rendezvous, key, interface
         self._arena = memory if isinstance(memory, Arena) else None
 
@@ -633,7 +640,8 @@ class ByHost:
         pairs = Meeting(view, me, near, self._rendezvous, self._key, self._arena).hold()
         if len(near) == view.size and self._all_stand(view):
             return LinksByHost(pairs, None)
-        return LinksByHost(pairs, Gloo(self._rendezvous, self._key, self._interface).connect(view, me))
+        others = Gloo(self._rendezvous, self._key, self._interface).connect(view, me)
+        return LinksByHost(pairs, others if self._compressed is None else Compressed(others, self._compressed))
 
     def _all_stand(self, view: View) -> bool:
         self._rendezvous.wait([f"shared {member}" for member in view.members])

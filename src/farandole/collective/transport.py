@@ -13,7 +13,9 @@ Every transport guarantees the following, and `tests/collective/test_transport.p
   received into may be written at any time until `wait` returns. The caller must neither change nor read the tensor
   meanwhile. A `Pending` keeps its tensor alive; `keep` keeps memory alive longer, until the links are closed. A send
   may not complete before its receiver waits for it.
-- **Sizes.** A message and its receive have the same size, which may be 0. If the sizes differ, the process may end.
+- **Sizes.** A message and its receive have the same size, which may be 0. Where no memory is shared, a message of bytes
+  (uint8) may be shorter than its receive, and the rest of the receive's memory is left as it is. If the sizes differ
+  in another way, the process may end.
 - **Sharing.** `lend` may let the receiver read the sender's memory directly, without a copy. Otherwise the message is
   copied into the receiver's `Room`. `borrow(...).wait()` returns the tensor that holds the data in either case. So the
   sender must not change the memory, and the receiver must not write to it, until both know by other means that it is

@@ -5,9 +5,18 @@ farandole is on no package index: it is installed from a checkout or from a whee
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from farandole.errors import UsageError
+
+
+def require_zstd(codec: str) -> None:
+    """Raise `UsageError` if `codec` compresses and the package for that is not installed here."""
+    if codec.endswith("+zstd") and importlib.util.find_spec("zstandard") is None:
+        raise UsageError(f"--codec {codec} needs the package zstandard on every worker: {how_to_install('zstd')}")
 
 
 def how_to_install(extra: str, note: str | None = None, package: Path = Path(__file__).parents[1]) -> str:

@@ -27,9 +27,11 @@ from typing import final
 import aiohttp
 
 from farandole.collective.arena import Arena, Ordinary
+from farandole.collective.codec import CODECS
 from farandole.control.client import dial
 from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
+from farandole.platform.extras import require_zstd
 from farandole.platform.process import age_s, beside
 from farandole.protocol import messages as m
 from farandole.protocol.view import CommitMessage, View
@@ -83,6 +85,8 @@ class Connected(WorkerContext):
         self._thread = threading.Thread(target=self._run, args=(first,), name="control", daemon=True)
         self._thread.start()
         self.welcome = first.result()
+        require_zstd(self.terms.codec)
+        self._groups.codec = CODECS[self.terms.codec]
 
     @property
     def terms(self) -> m.RunTerms:

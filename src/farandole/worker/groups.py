@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from farandole.collective.arena import Memory
+from farandole.collective.codec import NONE
 from farandole.collective.gloo import Rendezvous
 from farandole.collective.shm import ByHost
 from farandole.collective.transport import Links, PeerLost, Unproved
@@ -31,6 +32,7 @@ class Groups:
 
     Attributes:
         interface: the address that the data plane binds to.
+        codec: the codec of the run.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Groups:
         memory: Memory,
     ) -> None:
         self.interface = ""
+        self.codec = NONE
         self._groups = groups
         self._tell = tell
         self._memory = memory
@@ -100,5 +103,7 @@ class Groups:
             links.close()
         if view.group in self._groups or view.size == 1:
             return None
-        transport = ByHost(self._rendezvous[view.group], key, self.interface, memory=self._memory)
+        transport = ByHost(
+            self._rendezvous[view.group], key, self.interface, memory=self._memory, compressed=self.codec.compressed
+        )
         return transport.connect(view, worker)
