@@ -22,11 +22,11 @@ def found(holder: str, value: int, *shards: int) -> Computed:
 
 def said(
     own_results: Computed = NO_DIGESTS, check_results: Computed = NO_DIGESTS, *, new: bool = False, round_: int = 7,
-    view: View | None = None,
+    view: View | None = None, step: int = 7,
 ) -> m.Stopped:  # fmt: skip
     return m.Stopped(
-        stop=1, view=view or View(number=1, members=ABC, group=1), round=round_, step=7, has_result=True, synced=True,
-        lineage=Lineage(sets=(ABC,)), own_results=own_results, check_results=check_results, unchecked=new,
+        stop=1, view=view or View(number=1, members=ABC, group=1), round=round_, step=step, has_result=True,
+        synced=True, lineage=Lineage(sets=(ABC,)), own_results=own_results, check_results=check_results, unchecked=new,
     )  # fmt: skip
 
 
@@ -39,6 +39,16 @@ def test_a_round_in_which_a_joiners_replica_differed_is_done_again_also_where_it
     reports = {"a": said(), "b": said()}
     assert disputes.judge(reports, {"c": 7}) == disputes.Verdict(rechecks=())
     assert disputes.judge({**reports, "c": said()}, {"c": 7}).rechecks == ()
+
+
+@pytest.mark.parametrize("new", ["", "a", "b"])
+def test_results_of_different_steps_are_not_compared_and_the_round_is_done_again(new: str) -> None:
+    reports = {
+        "a": said(found("a", 1, 0), step=6, new=new == "a"),
+        "b": said(check_results=found("a", 9, 0), new=new == "b"),
+        "c": said(),
+    }
+    assert disputes.judge(reports) == disputes.Verdict(rechecks=())
 
 
 def test_a_third_is_asked_what_two_members_do_not_agree_on() -> None:

@@ -94,13 +94,19 @@ def test_a_run_ends_where_the_worker_that_has_saved_for_the_previous_coordinator
 
 
 @pytest.mark.parametrize(
-    ("seed", "world"), [(3_010_822, {"drift": True}), (3_014_797, {"errs": True}), (6_010_038, {"drift": True})]
+    ("seed", "world"),
+    [(3_010_822, {"drift": True}), (3_014_797, {"errs": True}), (6_010_038, {"drift": True})],
 )
 def test_a_round_that_cannot_end_is_not_committed_since_one_says_that_it_has_ended(
     seed: int, world: dict[str, Any]
 ) -> None:
     """A replica drifts or a machine computes wrong, and another worker reports a later round than it is in."""
     simulate(seed, **world)
+
+
+def test_results_of_different_steps_refuse_nobody() -> None:
+    """A worker reports that a proposed view is in force, and its results are those of the step before."""
+    simulate(7_000_401)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -238,7 +238,7 @@ class Stopped(Message):
         view: the view of that round, complete: the coordinator may be another process than the one that proposed it.
         lineage: how the round's shards were assigned.
         synced: it holds the run's state.
-        step: the training step, for the record only.
+        step: the training step; results of different steps are not compared.
         call: the script's call in the round, if that has begun.
         prepared: the newest view that it is ready to switch to, as in its commit message.
         own_results, check_results: its results for its own checked shards, and for those that it checks.

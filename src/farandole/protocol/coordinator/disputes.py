@@ -555,8 +555,16 @@ def _digests_by_holder(at_last: Mapping[str, Stopped], holder: str, report: Stop
         worker: other.check_results if worker != holder else report.own_results
         for worker, other in at_last.items()
         if worker == holder
-        or (other.check_results.owner, other.check_results.shards) == (holder, report.own_results.shards)
+        or (_checks(other, holder, report) and other.check_results.shards == report.own_results.shards)
     }
+
+
+def _checks(other: Stopped, holder: str, report: Stopped) -> bool:
+    """Return True if `other` has results for shards of `holder`, of the step of the holder's `report`.
+
+    See docs/protocol.md, Recomputation 7.
+    """
+    return other.check_results.owner == holder and other.step == report.step
 
 
 def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
@@ -566,7 +574,7 @@ def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
     """
     report = at_last[worker]
     proving = report.view.unchecked if report.view and report.unchecked else ()
-    alone = report.own_results.shards and not any(other.check_results.owner == worker for other in at_last.values())
+    alone = report.own_results.shards and not any(_checks(other, worker, report) for other in at_last.values())
     return bool(alone) or report.check_results.owner not in ("", *at_last) or not set(proving) <= set(at_last)
 
 
