@@ -84,13 +84,14 @@ def decompress(frame: torch.Tensor, into: torch.Tensor) -> None:
     (length,) = _LENGTH.unpack(received[: _LENGTH.size].tobytes())
     if length > len(numbers):
         raise ValueError(f"{length} compressed bytes for {len(numbers)} numbers")
-    content: Any = received[rest : rest + (length or len(numbers))]
+    content = received[rest : rest + (length or len(numbers))]
     if length:
+        packed = content.tobytes()
         try:
-            size = zstandard.frame_content_size(content)
+            size = zstandard.frame_content_size(packed)
             if size != len(numbers):
                 raise ValueError(f"{size} bytes for {len(numbers)} numbers")
-            content = np.frombuffer(zstandard.ZstdDecompressor().decompress(content), np.uint8)
+            content = np.frombuffer(zstandard.ZstdDecompressor().decompress(packed), np.uint8)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from None
     planes = np.empty((len(numbers), numbers.itemsize), np.uint8)
