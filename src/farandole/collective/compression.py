@@ -61,12 +61,12 @@ def compress(tensor: torch.Tensor) -> torch.Tensor:
     frame = np.empty(frame_bytes(tensor.numel(), tensor.dtype), np.uint8)
     rest = _LENGTH.size + planes.size - len(planes)
     frame[_LENGTH.size : rest].reshape(len(numbers), numbers.itemsize - 1)[:] = planes[:, :-1]
-    highest = np.ascontiguousarray(planes[:, -1])
+    highest = planes[:, -1].tobytes()
     parameters = zstandard.ZstdCompressionParameters.from_level(1, **_PARAMETERS)
     packed = zstandard.ZstdCompressor(compression_params=parameters).compress(highest)
     short = len(packed) < len(highest)
     frame[: _LENGTH.size] = np.frombuffer(_LENGTH.pack(len(packed) if short else 0), np.uint8)
-    content = np.frombuffer(packed, np.uint8) if short else highest
+    content = np.frombuffer(packed if short else highest, np.uint8)
     frame[rest : rest + len(content)] = content
     return torch.from_numpy(frame[: rest + len(content)])
 
