@@ -113,6 +113,9 @@ class Ddp:
         self.reason = ""
         self._within = False
         self._model, self._own = model, model.forward
+        # If the reducer of DistributedDataParallel held the last reference to the group, its destructor would wait for
+        # the group's threads while it holds the GIL, and these may need the GIL.
+        self._group = group
         self._ddp: DistributedDataParallel | None = None
         try:
             self._ddp = DistributedDataParallel(_Inner(model), process_group=group, gradient_as_bucket_view=True)
