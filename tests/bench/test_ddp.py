@@ -110,6 +110,35 @@ def test_none_of_its_hooks_is_left_for_the_other_contestants(tmp_path: Path, mon
         gc.enable()
 
 
+def test_the_group_outlives_the_reducer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its destructor waits for its threads: in the reducer's, which holds the GIL, that could be for ever."""
+
+    class Group:
+        pass
+
+    group = Group()
+    left = weakref.ref(group)
+    held: list[bool] = []
+
+    class Reducer:
+        """It refers to the group too, and goes with the model around it."""
+
+        def __init__(self, inner: nn.Module, process_group: Group, **_: Any) -> None:
+            del inner
+            self.group = process_group
+
+        def __del__(self) -> None:
+            del self.group
+            held.append(left() is not None)
+
+    monkeypatch.setattr(ddp, "DistributedDataParallel", Reducer)
+    way = Ddp(Counting(), group)
+    del group
+    with way.around():
+        pass
+    assert held == [True]
+
+
 def test_what_stood_in_the_place_of_a_forward_stands_there_again(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
     model.forward = instead = lambda inputs: 2 * inputs  # type: ignore[assignment]
