@@ -74,6 +74,7 @@ def at_work(folder: Path, calls: int) -> bool:
     )
 
 
+@pytest.mark.timeout(900)  # four drivers, one after the other
 def test_when_the_driver_ends_the_run_saves_and_ends_and_the_next_call_continues_it_to_the_bits_of_one_process(
     cluster: RayCluster, tmp_path: Path, expected: bytes
 ) -> None:
