@@ -129,7 +129,7 @@ def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder
             checkpoints=checkpoints,
             ledger=options.ledger or before.ledger,
             bits=_bits(options.bits, before.bits, folder),
-            codec=_unchanged("--codec", options.codec, before.codec, folder),
+            codec=_codec(options.codec, before.codec, folder),
         ),
         newest=Newest(step=checkpoint.step, path=own) if checkpoint and checkpoint.step > recorded.step else recorded,
         note=f"resuming the run in this folder {at}{unfinished and f'; {unfinished}'}",
@@ -149,6 +149,12 @@ def _unchanged(option: str, value: T | None, before: T, folder: Path) -> T:
 def _bits(value: str | None, before: str, folder: Path) -> str:
     """Returns the mode of results. Portable results differ, so a run keeps that choice; same and any may change."""
     return _unchanged("--bits", value, before, folder) if "portable" in (value, before) else value or before
+
+
+def _codec(value: str | None, before: str, folder: Path) -> str:
+    """Returns the codec. The format of the sums stays, because it decides the results; their compression may change."""
+    formats = [(codec or before).removesuffix("+zstd").replace("float32", "none") for codec in (value, before)]
+    return (value or before) if formats[0] == formats[1] else _unchanged("--codec", value, before, folder)
 
 
 def _plan_new_run(options: GivenOptions, terms: RunTerms) -> ResumePlan:

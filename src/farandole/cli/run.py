@@ -245,8 +245,6 @@ def run(
     check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)
     if not listener.is_loopback(listener.parse(at)[0]):
         security.check_available(at)
-    if codec is not None and (not specs or any(spec.kind == "local" for spec in specs)):
-        require_zstd(codec)
     terms = RunTerms(  # checks the values before a folder is made
         wanted=2 if wanted is None and not specs else wanted, minimum=minimum, maximum=maximum,
         threads=default("threads") if threads is None else threads, pin=pin, by_speed=by_speed,
@@ -271,6 +269,8 @@ def run(
     travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
     packed = pack(Path.cwd(), script, files, run=folder) if travels else None
     settled = settle(before, terms, folder)
+    if not specs or any(spec.kind == "local" for spec in specs):
+        require_zstd(settled.terms.codec)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
     others = others or close(place)

@@ -6,7 +6,7 @@ bits of a run do not depend on the compression, nor on the version of its librar
 
 **Format.** In a floating-point number the exponent is the part that repeats: in a bucket of gradients it has about
 three bits of entropy. So each number is rotated left by one bit. Then its highest byte is the exponent (in float16 with
-two bits of the significand), and the other bytes are the significand and the sign, which are random. A frame is
+three bits of the significand), and the other bytes are the significand and the sign, which are random. A frame is
 
     length    8 bytes, little endian: of the compressed highest bytes; 0 if they are not compressed
     rest      the other bytes of each number, in order

@@ -1,0 +1,45 @@
+"""With a codec, `.grad` is float32 again: the rounded sum of the rounded gradients of the shards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from farandole.collective.codec import CODECS, Codec
+from farandole.errors import UsageError
+from farandole.plan.shards import root
+from farandole.training.gradients import Gradients
+from farandole.training.replica import Replica
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+def test_the_gradient_is_the_rounded_sum_in_float32(codec: Codec) -> None:
+    model = nn.Linear(3, 1, bias=False)
+    gradients = Gradients(Replica({"model": model}), codec=codec)
+    inputs = [torch.tensor([[1.001, 0.3, -2.7]]), torch.tensor([[0.1, 1e-3, 0.7]])]
+    gradients.partials.begin(2)
+    for shard, each in enumerate(inputs):
+        gradients.partials.open(shard)
+        loss = model(each).sum()
+        gradients.backward(loss, 1.0, last=True)
+        gradients.close(loss.detach(), 1, 1.0, ignore)
+    gradients.publish([nodes[root(2)].flat for nodes in gradients.partials.nodes], 2)
+    left, right = (codec.encode(each) for each in inputs)
+    expected = torch.empty(3)
+    codec.decode((left + right).flatten(), expected)
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype == torch.float32
+    assert model.weight.grad.flatten().equal(expected)
+    assert expected.equal(sum(inputs).flatten()) == (codec.dtype is None)  # type: ignore[union-attr]
+
+
+def test_a_codec_that_does_not_suit_the_model_is_an_error() -> None:
+    with pytest.raises(UsageError, match="weight"):
+        Gradients(Replica({"model": nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1).double()])}), codec=CODECS["bf16"])
+    with pytest.raises(UsageError, match="bfloat16"):
+        Gradients(Replica({"model": nn.Linear(1, 1).bfloat16()}), codec=CODECS["bf16+zstd"])
