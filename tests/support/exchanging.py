@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
 
 from farandole.collective.arena import Arena, Memory, Ordinary
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Bucket, Layout, Partials
 from farandole.collective.codec import NONE, Codec
 from farandole.collective.compression import Compressed
 from farandole.collective.exchange import Exchange, WaitRecord
@@ -151,7 +152,7 @@ class Worker:
     def step(self, step: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> list[torch.Tensor]:
         """A whole undisturbed round. Returns the reduced buckets, in host memory."""
         self.done = set()
-        self.partials.begin(shards)
+        self.partials.begin(shards, step)
         self.begin(step, shards, lineage)
         self.compute(step)
         self.exchange.on_all_submitted()
@@ -176,9 +177,15 @@ def lanes(step: int, shard: int) -> torch.Tensor:
     return torch.tensor([0.1 * shard + step, 1.0, 10.0**shard, -0.3], dtype=torch.float64)
 
 
-def tree_sum(values: list[torch.Tensor]) -> torch.Tensor:
+def rounded_sum(bucket: Bucket, offset: int, step: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return bucket.add(left, right, torch.empty_like(left), offset, step)
+
+
+def tree_sum(
+    values: list[torch.Tensor], add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.add
+) -> torch.Tensor:
     while len(values) > 1:
-        pairs = [values[i] + values[i + 1] for i in range(0, len(values) - 1, 2)]
+        pairs = [add(values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)]
         values = pairs + values[len(pairs) * 2 :]
     return values[0]
 
@@ -188,13 +195,27 @@ def expected(layout: Layout, step: int, shards: int) -> list[torch.Tensor]:
     result: list[torch.Tensor] = []
     for bucket in layout.buckets:
         flat = torch.zeros(bucket.numel, dtype=bucket.dtype)
-        for index, place in layout.views(bucket, flat).items():
+        for index, place in layout.parts(bucket, flat).items():
             of_shards = [gradient(layout, step, shard, index) for shard in range(shards)]
-            leaves = [torch.zeros(place.shape) if g is None else g for g in of_shards]
-            place.copy_(tree_sum([layout.codec.encode(leaf) for leaf in leaves]))
+            leaves = [torch.zeros(layout.parameters[index].shape) if g is None else g for g in of_shards]
+            encoded = [layout.encode(index, leaf, step) for leaf in leaves]
+            offset = layout.offset(index)
+            place.copy_(tree_sum(encoded, partial(rounded_sum, bucket, offset, step)))
         if not bucket.params:
             flat[:LANES] = tree_sum([lanes(step, shard) for shard in range(shards)])
         result.append(flat)
+    return result
+
+
+def decoded(layout: Layout, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The numbers of reduced buckets: equal ones may be quantized to different bytes."""
+    result: list[torch.Tensor] = []
+    for bucket, flat in zip(layout.buckets, buckets, strict=True):
+        numbers = flat
+        if bucket.quantization is not None:
+            numbers = torch.empty(bucket.numbers_before(bucket.numel))
+            bucket.quantization.dequantize(flat, numbers)
+        result.append(numbers)
     return result
 
 

@@ -30,7 +30,10 @@ def fingerprint(place: Path, codec: str) -> str:
     return done.stdout.rsplit("fingerprint ", 1)[-1].strip()
 
 
-@pytest.mark.parametrize(("codec", "other", "hosts"), [("fp16", "none", ()), ("bf16+zstd", "fp16+zstd", ("a", "b"))])
+@pytest.mark.parametrize(
+    ("codec", "other", "hosts"),
+    [("fp16", "none", ()), ("bf16+zstd", "fp16+zstd", ("a", "b")), ("int4", "int8", ("a", "b"))],
+)
 def test_the_bits_of_one_process_through_a_loss_a_join_and_a_replay(
     codec: str, other: str, hosts: Sequence[str], place: Path, reference: Reference
 ) -> None:

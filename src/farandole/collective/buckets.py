@@ -2,9 +2,10 @@
 
 The layout depends on the model and the codec alone: flat buckets in reverse parameter order (the order in which a
 backward pass produces gradients). The first bucket is small so that traffic starts early. Each parameter is at a
-64-byte aligned offset. So every worker has the same buckets, for any number of workers. A model whose gradients do not
-fit into `MOST_BUCKETS` buckets of the usual size has larger buckets. One more bucket of float64 *lanes* carries the
-other sums over the shards: the loss, the sample count, the flags of the used parameters, the buffers.
+64-byte aligned offset; quantized, at the beginning of a group (`quantization.py`). So every worker has the same
+buckets, for any number of workers. A model whose gradients do not fit into `MOST_BUCKETS` buckets of the usual size has
+larger buckets. One more bucket of float64 *lanes* carries the other sums over the shards: the loss, the sample count,
+the flags of the used parameters, the buffers.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import torch
 
 from farandole.collective.arena import Memory, Ordinary
 from farandole.collective.codec import NONE, Codec
+from farandole.collective.quantization import GROUP_BYTES, Place, Quantization
 from farandole.collective.schedule import MOST_BUCKETS
 from farandole.plan.shards import Node, exists, parent, root, sibling
 
 # --- buckets ----------------------------------------------------------------------------------------------------------
 
 ALIGNMENT = 64  # bytes
-FIRST_BUCKET_BYTES = 1 << 20
+FIRST_BUCKET_BYTES = 1 << 20  # of gradients in their own dtype, before a codec
 BUCKET_BYTES = 8 << 20
 LARGE_BYTES = 256 << 10  # from this size on, slices of a bucket begin at page boundaries
 CUT_BYTES = 16 << 10  # a multiple of the page size on most machines
@@ -32,7 +34,11 @@ CUT_BYTES = 16 << 10  # a multiple of the page size on most machines
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One flat bucket of `numel` elements, summed in `dtype`; the parameter `params[k]` is at element `offsets[k]`."""
+    """One flat bucket of `numel` elements, summed in `dtype`; the parameter `params[k]` is at element `offsets[k]`.
+
+    Attributes:
+        quantization: how its numbers are quantized; None if an element is a number. Else an element is a byte.
+    """
 
     index: int
     dtype: torch.dtype
@@ -40,14 +46,16 @@ class Bucket:
     params: tuple[int, ...]
     offsets: tuple[int, ...]
     numel: int
+    quantization: Quantization | None = None
 
     def slice(self, part: int, parts: int) -> tuple[int, int]:
         """Returns the elements `[start, stop)` of slice `part` of `parts`.
 
         Slices begin at 64-byte boundaries; in a large bucket at page boundaries, so that each slice can be mapped by
-        itself. The last slice takes the remainder.
+        itself. A slice of quantized numbers has whole groups. The last slice takes the remainder.
         """
-        unit = (CUT_BYTES if self.large else ALIGNMENT) // self.dtype.itemsize
+        small = ALIGNMENT if self.quantization is None else GROUP_BYTES
+        unit = (CUT_BYTES if self.large else small) // self.dtype.itemsize
         units = self.numel // unit
         stop = self.numel if part == parts - 1 else units * (part + 1) // parts * unit
         return units * part // parts * unit, stop
@@ -55,6 +63,24 @@ class Bucket:
     @property
     def large(self) -> bool:
         return self.numel * self.dtype.itemsize >= LARGE_BYTES
+
+    def numbers_before(self, element: int) -> int:
+        """Returns how many numbers are before an element: the first of a slice or parameter, or the bucket's end."""
+        return element if self.quantization is None else self.quantization.numbers_before(element)
+
+    def encode(self, gradient: torch.Tensor, offset: int, step: int) -> torch.Tensor:
+        """Returns the quantized gradient of the parameter at `offset`, from its flat float32 gradient."""
+        assert self.quantization is not None
+        return self.quantization.quantize(gradient, Place(step, self.index, offset))
+
+    def add(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, start: int, step: int) -> torch.Tensor:
+        """Writes the sum of two tensors of elements to `out`, which may be one of them. Returns `out`.
+
+        `start`: the first element's place in the bucket; `step`: the training step. Quantized sums depend on them.
+        """
+        if self.quantization is None:
+            return torch.add(left, right, out=out)
+        return self.quantization.add(left, right, out, Place(step, self.index, start))
 
 
 class Layout:
@@ -97,20 +123,20 @@ class Layout:
             parameter = self.parameters[index]
             if parameter.requires_grad:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(index)
-        total = sum(self._padded(p) for p in self.parameters if p.requires_grad)
+        total = sum(p.nbytes for p in self.parameters if p.requires_grad)
         enough = -(-total // max(most - len(kinds) - 2, 1))  # spare: one a kind, the first one, the lanes
         for (own, device), indexes in kinds.items():
             dtype = self.codec.wire(own)
-            unit = ALIGNMENT // dtype.itemsize
             params: list[int] = []
             offsets: list[int] = []
-            numel = 0
+            numel = size = 0
             for index in indexes:
                 params.append(index)
                 offsets.append(numel)
-                numel += -(-self.parameters[index].numel() // unit) * unit
+                size += self.parameters[index].nbytes
+                numel += self._padded(self.parameters[index]) // dtype.itemsize
                 limit = max(BUCKET_BYTES, enough) if self.buckets else FIRST_BUCKET_BYTES
-                if numel * dtype.itemsize >= limit or index == indexes[-1]:
+                if size >= limit or index == indexes[-1]:
                     bucket = Bucket(
                         index=len(self.buckets),
                         dtype=dtype,
@@ -118,12 +144,17 @@ class Layout:
                         params=tuple(params),
                         offsets=tuple(offsets),
                         numel=numel,
+                        quantization=self.codec.quantizes(own),
                     )
                     self.buckets.append(bucket)
                     self.where.update(dict.fromkeys(params, bucket.index))
-                    params, offsets, numel = [], [], 0
+                    params, offsets, numel, size = [], [], 0, 0
 
     def _padded(self, parameter: torch.Tensor) -> int:
+        """Returns the bytes of a parameter in a bucket."""
+        quantization = self.codec.quantizes(parameter.dtype)
+        if quantization is not None:
+            return quantization.bytes_of(parameter.numel())
         return -(-parameter.numel() * self.codec.wire(parameter.dtype).itemsize // ALIGNMENT) * ALIGNMENT
 
     def elements(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -132,8 +163,33 @@ class Layout:
             tensor = tensor.permute(0, 2, 3, 1)
         return tensor.detach().reshape(-1)
 
+    def encode(self, index: int, gradient: torch.Tensor, step: int) -> torch.Tensor:
+        """Returns the gradient of parameter `index` in the format of the sums; itself if it is not rounded.
+
+        It has the parameter's shape; quantized, it is flat. `step`: the training step, which quantization depends on.
+        """
+        bucket = self.buckets[self.where[index]]
+        if bucket.quantization is None:
+            return self.codec.encode(gradient)
+        return bucket.encode(self.elements(index, gradient), self.offset(index), step)
+
+    def offset(self, index: int) -> int:
+        """Returns the element of its bucket with which parameter `index` begins."""
+        bucket = self.buckets[self.where[index]]
+        return bucket.offsets[bucket.params.index(index)]
+
+    def parts(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Returns the views of `views`; of a bucket of quantized numbers flat ones, by parameter index."""
+        if bucket.quantization is None:
+            return self.views(bucket, flat)
+        ends = (*bucket.offsets[1:], bucket.numel)
+        return {index: flat[start:end] for index, start, end in zip(bucket.params, bucket.offsets, ends, strict=True)}
+
     def views(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Returns views into a bucket's memory by parameter index, with each parameter's shape and memory format."""
+        """Returns views into a bucket's numbers by parameter index, with each parameter's shape and memory format.
+
+        `flat`: the bucket's memory; if its numbers are quantized, their values in float32.
+        """
         views: dict[int, torch.Tensor] = {}
         for index, offset in zip(bucket.params, bucket.offsets, strict=True):
             parameter = self.parameters[index]
@@ -142,7 +198,7 @@ class Layout:
                 if _channels_last(parameter)
                 else torch.empty(parameter.shape, device="meta").stride()
             )
-            views[index] = flat.as_strided(parameter.shape, strides, offset)
+            views[index] = flat.as_strided(parameter.shape, strides, bucket.numbers_before(offset))
         return views
 
 
@@ -176,7 +232,7 @@ class Slot:
     def __init__(self, layout: Layout, bucket: Bucket, memory: Memory) -> None:
         self.flat = flat(bucket, memory)
         self.flat.zero_()  # padding between parameters stays zero
-        self.views = layout.views(bucket, self.flat)
+        self.views = layout.parts(bucket, self.flat)
 
 
 class ShardSum:
@@ -226,6 +282,7 @@ class Partials:
         self._all = [frozenset(bucket.params) for bucket in layout.buckets]
         self.shard = -1
         self.shards = 0
+        self.step = 0
         self.complete: Callable[[int], None] = _nobody
 
     def warm(self) -> None:
@@ -233,9 +290,9 @@ class Partials:
         for bucket, free in enumerate(self._free):
             free.append(self._new(bucket))
 
-    def begin(self, shards: int) -> None:
-        """Begins a new round of `shards` shards, and frees the sums of the last round."""
-        self.shards = shards
+    def begin(self, shards: int, step: int = 0) -> None:
+        """Begins a new round of `shards` shards in training step `step`, and frees the sums of the last round."""
+        self.shards, self.step = shards, step
         for bucket, nodes in enumerate(self.nodes):
             self._give_back(bucket, *nodes.values())
             nodes.clear()
@@ -253,7 +310,7 @@ class Partials:
         bucket = self.layout.where[index]
         missing = self._missing[bucket]
         missing.remove(index)
-        self._ways[bucket].add(index, self.layout.codec.encode(gradient))
+        self._ways[bucket].add(index, self.layout.encode(index, gradient, self.step))
         if not missing:
             self._merge(bucket)
 
@@ -293,7 +350,8 @@ class Partials:
         others = [nodes.pop(sibling) for sibling in siblings]
         held = others[0] if others else ShardSum(lambda: self._new(bucket))
         slotted = held.slot is None and (last or not self._all[bucket])
-        return _BucketPath(node, held, others, self._new(bucket) if slotted else None)
+        layout, slot = self.layout, self._new(bucket) if slotted else None
+        return _BucketPath(layout.buckets[bucket], self.step, node, held, others, slot)
 
     def _merge(self, bucket: int) -> None:
         """Stores the sum of a bucket that has all of the shard's gradients."""
@@ -318,7 +376,11 @@ class _BucketPath:
     The sum ends in `held`, which is the first of `others` if there is one; and in `slot` if that is given.
     """
 
-    def __init__(self, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None) -> None:
+    def __init__(
+        self, bucket: Bucket, step: int, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None
+    ) -> None:
+        self._bucket = bucket
+        self._step = step
         self.node = node
         self.held = held
         self.others = others
@@ -334,11 +396,30 @@ class _BucketPath:
             into = place if number == last else None
             if into is None and total is None and number and other.slot is not None and part is not None:
                 into = torch.empty_like(part)  # that slot is freed afterwards
-            total = _plus(total, part, into) if number else _plus(part, total, into)
+            total = self._plus(index, *((total, part) if number else (part, total)), into)
         if place is not None and (last < 0 or total is None):
             _lay(total, place)
         elif place is None and self.held.slot is None and total is not None:
             self.held.parts[index] = total
+
+    def _plus(
+        self, index: int, left: torch.Tensor | None, right: torch.Tensor | None, into: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Returns the sum of two parts of parameter `index`, in the memory of `left` if `into` is None.
+
+        None is zero. Zero is really added, because that turns -0.0 into 0.0, as on every other worker. Quantized
+        numbers have no -0.0, and their sum with zeros has their values.
+        """
+        if left is None:
+            left, right = right, None
+        if left is None:
+            return None
+        out, bucket = left if into is None else into, self._bucket
+        if right is not None:
+            return bucket.add(left, right, out, bucket.offsets[bucket.params.index(index)], self._step)
+        if bucket.quantization is None:
+            return torch.add(left, 0.0, out=out)
+        return out if out is left else out.copy_(left)
 
     def add_lanes(self, lanes: torch.Tensor) -> None:
         count = lanes.numel()
@@ -348,18 +429,6 @@ class _BucketPath:
         total = self.held.flat[:count].add_(lanes)
         for other in self.others[1:]:
             total.add_(other.flat[:count])  # a + b == b + a, bit for bit
-
-
-def _plus(left: torch.Tensor | None, right: torch.Tensor | None, into: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns the sum, in the memory of `left` if `into` is None.
-
-    None is zero. Zero is really added, because that turns -0.0 into 0.0, as on every other worker.
-    """
-    if left is None:
-        left, right = right, None
-    if left is None:
-        return None
-    return torch.add(left, 0.0 if right is None else right, out=left if into is None else into)
 
 
 def _lay(part: torch.Tensor | None, place: torch.Tensor) -> None:

@@ -5,6 +5,9 @@ to its format, to nearest, ties to even. Both operands of a sum are already roun
 whichever worker computes it, in one process or in many. The bits of the result depend on the format, and not on which
 workers come and go. The sums have half the bytes of float32, in memory and between workers.
 
+A codec of 8 or 4 bits rounds in the same places, to blocks of small integers with a common scale, at random but
+reproducibly (`quantization.py`).
+
 Compression (`compression.py`) changes no value: a codec with it has the bits of the one without.
 
 Only float32 gradients are rounded. The float64 lanes (loss, counts, buffers) are summed as without a codec.
@@ -17,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from farandole.collective.quantization import Quantization
 from farandole.errors import UsageError
 
 
@@ -26,13 +30,16 @@ class Codec:
 
     Attributes:
         name: the value of `--codec`.
-        dtype: the format to which float32 gradients and their sums are rounded; None to round nothing.
+        dtype: the format to which float32 gradients and their sums are rounded; None to round nothing. uint8 for
+            groups of quantized numbers.
+        quantization: how such numbers are quantized; None for another format.
         scale: a power of two by which gradients are multiplied before they are rounded. The sums are divided by it.
         compresses: what goes between hosts is compressed without loss.
     """
 
     name: str = "none"
     dtype: torch.dtype | None = None
+    quantization: Quantization | None = None
     scale: float = 1.0
     compresses: bool = False
 
@@ -64,8 +71,12 @@ class Codec:
         """Return the dtype in which gradients of `dtype` are summed and sent."""
         return self.dtype if self.dtype is not None and dtype == torch.float32 else dtype
 
+    def quantizes(self, dtype: torch.dtype) -> Quantization | None:
+        """Return how gradients of `dtype` are quantized; None if they are not."""
+        return self.quantization if dtype == torch.float32 else None
+
     def encode(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient in the format of the sums; the gradient itself if it is not rounded."""
+        """Return a gradient in the floating-point format of the sums; the gradient itself if it is not rounded."""
         wire = self.wire(gradient.dtype)
         if wire == gradient.dtype:
             return gradient
@@ -74,11 +85,16 @@ class Codec:
         return torch.mul(gradient, self.scale, out=torch.empty_like(gradient, dtype=wire))
 
     def decode(self, total: torch.Tensor, into: torch.Tensor) -> None:
-        """Write a sum, shape (n,), to `into`, a float32 tensor of that shape. All NaNs get the same bits.
+        """Write a sum, shape (n,), to `into`, a float32 tensor of its numbers, shape (n,) unless they are quantized.
 
-        The sums on the way do not: torch's vectorized loops and its scalar loops round a NaN to different bits, and
-        which loop rounds an element depends on how a bucket is divided among workers.
+        All NaNs get the same bits.
+
+        The floating-point sums on the way do not: torch's vectorized loops and its scalar loops round a NaN to
+        different bits, and which loop rounds an element depends on how a bucket is divided among workers.
         """
+        if self.quantization is not None:
+            self.quantization.dequantize(total, into)
+            return
         into.copy_(total)
         if self.scale != 1.0:
             into.mul_(1.0 / self.scale)
@@ -90,10 +106,11 @@ NONE = Codec()
 # bfloat16 has the exponents of float32, so it needs no scale. The smallest number above 0 in float16 is 6e-8. With the
 # scale, gradients from 6e-11 to 64 have a value other than 0 and infinity.
 _BF16, _FP16 = Codec(name="bf16", dtype=torch.bfloat16), Codec(name="fp16", dtype=torch.float16, scale=1024.0)
+_INT8, _INT4 = (Codec(name=f"int{n}", dtype=torch.uint8, quantization=Quantization(n)) for n in (8, 4))
 CODECS = {
     codec.name: codec
     for codec in (
-        NONE, _BF16, _FP16, Codec(name="float32+zstd", compresses=True),
+        NONE, _BF16, _FP16, _INT8, _INT4, Codec(name="float32+zstd", compresses=True),
         replace(_BF16, name="bf16+zstd", compresses=True), replace(_FP16, name="fp16+zstd", compresses=True),
     )
 }  # fmt: skip

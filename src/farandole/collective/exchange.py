@@ -258,7 +258,7 @@ class ExchangeBuffers:
         totals: dict[Node, tuple[int, torch.Tensor]] = {}
         for number, node in enumerate(act.nodes):
             target = self._more(bucket, number, act) if number else sum_.place(act.start, act.stop)
-            total = _total(values, landed, round_.order.shards, node, target)
+            total = _total(values, landed, round_, act, node, target)
             totals[node] = act.start, target.copy_(total) if id(total) in landed else total
         round_.sums[act.bucket] = totals
 
@@ -270,7 +270,7 @@ class ExchangeBuffers:
             return
         target = sum_.place(act.start, act.stop)
         values, landed = self._values(round_, act)
-        total = _total(values, landed, round_.order.shards, root(round_.order.shards), target)
+        total = _total(values, landed, round_, act, root(round_.order.shards), target)
         if total.data_ptr() != target.data_ptr():
             target.copy_(total)
 
@@ -309,23 +309,18 @@ class ExchangeBuffers:
 
 
 def _total(
-    values: dict[Node, torch.Tensor], spare: set[int], shards: int, node: Node, target: torch.Tensor
-) -> torch.Tensor:
+    values: dict[Node, torch.Tensor], spare: set[int], round_: Round, act: HostSum | Add, node: Node,
+    target: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """Returns a node's sum: `target`, or one of the values itself. `spare`: ids of values that may be overwritten."""
-    spare = set(spare)
+    spare, bucket = set(spare), round_.layout.buckets[act.bucket]
 
     def add(left: torch.Tensor, right: torch.Tensor, last: bool) -> torch.Tensor:
-        if last:
-            return torch.add(left, right, out=target)
-        if id(left) in spare:
-            return left.add_(right)
-        if id(right) in spare:
-            return right.add_(left)
-        result = torch.add(left, right)
-        spare.add(id(result))
-        return result
+        out = target if last else left if id(left) in spare else right if id(right) in spare else torch.empty_like(left)
+        spare.add(id(out))
+        return bucket.add(left, right, out, act.start, round_.partials.step)
 
-    return combine(values, shards, add, node)
+    return combine(values, round_.order.shards, add, node)
 
 
 # --- exchange ---------------------------------------------------------------------------------------------------------

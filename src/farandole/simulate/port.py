@@ -73,8 +73,8 @@ class SimulatedPort:
         """Returns the digest of the replica, which is one number here."""
         return replica_digest(self._worker.state, self._worker.step)
 
-    def take_up(self, content: Any, shards: int) -> None:
-        del shards
+    def take_up(self, content: Any, shards: int, step: int) -> None:
+        del shards, step
         self._worker.kind = content or "idle"
         self._worker.results = {}
         self._worker.partials.clear()

@@ -251,8 +251,9 @@ class PartsDigest:
     ) -> PartDigests:
         levels, digests = Levels.of(view), [hashlib.sha256() for _ in view.members]
         for bucket in layout.buckets:
-            cuts = [levels.slices(bucket, member) for member in view.members]
-            for index, offset in zip(bucket.params, bucket.offsets, strict=True):
+            slices_of = [levels.slices(bucket, member) for member in view.members]
+            cuts = [[tuple(map(bucket.numbers_before, each)) for each in slices] for slices in slices_of]
+            for index, offset in zip(bucket.params, map(bucket.numbers_before, bucket.offsets), strict=True):
                 for each in tensors:
                     if index not in each:
                         continue

@@ -267,7 +267,8 @@ class Gradients:
             return total
         decoded = self._decoded.get(bucket.index)
         if decoded is None:
-            decoded = self._decoded[bucket.index] = torch.empty_like(total, dtype=dtype)
+            numbers = bucket.numbers_before(bucket.numel)
+            decoded = self._decoded[bucket.index] = torch.empty(numbers, dtype=dtype, device=total.device)
         self._codec.decode(total, decoded)
         return decoded
 

@@ -173,9 +173,9 @@ class RoundsPort:
     def stand_back(self) -> None:
         lower_priority()
 
-    def take_up(self, content: Any, shards: int) -> None:
+    def take_up(self, content: Any, shards: int, step: int) -> None:
         self._partials = Partials(Layout([], 0)) if content is None else content
-        self._partials.begin(shards)
+        self._partials.begin(shards, step)
 
     def prepare(self, view: View, layout: Layout) -> None:
         """Makes the exchange of a proposed view, with its buffers for `layout`; called in the background."""

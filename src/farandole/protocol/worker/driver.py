@@ -194,8 +194,8 @@ class Port(Protocol):
         """Return how many workers count as having begun `step`, if `begun` really have."""
         ...
 
-    def take_up(self, content: Any, shards: int) -> None:
-        """Begin a round: take the empty partial sums of `content` over `shards` shards."""
+    def take_up(self, content: Any, shards: int, step: int) -> None:
+        """Begin a round of `step`: take the empty partial sums of `content` over `shards` shards."""
         ...
 
     def open(self, view: View) -> ExchangePort:
@@ -316,7 +316,7 @@ class Driver:
         self.checking.begin()
         if not self._in_idle_round:
             self.shards = yield from do(task.shards, self.workers)
-        yield from do(port.take_up, None if self._in_idle_round else task.content, self.shards)
+        yield from do(port.take_up, None if self._in_idle_round else task.content, self.shards, task.position.step)
         yield from self._open(view)
         if not synced:
             self.exchange.withhold()
