@@ -169,6 +169,24 @@ def test_replicas_of_two_rounds_are_not_compared_and_who_says_so_is_proved_wrong
     assert scene.last("a", m.End).save
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_that_the_others_go_on_without_is_behind_and_its_replica_does_not_differ(*, told: bool) -> None:
+    """One report is false, or its replica differs from that of the only one in the same step."""
+    scene = trained("a", "b", "c")
+    scene.say("c", m.LeaveRequest(reason="SIGTERM"))
+    proposed = scene.last("a", m.Propose).view
+    scene.say("b", m.Differs(step=9, workers=("a",)))
+    scene.say("a", m.ScriptFailed(traceback="ValueError"))
+    for worker in "ab":
+        says(scene, worker, view=proposed, round=9, prepared=proposed.number, lineage=scene.dealt(proposed, 9))
+    says(scene, "c", round=7, prepared=proposed.number)
+    for worker, step, digest in (("c", 7, 1), ("b", 9, 2), ("a", 9, 2 if told else 3)):
+        scene.say(worker, m.Digests(step=step, names=("weight",), digests=(digest,)))
+    assert scene.last("a", m.End).save
+    differing = scene.fields["replicas differ"]["workers"]
+    assert list(differing) == (["a"] if told else ["b"])
+
+
 def test_no_member_has_entered_it_either_and_begun_nothing() -> None:
     scene = trained("a", "b", "c", "d")
     scene.say("d", m.LeaveRequest(reason="SIGTERM"))

@@ -109,6 +109,11 @@ def test_results_of_different_steps_refuse_nobody() -> None:
     simulate(7_000_401)
 
 
+def test_replicas_of_different_steps_are_not_compared() -> None:
+    """A worker reports that the replicas of two others differ, and one that leaves is some steps behind them."""
+    simulate(7_056_830, drift=True)
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str) -> None:
     assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None

@@ -363,8 +363,8 @@ def by_standing(state: CoordinatorState, values: Mapping[str, T]) -> dict[str, T
 
 
 def _compare(state: CoordinatorState, ending: Ending) -> None:
-    """Name the replicas that differ, and leave only the others as savers. All savers have answered."""
-    answers = {w: state.digests[w] for w in state.savers}
+    """Name the replicas that differ, and leave only those equal to the counting one as savers. All have answered."""
+    answers = _of_one_step(state, ending, {w: state.digests[w] for w in state.savers})
     values = by_standing(state, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
     odd = outliers(values)
     suspects = suspects_of(by_standing(state, answers))
@@ -383,6 +383,18 @@ def _compare(state: CoordinatorState, ending: Ending) -> None:
         )
     ending.compared = ending.between = True
     state.savers = equal_workers
+
+
+def _of_one_step(state: CoordinatorState, ending: Ending, answers: Mapping[str, m.Digests]) -> Mapping[str, m.Digests]:
+    """Return the answers that can be compared: those of the step that most workers name, in a tie the longest-standing.
+
+    A holder of the state can be behind: a leaving worker that the others go on without, or one that has not seen the
+    end of the last round. Its replica is equal to theirs as it was. At the end of the scripts all are at the last step.
+    """
+    if ending.finished:
+        return answers
+    odd = outliers(by_standing(state, {worker: answer.step for worker, answer in answers.items()}))
+    return {worker: answer for worker, answer in answers.items() if worker not in odd}
 
 
 def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
