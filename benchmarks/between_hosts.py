@@ -3,10 +3,11 @@
     python benchmarks/between_hosts.py                  # two and two workers, 500 Mbit/s; a minute
     python benchmarks/between_hosts.py --program PATH   # another version's farandole, to compare with
     python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec none bf16 fp16
+    python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec bf16 --ddp bf16 --rounds 3
 
 Two network namespaces are joined by a cable of that rate in both directions. A wide layer is trained, whose step is
 nearly all exchange. Shown are the steps' times and what one host sends in each, beside the size of the gradients; a row
-for each codec, one run after the other.
+for each codec, one run after the other, then one for each of DistributedDataParallel's communication hooks (`--ddp`).
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ from typing import Any
 from tables import number, show
 
 JOB = Path(__file__).parent / "contestants" / "wide_train.py"
+DDP = JOB.with_name("wide_ddp.py")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 STEPS = 20
+WARM = 12  # of DistributedDataParallel's steps, not measured
 LIMIT_S = 120.0
 
 
 def main() -> None:
     options = parse()
     columns = ["workers a host", "Mbit/s", "MB of gradients", "codec", "MB sent by a host a step"]
-    rows = [measure(options, codec) for codec in options.codec]
+    rows: list[list[str]] = []
+    for _ in range(options.rounds):
+        rows += [measure(options, codec) for codec in options.codec]
+        rows += [measure_ddp(options, hook) for hook in options.ddp]
     show("A step of two hosts", [*columns, "step ms", "least", "most"], rows, markdown=False)
 
 
@@ -62,10 +68,36 @@ def measure(options: argparse.Namespace, codec: str) -> list[str]:
         first = len(steps(folder))
         wait(lambda: len(steps(folder)) >= first + STEPS)
         times, bytes_ = steps(folder)[first:], sent(here) - before
+    return row(options, codec, times, bytes_)
+
+
+def measure_ddp(options: argparse.Namespace, hook: str) -> list[str]:
+    """A row of the table, of one run under DistributedDataParallel, with one worker on each host."""
+    with ExitStack() as stack:
+        names = stack.enter_context(cable(options.mbit))
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "times"
+        job = [sys.executable, str(DDP), "--mb", str(options.mb), "--hook", hook, "--steps", str(STEPS + 2)]
+        for rank, name in enumerate(names):
+            environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500"}
+            command = ["ip", "netns", "exec", name, *job, "--times", str(file if rank == 0 else os.devnull)]
+            stack.enter_context(process(command, GLOO_SOCKET_IFNAME="cable", **environ))
+
+        def written() -> list[float]:
+            return [float(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+        here = ["ip", "netns", "exec", names[0]]
+        wait(lambda: len(written()) > WARM)
+        before, first = sent(here), len(written())
+        wait(lambda: len(written()) >= WARM + STEPS)
+        times, bytes_ = written()[first:], sent(here) - before
+    return row(options, f"DDP {hook}", times, bytes_)
+
+
+def row(options: argparse.Namespace, name: str, times: list[float], bytes_: int) -> list[str]:
     gaps = [(b - a) * 1000 for a, b in pairwise(times)]
-    row = [options.workers, options.mbit, options.mb, codec, number(bytes_ / len(times) / 1e6, 1)]
-    row += [number(value, 0) for value in (statistics.median(gaps), min(gaps), max(gaps))]
-    return [str(value) for value in row]
+    shown = [options.workers, options.mbit, options.mb, name, number(bytes_ / len(times) / 1e6, 1)]
+    shown += [number(value, 0) for value in (statistics.median(gaps), min(gaps), max(gaps))]
+    return [str(value) for value in shown]
 
 
 def parse() -> argparse.Namespace:
@@ -74,6 +106,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mbit", type=int, default=500, help="a second, in each direction")
     parser.add_argument("--mb", type=int, default=16, help="of gradients")
     parser.add_argument("--codec", nargs="+", default=["none"], help="a run for each")
+    parser.add_argument("--ddp", nargs="+", default=[], help="none, bf16, fp16 or powersgd (of rank 4); a run for each")
+    parser.add_argument("--rounds", type=int, default=1, help="measure everything so often, in turns")
     parser.add_argument("--program", type=Path, help="another version's farandole")
     return parser.parse_args()
 

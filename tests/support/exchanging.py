@@ -177,8 +177,17 @@ def lanes(step: int, shard: int) -> torch.Tensor:
     return torch.tensor([0.1 * shard + step, 1.0, 10.0**shard, -0.3], dtype=torch.float64)
 
 
-def rounded_sum(bucket: Bucket, offset: int, step: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return bucket.add(left, right, torch.empty_like(left), offset, step)
+def quantized(layout: Layout, bucket: Bucket, step: int, shard: int) -> torch.Tensor:
+    numbers = torch.zeros(bucket.numbers_before(bucket.numel))
+    for index, place in layout.views(bucket, numbers).items():
+        value = gradient(layout, step, shard, index)
+        if value is not None:
+            place.copy_(value)
+    return bucket.quantize(numbers, torch.empty(bucket.numel, dtype=bucket.dtype), step)
+
+
+def quantized_sum(bucket: Bucket, step: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return bucket.add(left, right, torch.empty_like(left), 0, step)
 
 
 def tree_sum(
@@ -195,12 +204,14 @@ def expected(layout: Layout, step: int, shards: int) -> list[torch.Tensor]:
     result: list[torch.Tensor] = []
     for bucket in layout.buckets:
         flat = torch.zeros(bucket.numel, dtype=bucket.dtype)
-        for index, place in layout.parts(bucket, flat).items():
+        if bucket.quantization is not None:
+            leaves = [quantized(layout, bucket, step, shard) for shard in range(shards)]
+            result.append(tree_sum(leaves, partial(quantized_sum, bucket, step)))
+            continue
+        for index, place in layout.views(bucket, flat).items():
             of_shards = [gradient(layout, step, shard, index) for shard in range(shards)]
-            leaves = [torch.zeros(layout.parameters[index].shape) if g is None else g for g in of_shards]
-            encoded = [layout.encode(index, leaf, step) for leaf in leaves]
-            offset = layout.offset(index)
-            place.copy_(tree_sum(encoded, partial(rounded_sum, bucket, offset, step)))
+            leaves = [torch.zeros(place.shape) if g is None else g for g in of_shards]
+            place.copy_(tree_sum([layout.codec.encode(leaf) for leaf in leaves]))
         if not bucket.params:
             flat[:LANES] = tree_sum([lanes(step, shard) for shard in range(shards)])
         result.append(flat)

@@ -68,10 +68,10 @@ class Bucket:
         """Returns how many numbers are before an element: the first of a slice or parameter, or the bucket's end."""
         return element if self.quantization is None else self.quantization.numbers_before(element)
 
-    def encode(self, gradient: torch.Tensor, offset: int, step: int) -> torch.Tensor:
-        """Returns the quantized gradient of the parameter at `offset`, from its flat float32 gradient."""
+    def quantize(self, numbers: torch.Tensor, out: torch.Tensor, step: int) -> torch.Tensor:
+        """Writes the elements of float32 `numbers`, shape (numbers_before(numel),), to `out`. Returns `out`."""
         assert self.quantization is not None
-        return self.quantization.quantize(gradient, Place(step, self.index, offset))
+        return self.quantization.quantize(numbers, out, Place(step, self.index))
 
     def add(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, start: int, step: int) -> torch.Tensor:
         """Writes the sum of two tensors of elements to `out`, which may be one of them. Returns `out`.
@@ -163,28 +163,6 @@ class Layout:
             tensor = tensor.permute(0, 2, 3, 1)
         return tensor.detach().reshape(-1)
 
-    def encode(self, index: int, gradient: torch.Tensor, step: int) -> torch.Tensor:
-        """Returns the gradient of parameter `index` in the format of the sums; itself if it is not rounded.
-
-        It has the parameter's shape; quantized, it is flat. `step`: the training step, which quantization depends on.
-        """
-        bucket = self.buckets[self.where[index]]
-        if bucket.quantization is None:
-            return self.codec.encode(gradient)
-        return bucket.encode(self.elements(index, gradient), self.offset(index), step)
-
-    def offset(self, index: int) -> int:
-        """Returns the element of its bucket with which parameter `index` begins."""
-        bucket = self.buckets[self.where[index]]
-        return bucket.offsets[bucket.params.index(index)]
-
-    def parts(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Returns the views of `views`; of a bucket of quantized numbers flat ones, by parameter index."""
-        if bucket.quantization is None:
-            return self.views(bucket, flat)
-        ends = (*bucket.offsets[1:], bucket.numel)
-        return {index: flat[start:end] for index, start, end in zip(bucket.params, bucket.offsets, ends, strict=True)}
-
     def views(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         """Returns views into a bucket's numbers by parameter index, with each parameter's shape and memory format.
 
@@ -225,14 +203,14 @@ def flat(bucket: Bucket, memory: Memory) -> torch.Tensor:
 
 
 class Slot:
-    """The memory for one node's sum of one bucket."""
+    """The memory for one node's sum of one bucket. `views`: by parameter; none of quantized numbers."""
 
     __slots__ = ("flat", "views")
 
     def __init__(self, layout: Layout, bucket: Bucket, memory: Memory) -> None:
         self.flat = flat(bucket, memory)
         self.flat.zero_()  # padding between parameters stays zero
-        self.views = layout.parts(bucket, self.flat)
+        self.views = layout.views(bucket, self.flat) if bucket.quantization is None else {}
 
 
 class ShardSum:
@@ -277,7 +255,8 @@ class Partials:
         self._memory = memory or Ordinary()
         self.nodes: list[dict[Node, ShardSum]] = [{} for _ in layout.buckets]
         self._free: list[list[Slot]] = [[] for _ in layout.buckets]
-        self._ways: list[_BucketPath] = []
+        self._numbers: dict[int, _Numbers] = {}  # by bucket
+        self._ways: list[_BucketPath | _QuantizedPath] = []
         self._missing: list[set[int]] = [set() for _ in layout.buckets]
         self._all = [frozenset(bucket.params) for bucket in layout.buckets]
         self.shard = -1
@@ -310,7 +289,7 @@ class Partials:
         bucket = self.layout.where[index]
         missing = self._missing[bucket]
         missing.remove(index)
-        self._ways[bucket].add(index, self.layout.encode(index, gradient, self.step))
+        self._ways[bucket].add(index, self.layout.codec.encode(gradient))
         if not missing:
             self._merge(bucket)
 
@@ -322,8 +301,10 @@ class Partials:
         for bucket in self.layout.buckets:
             missing = self._missing[bucket.index]
             if not bucket.params:
+                way = self._ways[bucket.index]
                 assert lanes is not None
-                self._ways[bucket.index].add_lanes(lanes)
+                assert isinstance(way, _BucketPath), "lanes are not quantized"
+                way.add_lanes(lanes)
                 self._merge(bucket.index)
             elif missing:
                 for index in missing:
@@ -345,19 +326,20 @@ class Partials:
             node = parent(node)
         return node, others
 
-    def _way(self, bucket: int, node: Node, siblings: list[Node], *, last: bool) -> _BucketPath:
+    def _way(self, bucket: int, node: Node, siblings: list[Node], *, last: bool) -> _BucketPath | _QuantizedPath:
         nodes = self.nodes[bucket]
         others = [nodes.pop(sibling) for sibling in siblings]
         held = others[0] if others else ShardSum(lambda: self._new(bucket))
+        if self.layout.buckets[bucket].quantization is not None:
+            numbers = self._numbers.get(bucket) or self._numbers.setdefault(bucket, _Numbers(self.layout, bucket))
+            return _QuantizedPath(numbers, self.step, node, held, others, None if others else self._new(bucket))
         slotted = held.slot is None and (last or not self._all[bucket])
-        layout, slot = self.layout, self._new(bucket) if slotted else None
-        return _BucketPath(layout.buckets[bucket], self.step, node, held, others, slot)
+        return _BucketPath(node, held, others, self._new(bucket) if slotted else None)
 
     def _merge(self, bucket: int) -> None:
         """Stores the sum of a bucket that has all of the shard's gradients."""
         way = self._ways[bucket]
-        if way.slot is not None:
-            way.held.lie_in(way.slot)
+        way.finish()
         self._give_back(bucket, *way.others[1:])
         self.nodes[bucket][way.node] = way.held
         self.complete(bucket)
@@ -376,11 +358,7 @@ class _BucketPath:
     The sum ends in `held`, which is the first of `others` if there is one; and in `slot` if that is given.
     """
 
-    def __init__(
-        self, bucket: Bucket, step: int, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None
-    ) -> None:
-        self._bucket = bucket
-        self._step = step
+    def __init__(self, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None) -> None:
         self.node = node
         self.held = held
         self.others = others
@@ -396,30 +374,11 @@ class _BucketPath:
             into = place if number == last else None
             if into is None and total is None and number and other.slot is not None and part is not None:
                 into = torch.empty_like(part)  # that slot is freed afterwards
-            total = self._plus(index, *((total, part) if number else (part, total)), into)
+            total = _plus(total, part, into) if number else _plus(part, total, into)
         if place is not None and (last < 0 or total is None):
             _lay(total, place)
         elif place is None and self.held.slot is None and total is not None:
             self.held.parts[index] = total
-
-    def _plus(
-        self, index: int, left: torch.Tensor | None, right: torch.Tensor | None, into: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """Returns the sum of two parts of parameter `index`, in the memory of `left` if `into` is None.
-
-        None is zero. Zero is really added, because that turns -0.0 into 0.0, as on every other worker. Quantized
-        numbers have no -0.0, and their sum with zeros has their values.
-        """
-        if left is None:
-            left, right = right, None
-        if left is None:
-            return None
-        out, bucket = left if into is None else into, self._bucket
-        if right is not None:
-            return bucket.add(left, right, out, bucket.offsets[bucket.params.index(index)], self._step)
-        if bucket.quantization is None:
-            return torch.add(left, 0.0, out=out)
-        return out if out is left else out.copy_(left)
 
     def add_lanes(self, lanes: torch.Tensor) -> None:
         count = lanes.numel()
@@ -429,6 +388,65 @@ class _BucketPath:
         total = self.held.flat[:count].add_(lanes)
         for other in self.others[1:]:
             total.add_(other.flat[:count])  # a + b == b + a, bit for bit
+
+    def finish(self) -> None:
+        """All gradients of the shard are added."""
+        if self.slot is not None:
+            self.held.lie_in(self.slot)
+
+
+class _Numbers:
+    """The numbers of one shard's gradients in a bucket, in float32, before they are quantized."""
+
+    def __init__(self, layout: Layout, number: int) -> None:
+        self.bucket = bucket = layout.buckets[number]
+        self.flat = torch.zeros(bucket.numbers_before(bucket.numel), device=bucket.device)
+        self.views = layout.views(bucket, self.flat)
+
+
+class _QuantizedPath:
+    """The path of a bucket of quantized numbers; see `_BucketPath`.
+
+    The sum is in memory that peers can read. The bucket is quantized and added as a whole, since many small
+    computations would take longer.
+    """
+
+    def __init__(
+        self, numbers: _Numbers, step: int, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None
+    ) -> None:
+        self._numbers = numbers
+        self._step = step
+        self.node = node
+        self.held = held
+        self.others = others
+        self._slot = slot
+
+    def add(self, index: int, gradient: torch.Tensor | None) -> None:
+        _lay(gradient, self._numbers.views[index])
+
+    def finish(self) -> None:
+        """All gradients of the shard are here: quantizes them, and adds the other sums."""
+        bucket, flat = self._numbers.bucket, self._numbers.flat
+        if self._slot is not None:
+            bucket.quantize(flat, self._slot.flat, self._step)
+            self.held.lie_in(self._slot)
+            return
+        total = self.held.flat
+        bucket.add(total, bucket.quantize(flat, torch.empty_like(total), self._step), total, 0, self._step)
+        for other in self.others[1:]:
+            bucket.add(total, other.flat, total, 0, self._step)
+
+
+def _plus(left: torch.Tensor | None, right: torch.Tensor | None, into: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns the sum, in the memory of `left` if `into` is None.
+
+    None is zero. Zero is really added, because that turns -0.0 into 0.0, as on every other worker.
+    """
+    if left is None:
+        left, right = right, None
+    if left is None:
+        return None
+    return torch.add(left, 0.0 if right is None else right, out=left if into is None else into)
 
 
 def _lay(part: torch.Tensor | None, place: torch.Tensor) -> None:

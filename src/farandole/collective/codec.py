@@ -76,9 +76,12 @@ class Codec:
         return self.quantization if dtype == torch.float32 else None
 
     def encode(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient in the floating-point format of the sums; the gradient itself if it is not rounded."""
+        """Return a gradient in the floating-point format of the sums; the gradient itself if there is none.
+
+        Quantized numbers have none: a bucket of them is quantized as a whole.
+        """
         wire = self.wire(gradient.dtype)
-        if wire == gradient.dtype:
+        if wire == gradient.dtype or self.quantization is not None:
             return gradient
         if self.scale == 1.0:
             return gradient.to(wire)

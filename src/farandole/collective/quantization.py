@@ -76,29 +76,25 @@ class Quantization:
         """Return how many numbers are in the first `start` bytes, a multiple of `GROUP_BYTES`."""
         return start // GROUP_BYTES * self.group
 
-    def quantize(self, numbers: torch.Tensor, place: Place) -> torch.Tensor:
-        """Return the groups, uint8 of shape (bytes_of(n),), of float32 `numbers` of shape (n,)."""
-        out = torch.empty(self.bytes_of(numbers.numel()), dtype=torch.uint8, device=numbers.device)
-        groups, work = self._groups(out), _work(self, numbers.device)
-        whole = numbers.numel() // self.group
-        values = numbers[: whole * self.group].view(whole, self.group // BLOCKS, BLOCKS)
+    def quantize(self, numbers: torch.Tensor, out: torch.Tensor, place: Place) -> torch.Tensor:
+        """Write the groups of float32 `numbers`, shape (n,), which fill whole groups, to `out`. Returns `out`.
+
+        `out`: uint8 of shape (bytes_of(n),).
+        """
+        groups, work = self._groups(out), _work(self, out.device)
+        values = numbers.view(len(groups), self.group // BLOCKS, BLOCKS)
         for first in range(0, len(groups), work.groups):
-            part = values[first : first + work.groups]
-            if len(part):
-                self._round(part, groups[first : first + len(part)], place, first, work)
-        if len(groups) > whole:
-            rest = work.left[:1]
-            rest.zero_()
-            rest.view(-1)[: numbers.numel() - whole * self.group] = numbers[whole * self.group :]
-            self._round(rest, groups[whole:], place, whole, work)
+            part = slice(first, first + work.groups)
+            self._round(values[part], groups[part], place, first, work)
         return out
 
     def dequantize(self, groups: torch.Tensor, into: torch.Tensor) -> None:
         """Write the numbers of uint8 `groups` to `into`, float32 of shape (n,), where n fills whole groups."""
         blocks, work = self._groups(groups), _work(self, groups.device)
-        numbers = into.view(len(blocks), self.group // BLOCKS, BLOCKS)
+        values = into.view(len(blocks), self.group // BLOCKS, BLOCKS)
         for first in range(0, len(blocks), work.groups):
-            self._values(blocks[first : first + work.groups], numbers[first : first + work.groups], work)
+            part = slice(first, first + work.groups)
+            self._values(blocks[part], values[part], work)
 
     def add(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, place: Place) -> torch.Tensor:
         """Write the rounded sum of two tensors of groups to `out`, which may be one of them. Returns `out`."""
