@@ -26,11 +26,13 @@ STEPS = 40  # the steps that are read may be a few behind the bytes
 
 
 @contextmanager
-def external_worker(on: list[str], run: Path, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def external_worker(
+    on: list[str], run: Path, log: Path, *arguments: str, host: str = "there"
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         started = subprocess.Popen(
             [*on, *FARANDOLE, "join", str(run / "ticket"), str(JOB), *arguments],
-            env={**ENVIRON, "FARANDOLE_HOST": "there"}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env={**ENVIRON, "FARANDOLE_HOST": host}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
     try:
         yield started

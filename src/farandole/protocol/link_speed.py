@@ -7,10 +7,12 @@ network, and not of a slow worker). With several connections between two hosts i
 `LinkHistory` keeps the newest reports of each worker, and computes rates over the last `WINDOW_S` to twice that long.
 `slow_links` compares them. A link is slow if all of these hold:
 
-1. Its rate is at most 1/`SLOWER` of a reference. The reference is the median of the other links; or of the links
-   without this link's sender, or without its receiver, if that is higher. So a host whose links are all slow is found
-   too, also among three hosts, where they are the majority of all links. Links with less than `LEAST_BYTES` are left
-   out.
+1. Its rate is at most 1/`SLOWER` of a reference. The reference is the median of the links of other pairs of hosts; or
+   of the links without this link's sender, or without its receiver, if that is higher. So a host whose links are all
+   slow is found too, also among three hosts, where they are the majority of all links. Links with less than
+   `LEAST_BYTES` are left out. The way back between the same two hosts is no reference, because it is slowed down as
+   well: its acknowledgements wait in the queue of the slow direction. With one way ten times slower than the other, the
+   other was measured to be 2.6 times faster. Among two hosts it is all there is, and then `SLOWER_THAN_BACK` counts.
 2. It was used for at least `LEAST_SENDING` of the time. A faster link is used for less.
 3. Somebody waits for it: the receiver's workers waited for the sender's host for at least `LEAST_WAITED` of their time.
    So a delayed acknowledgement, after which nobody waited for bytes, makes no link slow.
@@ -18,7 +20,7 @@ network, and not of a slow worker). With several connections between two hosts i
 A link that is used and waited for (2 and 3) is lossy if at least `LOSSY` of its bytes were sent again, and `SLOWER`
 times the reference. A shared bottleneck drops packets of all links, so none of them stands out.
 
-Without another link there is no reference, and no link is slow.
+Two hosts whose link is equally slow both ways have no reference: then no link is named, and its rate is in `links`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from farandole.protocol.values import LinkUse
 
 MICRO = 1_000_000
 WINDOW_S = 20.0
-SLOWER = 10.0  # times
+SLOWER, SLOWER_THAN_BACK = 10.0, 2.0  # times
 LOSSY = 0.005  # part of the bytes
 LEAST_BYTES = 1_000_000
 LEAST_SENDING = 0.05  # part of the time
@@ -79,11 +81,14 @@ def slow_links(links: Sequence[LinkSpeed]) -> tuple[SlowLink, ...]:
     for link in measured:
         if link.sending < LEAST_SENDING or link.waited < LEAST_WAITED:
             continue
-        rate = _reference(link, measured, _rate, max)
-        resent = _reference(link, measured, lambda each: each.resent, min)
-        if rate is None or resent is None:
+        others = [each for each in measured if {each.source, each.target} != {link.source, link.target}]
+        slower = SLOWER if others else SLOWER_THAN_BACK
+        others = others or [each for each in measured if each is not link]
+        if not others:
             continue
-        is_slow = _rate(link) * SLOWER <= rate
+        rate = max(_medians(link, others, _rate))
+        resent = min(_medians(link, others, lambda each: each.resent))
+        is_slow = _rate(link) * slower <= rate
         is_lossy = link.resent >= max(LOSSY, resent * SLOWER)
         if is_slow or is_lossy:
             slow.append(
@@ -96,20 +101,14 @@ def _rate(link: LinkSpeed) -> float:
     return link.bytes_per_s or 0.0
 
 
-def _reference(
-    link: LinkSpeed,
-    links: Iterable[LinkSpeed],
-    value: Callable[[LinkSpeed], float],
-    best: Callable[[Iterable[float]], float],
-) -> float | None:
-    """Return the best of the medians of the other links, of those without the sender, and without the receiver."""
-    others = [each for each in links if each is not link]
+def _medians(link: LinkSpeed, others: Sequence[LinkSpeed], value: Callable[[LinkSpeed], float]) -> list[float]:
+    """Return the medians of the others, and of those without the sender and without the receiver, if there are any."""
     groups = (
         others,
         [each for each in others if link.source not in (each.source, each.target)],
         [each for each in others if link.target not in (each.source, each.target)],
     )
-    return best(medians) if (medians := [statistics.median(map(value, group)) for group in groups if group]) else None
+    return [statistics.median(map(value, group)) for group in groups if group]
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
