@@ -20,6 +20,7 @@ import json
 import os
 import random
 import select
+import signal
 import statistics
 import struct
 import subprocess
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
     parser.add_argument("--program", nargs="+", default=[sys.executable, "-m", "farandole"])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the namespaces are removed
     titles = ["link", "MB of gradients", "step ms", "least", "most", "GB between hosts", "MB a step", "named as slow"]
     show("Bad links", titles, [measure(options, name) for name in options.rows], markdown=True)
 
@@ -93,9 +95,9 @@ def measure(options: argparse.Namespace, name: str) -> list[str]:
         "unknown" if sent is None else number(sent / 1e9, 3),
         "unknown" if a_step is None else number(a_step / 1e6, 2),
     ]
-    for link in status["links"]:
-        print(name, link, file=sys.stderr)
-    return [*row, "; ".join(map(_named, status["slow_links"])) or "none"]
+    row.append("; ".join(map(_named, status["slow_links"])) or "none")
+    print(" | ".join(row), file=sys.stderr, flush=True)  # a run that is interrupted has shown the rows so far
+    return row
 
 
 def _named(slow: dict[str, Any]) -> str:

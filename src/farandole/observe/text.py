@@ -319,6 +319,9 @@ def workers(size: int, wanted: int | None, coming: Sequence[str], going: Sequenc
     return one_line(", ".join(part for part in parts if part))
 
 
+SHOWN_LOSS = 0.001  # part of the bytes
+
+
 def cost(account: Account | AccountStatus | None) -> str:
     if account is None or account.goodput is None or account.worker_hours is None:
         return ""
@@ -348,16 +351,18 @@ def _gb(size: int) -> str:
 
 
 def slow_link(slow: SlowLink) -> str:
-    """Returns the hosts of a slow link and its figures, beside the median of the others."""
+    """Returns the hosts of a slow link and its figures, as text."""
+    return f"{slow.link.source} to {slow.link.target}: {link_figures(slow)}"
+
+
+def link_figures(slow: SlowLink) -> str:
+    """Returns the figures of a slow link beside the median of the others, as text."""
     link = slow.link
-    parts = [
-        f"{link.source} to {link.target}: {rate_mb(link.bytes_per_s or 0.0)}, median of the others "
-        f"{rate_mb(slow.others_bytes_per_s)}"
-    ]
-    if slow.is_lossy or link.resent >= 0.001:
-        parts.append(
-            f"{100 * link.resent:.2g} % of its bytes sent again, of the others {100 * slow.others_resent:.2g} %"
-        )
+    rate, others = rate_mb(link.bytes_per_s or 0.0), rate_mb(slow.others_bytes_per_s)
+    parts = [f"{rate}, median of the others {others}"]
+    if slow.is_lossy or link.resent >= SHOWN_LOSS:
+        lost, usual = 100 * link.resent, 100 * slow.others_resent
+        parts.append(f"{lost:.2g} % of its bytes sent again, of the others {usual:.2g} %")
     if link.rtt_ms is not None:
         parts.append(f"round trip {link.rtt_ms:.3g} ms")
     parts.append(f"{link.target} waited {100 * link.waited:.0f} % of its time for {link.source}")

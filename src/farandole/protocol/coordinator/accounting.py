@@ -2,7 +2,7 @@
 
 Invariant: the classes of a worker add up to the time from the start of its process until the run dismissed it. Nothing
 else depends on these figures. They hold no wall time: a clock that jumps moves lines, never durations.
-Argument: docs/protocol.md, Time accounting 1-4.
+Argument: docs/protocol.md, Time accounting 1-5.
 """
 
 from __future__ import annotations
