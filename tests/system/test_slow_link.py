@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic, external_worker
 from tests.support.network import AVAILABLE, WHY_NOT, Mesh
-from tests.system.test_between_hosts import JOB, external_worker
 
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.world,
@@ -38,7 +38,7 @@ def test_the_slow_link_is_named_and_the_bytes_are_priced(tmp_path: Path) -> None
         run.until_members(1)
         for number in range(1, MACHINES):
             log = tmp_path / f"guest-{number}"
-            stack.enter_context(external_worker(mesh.on(number), run.folder, log, *out, host=f"there{number}"))
+            stack.enter_context(external_worker(mesh.on(number), run.folder, log, JOB, *out, host=f"there{number}"))
         run.until_members(MACHINES)
 
         def status() -> dict[str, Any]:
