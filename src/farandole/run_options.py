@@ -1,8 +1,8 @@
 """The options of a run that its processes share. Each is declared here once: names, help, default, limits.
 
 The key of a declaration is the name of the value everywhere: of the parameter of `farandole run`, and of the field of
-`RunTerms` or `Checkpoints`. `cli/options.py` makes the command line's option of it, and `settings.py` reads its
-environment variable.
+`RunTerms`, `Checkpoints` or `Prices`. `cli/options.py` makes the command line's option of it, and `settings.py` reads
+its environment variable.
 """
 
 from __future__ import annotations
@@ -182,6 +182,16 @@ RUN_OPTIONS: dict[str, Option] = {
         help="Stop if two workers disagree in an audit and no third can decide.",
         default=False,
         group=BITS,
+    ),
+    "traffic_price": Option(
+        flag="--traffic-price",
+        metavar="DOLLARS",
+        unit="dollars per GB",
+        most=1000,
+        help="Dollars for each GB that a worker sends to another host, for `farandole account`.",
+        default=None,
+        shown_default="unknown",
+        group=WATCHING,
     ),
     "stop_on_nan": Option(
         flag="--stop-on-nan",

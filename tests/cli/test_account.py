@@ -16,7 +16,7 @@ from farandole.errors import UsageError
 from farandole.protocol import events
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.cost import Prices
-from farandole.protocol.events import WorkerTime
+from farandole.protocol.events import SentBytes, WorkerTime
 from farandole.protocol.metrics import as_written
 
 TOLD = events.TimeSpentEvent(
@@ -75,6 +75,29 @@ def test_prices_are_the_runs_own_or_those_that_are_named(
     assert (json.loads(said)["dollars"], json.loads(said)["cost"]["date"]) == (1.0, "2026-11-01")
 
 
+def test_the_price_of_traffic_is_the_runs_own_or_the_one_that_is_given(
+    tmp_path: Path, farandole: Callable[..., tuple[object, str]]
+) -> None:
+    sent = msgspec.structs.replace(TOLD.workers["w1"], sent={"far": SentBytes(exchange=3 * 10**9, state=10**9)})
+    line = as_written(msgspec.structs.replace(TOLD, workers={"w1": sent}))
+    settings = msgspec.json.encode(RunSettings(run="r", prices=Prices(traffic_price=0.5)))
+    place = folder_of(tmp_path / "run", line, settings=settings)
+    named = tmp_path / "prices.json"
+    for content, arguments, dollars in (
+        ({}, (), 2.0),
+        ({}, ("--traffic-price", "0.25"), 1.0),
+        ({"date": "2026-11-01"}, ("--prices", str(named)), 2.0),
+        ({"date": "2026-11-01", "traffic_price": 0.1}, ("--prices", str(named)), 0.4),
+        ({"date": "2026-11-01", "traffic_price": 0.1}, ("--prices", str(named), "--traffic-price", "0"), 0.0),
+    ):
+        named.write_text(json.dumps(content))
+        _, said = farandole("account", "--run", str(place), "--json", *arguments)
+        assert json.loads(said)["traffic"]["dollars"] == pytest.approx(dollars), arguments
+    code, said = farandole("account", "--run", str(place), "--traffic-price", "-1")
+    assert code == 2
+    assert "--traffic-price -1" in said
+
+
 @pytest.mark.parametrize("settings", [b"", b"{}", b"[]", b'{"prices": 3}', b'{"prices": {"pools": {"local": -1}}}'])
 def test_settings_of_another_version_have_no_prices(
     tmp_path: Path, farandole: Callable[..., tuple[object, str]], settings: bytes
@@ -111,6 +134,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         ("p.json", '{"date": "2026-11-01", "pools": {"local": "1"}}', r"\$.pools"),
         ("p.json", '{"date": "2026-11-01", "pools": {"local": 0}}', r"pools\.local = 0\b"),
         ("p.json", '{"date": "2026-11-01", "hosts": {"box": -1}}', r"hosts\.box = -1\b"),
+        ("p.json", '{"date": "2026-11-01", "traffic_price": -1}', r"traffic-price -1"),
         ("p.toml", "date = ", "TOML"),
         ("p.toml", "date = 2026-11-01T10:00:00", "date"),
         ("p.toml", "date = 2026-11-01\n[pools]\nlocal = nan", r"pools\.local = nan\b"),

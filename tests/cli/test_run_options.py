@@ -9,6 +9,7 @@ import pytest
 
 from farandole.cli.run import run
 from farandole.errors import UsageError
+from farandole.protocol.cost import Prices
 from farandole.protocol.messages import Checkpoints, RunTerms
 from farandole.run_options import RUN_OPTIONS
 from farandole.settings import Settings
@@ -28,7 +29,8 @@ def test_an_option_has_one_name_and_one_default(name: str) -> None:
     assert value.param_decls == (option.flag,)
     if name == "wanted":  # without a command line, one worker
         return
-    assert getattr(Checkpoints() if name in ("every", "keep") else RunTerms(), name) == option.default
+    owner = Checkpoints() if name in ("every", "keep") else Prices() if name == "traffic_price" else RunTerms()
+    assert getattr(owner, name) == option.default
 
 
 @pytest.mark.parametrize(("name", "value"), BOUNDED)

@@ -12,8 +12,8 @@ from rich.console import Console
 from farandole.observe.summary import account_table
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import Account, account
-from farandole.protocol.cost import Prices
-from farandole.protocol.events import WorkerTime
+from farandole.protocol.cost import GB, HostTraffic, Prices
+from farandole.protocol.events import SentBytes, WorkerTime
 from farandole.protocol.metrics import Line, as_written
 from farandole.protocol.values import CLASSES, MEANING, TimeClass
 from tests.support.mentioned import mentions
@@ -249,3 +249,55 @@ def test_the_classes_add_up_whatever_the_lines_say(lines: list[Line]) -> None:
         assert found.goodput is None or 0 <= found.goodput <= 1
     assert set(MEANING) == set(found.seconds or MEANING)
     assert shown(found)
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def sent(time: float, worker: str, host: str, *ended: str, **to: tuple[int, int]) -> events.TimeSpentEvent:
+    """`to`: for each other host, the bytes of rounds and those of the state for joiners."""
+    told = WorkerTime(
+        host=host, pool="local", step=1, seconds={"compute": time - 100.0},
+        sent={name: SentBytes(exchange=exchange, state=state) for name, (exchange, state) in to.items()},
+    )  # fmt: skip
+    return events.TimeSpentEvent(workers={worker: told}, ended=ended, time=time)
+
+
+def test_bytes_between_hosts_are_added_up_and_priced() -> None:
+    found = of(
+        came("a", host="x"), came("b", host="y"), step_line(0), step_line(1),
+        sent(110.0, "a", "x", y=(GB, 0)), sent(112.0, "b", "y", x=(2 * GB, GB)),
+        sent(120.0, "a", "x", "a", y=(3 * GB, 0), z=(GB, 0)), step_line(2),
+        prices=Prices(traffic_price=0.02),
+    ).traffic  # fmt: skip
+    assert (found.sent_bytes, found.at_least_bytes, found.state_bytes) == (7 * GB, 7 * GB, GB)
+    assert found.exchange_bytes_per_step == 3 * GB, "of the steps before the newest sums"
+    assert (found.price, found.dollars, found.unknown) == (0.02, pytest.approx(0.14), ())
+    assert found.hosts == (
+        HostTraffic(host="x", sent_bytes=4 * GB, received_bytes=3 * GB),
+        HostTraffic(host="y", sent_bytes=3 * GB, received_bytes=3 * GB),
+        HostTraffic(host="z", sent_bytes=0, received_bytes=GB),
+    )
+
+
+def test_a_process_that_comes_again_adds_its_own_bytes() -> None:
+    found = of(
+        came("a", host="x"), sent(110.0, "a", "x", "a", y=(5, 0)), came("a", time=111.0, host="x"),
+        sent(112.0, "a", "x", y=(3, 1)), step_line(0),
+    ).traffic  # fmt: skip
+    assert (found.sent_bytes, found.state_bytes, found.dollars, found.exchange_bytes_per_step) == (9, 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], (None, 0, None, ())),
+        ([came("a")], (None, 0, None, ())),
+        ([sent(110.0, "a", "x")], (0, 0, 0.0, ())),  # one host: it is known to be nothing
+        ([spent(110.0, {"a": (1, {"compute": 1.0})})], (None, 0, None, ("a",))),  # of an earlier version
+        ([spent(110.0, {"a": (1, {"compute": 1.0})}), sent(110.0, "b", "y", x=(4, 0))], (None, 4, None, ("a",))),
+    ],
+)
+def test_unknown_bytes_are_never_zero(lines: list[Line], expected: tuple[object, ...]) -> None:
+    found = of(*lines, prices=Prices(traffic_price=1.0)).traffic
+    assert (found.sent_bytes, found.at_least_bytes, found.dollars, found.unknown) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from farandole.protocol.coordinator.state import (
 )
 from farandole.protocol.failure_detector import Silence
 from farandole.protocol.messages import Heartbeat
-from farandole.protocol.values import CLASSES, MEANING, SAID
+from farandole.protocol.values import CLASSES, MEANING, SAID, LinkUse
 
 LATE_S = 5.0
 
@@ -218,3 +219,68 @@ def test_whatever_is_said_no_one_has_more_time_than_there_was(words: list[tuple[
     began, early = first
     assert early <= EARLY_S
     assert total <= early + (now + end - began) + LATE_S + 1e-3
+
+
+# --- bytes between hosts ----------------------------------------------------------------------------------------------
+
+
+def use(made: CoordinatorState, worker: str, now: float, *links: LinkUse, seconds: float = 1.0) -> None:
+    told = msgspec.structs.replace(beat(compute=seconds), links=links)
+    accounting.on_heartbeat(made, made.workers[worker], told, now)
+
+
+def sent_by(made: CoordinatorState, worker: str) -> dict[str, tuple[int, int]] | None:
+    sent = written(made)[-1].workers[worker].sent
+    return None if sent is None else {host: (each.exchange, each.state) for host, each in sent.items()}
+
+
+def test_bytes_are_written_with_the_times() -> None:
+    made = state("a")
+    say(made, "a", 0.0, compute=1.0)
+    accounting.tick(made, 0.0)
+    assert sent_by(made, "a") is None, "it has not reported them"
+    use(made, "a", 1.0, LinkUse(host="x", exchange_bytes=5, state_bytes=2), LinkUse(host="y"), seconds=2.0)
+    say(made, "a", 2.0, compute=3.0)  # this heartbeat has none
+    accounting.tick(made, PERIOD_S)
+    assert sent_by(made, "a") == {"x": (5, 2), "y": (0, 0)}
+    del made.workers["a"]
+    accounting.tick(made, PERIOD_S + 1)
+    assert sent_by(made, "a") == {"x": (5, 2), "y": (0, 0)}
+    assert made.links.links() == ()
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        (LinkUse(host="x", exchange_bytes=4, state_bytes=2),),  # shrunk
+        (LinkUse(host="x", exchange_bytes=5, state_bytes=1),),
+        (LinkUse(host="y", exchange_bytes=9),),  # x is gone
+        (),
+        (LinkUse(host="x", exchange_bytes=5, state_bytes=2), LinkUse(host="h", exchange_bytes=1)),  # its own host
+        (LinkUse(host="x", exchange_bytes=5, state_bytes=2),) * 2,
+    ],
+)
+def test_impossible_bytes_are_passed_over(links: tuple[LinkUse, ...]) -> None:
+    made = state("a")
+    use(made, "a", 0.0, LinkUse(host="x", exchange_bytes=5, state_bytes=2))
+    use(made, "a", 1.0, *links, seconds=2.0)
+    accounting.tick(made, 1.0)
+    assert sent_by(made, "a") == {"x": (5, 2)}
+
+
+def test_a_coordinator_that_is_restarted_hears_the_sums_again() -> None:
+    made = state()
+    come(made, "a", attempt=2)
+    use(made, "a", 0.0, LinkUse(host="x", exchange_bytes=10**12), seconds=10_000.0)
+    accounting.tick(made, 0.0)
+    assert sent_by(made, "a") == {"x": (10**12, 0)}
+
+
+def test_another_process_of_that_name_begins_at_nothing() -> None:
+    made = state("a")
+    use(made, "a", 0.0, LinkUse(host="x", exchange_bytes=5), seconds=3.0)
+    come(made, "a", session="t")
+    use(made, "a", 1.0, LinkUse(host="x", exchange_bytes=1), seconds=0.5)
+    assert sent_by(made, "a") == {"x": (5, 0)}
+    accounting.close(made)
+    assert sent_by(made, "a") == {"x": (1, 0)}

@@ -10,9 +10,11 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -143,6 +145,23 @@ class Elastic:
             return str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
+
+
+@contextmanager
+def external_worker(
+    on: list[str], run: Path, log: Path, script: Path, *arguments: str, host: str = "there"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that joins the run in a folder, as one of `host`, by a command that begins with `on`."""
+    with log.open("wb") as output:
+        started = subprocess.Popen(
+            [*on, *FARANDOLE, "join", str(run / "ticket"), str(script), *arguments],
+            env={**ENVIRON, "FARANDOLE_HOST": host}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
 
 
 def open_to_others(folder: Path) -> list[str]:

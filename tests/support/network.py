@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from itertools import combinations, permutations
 from types import TracebackType
 
 AVAILABLE = os.geteuid() == 0 and shutil.which("ip") is not None
@@ -78,6 +79,46 @@ class Switched:
     def unplug(self, number: int) -> None:
         """Nothing gets to that machine or from it any more; its processes know nothing of it."""
         ip("-n", self._switch, "link", "set", f"port{number}", "down")
+
+    def on(self, number: int) -> list[str]:
+        """What to put before a command."""
+        return ["ip", "netns", "exec", self.names[number]]
+
+
+class Mesh:
+    """Some machines with a cable between each two, so that each direction has a rate; gone with the context."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"farandole-{os.getpid()}-{number}" for number in range(count)]
+        self.addresses = [f"10.79.0.{number + 1}" for number in range(count)]
+
+    def __enter__(self) -> Mesh:
+        for name, address in zip(self.names, self.addresses, strict=True):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"{address}/32", "dev", "lo")
+        for a, b in combinations(range(len(self.names)), 2):
+            peer = ("peer", "name", f"to{a}", "netns", self.names[b])
+            ip("link", "add", f"to{b}", "netns", self.names[a], "type", "veth", *peer)
+            for here, there in ((a, b), (b, a)):
+                ip("-n", self.names[here], "link", "set", f"to{there}", "up")
+        for a, b in permutations(range(len(self.names)), 2):
+            route = (self.addresses[b], "dev", f"to{b}", "src", self.addresses[a])
+            ip("-n", self.names[a], "route", "add", *route)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in self.names:
+            ip("netns", "del", name)
+
+    def limit(self, here: int, there: int, mbit: int) -> None:
+        """Packets from one machine to the other are sent at this rate from now on."""
+        rate = ["tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "100ms"]
+        command = [*self.on(here), "tc", "qdisc", "replace", "dev", f"to{there}", "root", *rate]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
     def on(self, number: int) -> list[str]:
         """What to put before a command."""

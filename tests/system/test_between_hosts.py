@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.fake_worker import until
-from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
+from tests.support.harness import Elastic, alone, external_worker
 from tests.support.network import AVAILABLE, WHY_NOT, Machines
 
 pytestmark = [
@@ -23,20 +22,6 @@ JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 WIDTH = 8192
 SUMS = (8 + 1 + 2 + 1) * WIDTH * 4 + 2 * WIDTH * 8  # bytes: of gradients, and of batch normalisation's buffers
 STEPS = 40  # the steps that are read may be a few behind the bytes
-
-
-@contextmanager
-def external_worker(on: list[str], run: Path, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        started = subprocess.Popen(
-            [*on, *FARANDOLE, "join", str(run / "ticket"), str(JOB), *arguments],
-            env={**ENVIRON, "FARANDOLE_HOST": "there"}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait()
 
 
 def sent(machines: Machines) -> int:
@@ -57,7 +42,7 @@ def test_what_goes_between_two_hosts_is_the_size_of_the_sums(tmp_path: Path) -> 
         run = stack.enter_context(Elastic(tmp_path / "run", JOB, *out, workers=2, options=options, on=machines.on(0)))
         run.until_members(2)
         external_workers = [
-            stack.enter_context(external_worker(machines.on(1), run.folder, tmp_path / f"guest-{number}", *out))
+            stack.enter_context(external_worker(machines.on(1), run.folder, tmp_path / f"guest-{number}", JOB, *out))
             for number in range(2)
         ]
         run.until_members(4)

@@ -22,6 +22,7 @@ from farandole.observe.past import Past
 from farandole.platform import files
 from farandole.platform.output import escaped, say, tell
 from farandole.platform.process import up_to
+from farandole.run_options import RUN_OPTIONS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -223,6 +224,15 @@ def account(
             "--prices", metavar="FILE", help="File with the prices of hosts and pools.", show_default="the run's own"
         ),
     ] = None,
+    traffic_price: Annotated[
+        float | None,
+        typer.Option(
+            RUN_OPTIONS["traffic_price"].flag,
+            metavar=RUN_OPTIONS["traffic_price"].metavar,
+            help="Dollars for each GB between hosts.",
+            show_default="the run's own",
+        ),
+    ] = None,
     workers: Annotated[bool, typer.Option("--workers", help="Add a line for each worker.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
@@ -235,7 +245,11 @@ def account(
     from farandole.protocol.coordinator.account import account as account_of
 
     folder = place_of(run)
-    settled = read(prices) if prices else prices_in(settings_of(folder))
+    own = prices_in(settings_of(folder))
+    settled = read(prices) if prices else own
+    if settled.traffic_price is None:
+        settled = settled.with_traffic_price(own.traffic_price)
+    settled = settled.with_traffic_price(traffic_price)
     try:
         with open(folder / METRICS, "rb", opener=files.opener) as file:
             result = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)

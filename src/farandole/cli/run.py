@@ -176,6 +176,7 @@ def run(
             rich_help_panel=WATCHING,
         ),
     ] = None,
+    traffic_price: float | None = option("traffic_price"),
     verbose: Verbose = 0,
     max_hours: Annotated[
         float | None,
@@ -240,7 +241,7 @@ def run(
     check_name(folder, script)
     specs = pools(pool or [])
     spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time())
-    priced = read_prices(prices) if prices else Prices()
+    priced = (read_prices(prices) if prices else Prices()).with_traffic_price(traffic_price)
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)
     if not listener.is_loopback(listener.parse(at)[0]):

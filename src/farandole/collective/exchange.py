@@ -59,7 +59,7 @@ from farandole.protocol.view import COMMIT_FIELDS, CommitMessage, Lineage, View
 
 # --- waits ------------------------------------------------------------------------------------------------------------
 #
-# The waits of a worker's exchanges for its peers. They are recorded only during a trace (`farandole trace`).
+# The waits of a worker's exchanges for its peers: their sums always, each one only during a trace (`farandole trace`).
 #
 # There is one object for all of a worker's exchanges, over all views. The threads of the views append to its list, and
 # the training thread takes the whole list, so no lock is needed.
@@ -79,16 +79,21 @@ class WaitRecord:
     """The record of waits.
 
     Attributes:
+        total_ns: the nanoseconds of all waits so far, by peer. It is kept without a trace too.
         recorded: the waits since the trace began, at most `most`; None if there is no trace.
     """
 
     def __init__(self) -> None:
+        self.total_ns: dict[str, int] = {}
         self.recorded: list[Wait] | None = None
         self.most = 0
 
     def add(self, peer: str, began_ns: int, ended_ns: int) -> None:
+        if ended_ns - began_ns < SHORTEST_NS:
+            return
+        self.total_ns[peer] = self.total_ns.get(peer, 0) + ended_ns - began_ns  # only the view in force waits
         kept = self.recorded
-        if kept is not None and ended_ns - began_ns >= SHORTEST_NS and len(kept) < self.most:
+        if kept is not None and len(kept) < self.most:
             kept.append(Wait(peer, began_ns, ended_ns))
 
 
@@ -556,12 +561,11 @@ class Exchange:
         self._agreement.lost(self.view.number, lost.peer, lost.reason)
 
     def _wait(self, round_: Round, message: ExchangeMessage) -> None:
-        self.waiting_for = (message.peer, time.monotonic())
-        began_ns = None if self._waits.recorded is None else time.monotonic_ns()
+        began_ns = time.monotonic_ns()
+        self.waiting_for = (message.peer, began_ns / 1e9)
         tensor = round_.take(message)
         self.waiting_for = None
-        if began_ns is not None:
-            self._waits.add(message.peer, began_ns, time.monotonic_ns())
+        self._waits.add(message.peer, began_ns, time.monotonic_ns())
         if message.kind != REDUCED or round_.landed(message):
             return
         if not self._buffers.put(round_.layout, message, tensor):

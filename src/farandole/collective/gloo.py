@@ -188,6 +188,7 @@ def port_of(text: str) -> int:
 
 # From Linux's headers; Python's `socket` does not name them.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ACCEPTCONN = 26, 27, 30
+_TCP_INFO, _TCP_INFO_BYTES = 11, 256
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -212,6 +213,13 @@ class Socket:
     def far(self) -> str:
         """The remote end, as "address port"; "" if there is none."""
         return self._end(_libc.getpeername)
+
+    def tcp_info(self) -> bytes:
+        """The kernel's `struct tcp_info` of this connection; shorter on an older kernel, empty if there is none."""
+        info, size = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint(_TCP_INFO_BYTES)
+        if _libc.getsockopt(self.number, socket.IPPROTO_TCP, _TCP_INFO, info, ctypes.byref(size)) != 0:
+            return b""
+        return info.raw[: size.value]
 
     def attach(self, program: Sequence[Instruction]) -> None:
         code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
@@ -390,6 +398,13 @@ class PeerListener:
                 if own.near() == self.end and own.far():
                     own.detach()
         self._socket = self.device = None  # the group owns the device now
+
+    def sockets(self, peer: str, mailbox: Mailbox) -> list[Socket]:
+        """Returns the connections to `peer`, whichever end made them; none if this system has no socket filters."""
+        at, sources = mailbox.said("at ").get(peer, b"").decode("ascii", "replace"), self._sources.get(peer, ())
+        if not (self.end and at):
+            return []
+        return [own for own in own_sockets() if own.far() == at or (own.near() == self.end and own.far() in sources)]
 
     def address(self, peer: str, mailbox: Mailbox) -> str:
         """Returns the remote end of the connection that is used for `peer`, or the possible ones."""
@@ -609,6 +624,10 @@ class GlooLinks(Unshared):
     def address(self, peer: str) -> str:
         """Returns the remote end of the connection that is used for `peer`, for messages to the user."""
         return self._listener.address(peer, self._store)
+
+    def sockets(self, peer: str) -> list[Socket]:
+        """Returns the connections to `peer`; empty if they are unknown."""
+        return self._listener.sockets(peer, self._store)
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> GlooPending:
         try:

@@ -200,6 +200,11 @@ def place(kind: int, bucket: int = 0, node: int = 0) -> int:
     return kind << 17 | bucket << 9 | node
 
 
+def kind_of(tag: int) -> int:
+    """Returns the kind of the message with this tag."""
+    return tag >> 17 & 3
+
+
 def of_round(view: View, round_: int, purpose: int = TRAINING) -> int:
     """Returns the part of the tag that all messages of one round have in common.
 

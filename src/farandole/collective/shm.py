@@ -29,6 +29,7 @@ import torch
 from farandole.collective.arena import PAGE, Arena, Mapped, Memory, Unusable, mapped
 from farandole.collective.compression import Compressed
 from farandole.collective.gloo import NONCE_BYTES, PROOF_BYTES, Gloo, Rendezvous, proof
+from farandole.collective.link_meter import LinkMeter
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
 from farandole.platform.output import warn_once
 from farandole.protocol.view import View
@@ -622,14 +623,15 @@ def _user(connection: socket.socket) -> int:
 
 class ByHost:
     """The transport of a run. Tensors in `memory` can be lent, and those of dtype `compressed` are compressed between
-    hosts; the other arguments are those of `Gloo`.
+    hosts; `meter` measures what goes between hosts; the other arguments are those of `Gloo`.
     """
 
     def __init__(
         self, rendezvous: Rendezvous, key: bytes, interface: str, *, memory: Memory,
-        compressed: torch.dtype | None = None,
+        compressed: torch.dtype | None = None, meter: LinkMeter | None = None,
     ) -> None:  # fmt: skip
         self._compressed = compressed
+        self._meter = meter or LinkMeter()
         self._rendezvous, self._key, self._interface = rendezvous, key, interface
         self._arena = memory if isinstance(memory, Arena) else None
 
@@ -640,7 +642,9 @@ class ByHost:
         pairs = Meeting(view, me, near, self._rendezvous, self._key, self._arena).hold()
         if len(near) == view.size and self._all_stand(view):
             return LinksByHost(pairs, None)
-        others = Gloo(self._rendezvous, self._key, self._interface).connect(view, me)
+        gloo = Gloo(self._rendezvous, self._key, self._interface).connect(view, me)
+        far = {member: host for member, host in zip(view.members, hosts, strict=True) if host != mine}
+        others = self._meter.metered(gloo, far, gloo.sockets)
         return LinksByHost(pairs, others if self._compressed is None else Compressed(others, self._compressed))
 
     def _all_stand(self, view: View) -> bool:

@@ -15,6 +15,8 @@ from farandole.errors import UsageError
 from farandole.platform.files import decoded
 from farandole.protocol.coordinator import failures
 from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.cost import Traffic
+from farandole.protocol.link_speed import LinkSpeed, SlowLink, slow_links
 from farandole.protocol.metrics import StepLine
 from farandole.protocol.numeric_facts import numerics
 from farandole.protocol.values import Text, TimeClass
@@ -63,12 +65,13 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of all workers so far by class, and its totals; None: unknown."""
+    """The time of all workers so far by class, its totals, and the bytes between hosts; None: unknown."""
 
     seconds: dict[TimeClass, float]
     goodput: float | None
     worker_hours: float
     dollars: float | None
+    traffic: Traffic | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +82,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     or any, as the run was started. `codec`: the format in which gradients are summed. `unpromised`: the step after
     which results are not reproducible, -1 for the beginning, None if they are. `account` is some seconds old, None if
     nothing is known yet. `joiners_lost`: the number of joiners in a row that were refused or died (docs/protocol.md,
-    Crash loops 5 and 6); `replaced`: True if others are started nevertheless.
+    Crash loops 5 and 6); `replaced`: True if others are started nevertheless. `links`: the recent use of each link
+    between two hosts; `slow_links`: those that are slow (`protocol/link_speed.py`), the slowest first.
     """
 
     run: str
@@ -104,6 +108,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     account: AccountStatus | None = None
     joiners_lost: int = 0
     replaced: bool = True
+    links: tuple[LinkSpeed, ...] = ()
+    slow_links: tuple[SlowLink, ...] = ()
 
 
 def describe(
@@ -125,6 +131,7 @@ def describe(
         else Stalled(seconds=round(stalled_for_s, 1), workers=failures.hung_workers(coordinator))
     )
     settings = coordinator.settings
+    links = coordinator.links.links()
     return Status(
         run=settings.run,
         coordinator=CoordinatorStatus(pid=pid, address=address),
@@ -161,6 +168,8 @@ def describe(
         account=account,
         joiners_lost=coordinator.crash_loop.joiners,
         replaced=coordinator.crash_loop.joiners < failures.FATAL,
+        links=links,
+        slow_links=slow_links(links),
     )
 
 

@@ -276,5 +276,9 @@ class RunCost:
         if account.seconds is None or account.worker_hours is None:
             return None
         return AccountStatus(
-            seconds=account.seconds, goodput=account.goodput, worker_hours=account.worker_hours, dollars=account.dollars
+            seconds=account.seconds,
+            goodput=account.goodput,
+            worker_hours=account.worker_hours,
+            dollars=account.dollars,
+            traffic=account.traffic,
         )

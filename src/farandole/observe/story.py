@@ -26,7 +26,7 @@ from farandole.control.status import RATE_STEPS, Status, left_s, samples_per_s
 from farandole.observe import export_common
 from farandole.observe.live import QUIET
 from farandole.observe.summary import Pause, RunReader
-from farandole.observe.text import describe, not_promised
+from farandole.observe.text import describe, link_figures, not_promised
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import HOUR_S, Account
 from farandole.protocol.metrics import Line, LogLine, StepLine
@@ -426,7 +426,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     `word`: the reason.
 
     `samples_per_s` and `left_s` (seconds to the end) are computed from the newest `RATE_STEPS` steps. `size`: workers
-    in the view; `wanted`: the target.
+    in the view; `wanted`: the target. `slow_links`: the hosts of each slow link, and its figures.
     """
 
     run: str
@@ -452,6 +452,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     texts: dict[str, str]
     damaged: int
+    slow_links: list[tuple[str, str]] = []
 
 
 class Class(msgspec.Struct, frozen=True, kw_only=True):
@@ -499,6 +500,10 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
         bits="" if story.unpromised is None else not_promised(story.unpromised.step),
         fingerprint=story.finished.fingerprint if story.finished and story.finished.equal else "",
         checkpoint=story.checkpoint[2] if story.checkpoint else "", texts=dict(story.texts), damaged=story.damaged,
+        slow_links=[
+            (f"{slow.link.source} to {slow.link.target}", link_figures(slow))
+            for slow in (status.slow_links if status and live else ())
+        ],
     )  # fmt: skip
 
 

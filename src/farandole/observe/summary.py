@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.observe.past import Past, after, goes_on, with_step
-from farandole.observe.text import in_words, number, rate_words
+from farandole.observe.text import in_words, number, rate_words, traffic_words
 from farandole.platform.output import one_line
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import Account, AccountReader, WorkerAccount
-from farandole.protocol.cost import Cost
+from farandole.protocol.cost import GB, Cost, Traffic
 from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line
 from farandole.protocol.values import CLASSES, MEANING, StepTime
 
@@ -407,6 +407,8 @@ def account_table(account: Account, *, workers: bool = False) -> Group:
     parts = [_head(account)]
     if account.seconds is not None:
         parts += [Text(), _classes(account)]
+    if account.traffic.at_least_bytes:
+        parts += [Text(), _hosts_table(account.traffic)]
     if workers and account.workers:
         parts += [Text(), _workers_table(account.workers)]
     return Group(*parts)
@@ -422,6 +424,7 @@ def _head(account: Account) -> Table:
         ("worker-hours", hours),
         ("goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"),
         ("dollars", dollars(account.cost)),
+        ("traffic", traffic_words(account.traffic)),
         ("silent", f"{', '.join(account.silent)}: their time is unknown" if account.silent else ""),
         ("damaged", f"{account.damaged} lines of metrics.jsonl were skipped" if account.damaged else ""),
         ("doubtful", f"{account.doubtful} impossible times were skipped" if account.doubtful else ""),
@@ -446,6 +449,14 @@ def dollars(cost: Cost) -> str:
     if len(cost.unknown) == len(cost.hosts):
         return f"{UNKNOWN}: no price is known; give a price file with --prices"
     return f"{UNKNOWN}: at least {cost.at_least:.4g}{source}; the price of {', '.join(cost.unknown)} is unknown"
+
+
+def _hosts_table(traffic: Traffic) -> Table:
+    """Returns a table of the bytes that each host sent to others and received from them."""
+    table = _table("host", "GB sent", "GB received")
+    for each in traffic.hosts:
+        table.add_row(_text(each.host), f"{each.sent_bytes / GB:.4f}", f"{each.received_bytes / GB:.4f}")
+    return table
 
 
 def _classes(account: Account) -> Table:
@@ -523,6 +534,8 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
     if priced(account.cost):
         yield "dollars", dollars(account.cost)
+    if account.traffic.at_least_bytes:
+        yield "traffic", traffic_words(account.traffic)
     yield from _losses(course)
     yield from _changes(course.pauses.result())
     yield "model", _model(course)

@@ -93,6 +93,9 @@ def _head(status: Status) -> Table:
                 f"{name} on {slow.host}: {speed:.2f} of the fastest's speed, {slow.shards} of {slow.of} micro-batches",
             )
         )
+    if status.account is not None and (sent := status.account.traffic) is not None and sent.at_least_bytes:
+        rows.append(("traffic", text.traffic_words(sent)))
+    rows += [("slow link", text.slow_link(each)) for each in status.slow_links]
     rows.append(("coordinator", f"{status.coordinator.address}, pid {status.coordinator.pid}"))
     head = Table.grid(padding=(0, 2))
     for name, value in rows:

@@ -21,6 +21,8 @@ from farandole.control.status import AccountStatus, Status, left_s
 from farandole.platform.output import one_line
 from farandole.protocol import events, numeric_facts
 from farandole.protocol.coordinator.account import Account
+from farandole.protocol.cost import GB, Traffic
+from farandole.protocol.link_speed import SlowLink
 from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -317,11 +319,58 @@ def workers(size: int, wanted: int | None, coming: Sequence[str], going: Sequenc
     return one_line(", ".join(part for part in parts if part))
 
 
+SHOWN_LOSS = 0.001  # part of the bytes
+
+
 def cost(account: Account | AccountStatus | None) -> str:
     if account is None or account.goodput is None or account.worker_hours is None:
         return ""
     dollars = "" if account.dollars is None else f"  {account.dollars:.4g} dollars"
     return f"goodput {100 * account.goodput:.1f} %  {account.worker_hours:.4g} worker-hours{dollars}"
+
+
+def traffic_words(traffic: Traffic) -> str:
+    """Returns the bytes between hosts and their cost as text, or why they are unknown; "" if there are none."""
+    if traffic.sent_bytes is None:
+        least = f": at least {_gb(traffic.at_least_bytes)} between hosts" if traffic.at_least_bytes else ""
+        who = f"; that of {', '.join(traffic.unknown)} is unknown" if traffic.unknown else ""
+        return f"unknown{least}{who}" if least else "unknown"
+    if not traffic.sent_bytes:
+        return "0 GB between hosts"
+    parts = [f"{_gb(traffic.sent_bytes)} between hosts"]
+    if traffic.exchange_bytes_per_step is not None:
+        parts.append(f"{traffic.exchange_bytes_per_step / 1e6:.4g} MB a step")
+    if traffic.state_bytes:
+        parts.append(f"{_gb(traffic.state_bytes)} of it the state for joiners")
+    paid = f"{traffic.dollars:.4g} dollars" if traffic.dollars is not None else "dollars unknown: give --traffic-price"
+    return f"{', '.join(parts)}; {paid}"
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.4g} GB"
+
+
+def slow_link(slow: SlowLink) -> str:
+    """Returns the hosts of a slow link and its figures, as text."""
+    return f"{slow.link.source} to {slow.link.target}: {link_figures(slow)}"
+
+
+def link_figures(slow: SlowLink) -> str:
+    """Returns the figures of a slow link beside the median of the others, as text."""
+    link = slow.link
+    rate, others = rate_mb(link.bytes_per_s or 0.0), rate_mb(slow.others_bytes_per_s)
+    parts = [f"{rate}, median of the others {others}"]
+    if slow.is_lossy or link.resent >= SHOWN_LOSS:
+        lost, usual = 100 * link.resent, 100 * slow.others_resent
+        parts.append(f"{lost:.2g} % of its bytes sent again, of the others {usual:.2g} %")
+    if link.rtt_ms is not None:
+        parts.append(f"round trip {link.rtt_ms:.3g} ms")
+    parts.append(f"{link.target} waited {100 * link.waited:.0f} % of its time for {link.source}")
+    return "; ".join(parts)
+
+
+def rate_mb(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
 def in_words(seconds: float) -> str:

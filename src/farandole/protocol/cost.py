@@ -9,12 +9,14 @@ workers on the host does not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from farandole.errors import UsageError
+from farandole.run_options import RUN_OPTIONS, default
 
 # --- prices -----------------------------------------------------------------------------------------------------------
 #
@@ -27,7 +29,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Prices in dollars an hour of one host, however many workers it has.
 
     `pools`: for each host of a pool. `hosts`: for one host by name, which comes first. `date`: the day of the prices,
-    as 2026-11-01; "" if there are no prices.
+    as 2026-11-01; "" if there are no prices. `traffic_price`: dollars for each GB (1e9 bytes) that a worker sends to
+    another host; None: unknown.
 
     Raises:
         UsageError: a price is not above 0 and finite; names it.
@@ -36,6 +39,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     date: str = ""
     pools: dict[str, float] = {}
     hosts: dict[str, float] = {}
+    traffic_price: float | None = default("traffic_price")
 
     def __post_init__(self) -> None:
         for kind, prices in (("pools", self.pools), ("hosts", self.hosts)):
@@ -45,9 +49,90 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                         f"{kind}.{name} = {dollars:g}: dollars an hour, above 0; leave out an unknown price"
                     )
 
+        RUN_OPTIONS["traffic_price"].check(self.traffic_price)
+
+    def with_traffic_price(self, dollars: float | None) -> Prices:
+        """Return these prices with `dollars` for each GB between hosts; None: as they are."""
+        return self if dollars is None else msgspec.structs.replace(self, traffic_price=dollars)
+
     def of(self, host: str, pool: str) -> float | None:
         """Return the price of an hour of `host` in dollars, None if it is unknown."""
         return self.hosts.get(host, self.pools.get(pool))
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------------
+#
+# The bytes between hosts, and their cost. A cloud charges for each GB that leaves a zone, usually nothing within one.
+# Zones of hosts are not known here, so each GB between two hosts has the price.
+
+GB = 1_000_000_000
+
+
+class HostTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that the workers of one host sent to other hosts, and received from those."""
+
+    host: str
+    sent_bytes: int
+    received_bytes: int
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes that workers sent to other hosts, after compression. Unknown values are None, never 0.
+
+    Attributes:
+        sent_bytes: all of them; None if those of some worker are unknown.
+        at_least_bytes: those of the other workers.
+        state_bytes: the part of `at_least_bytes` that was the state for joiners.
+        exchange_bytes_per_step: the rest of `sent_bytes`, by the number of steps; None before the first step.
+        hosts: by host, sorted by name.
+        price: dollars for each GB; None: unknown.
+        dollars: the cost of `sent_bytes`. It is not in the cost of the hosts.
+        unknown: the workers whose bytes are unknown.
+    """
+
+    sent_bytes: int | None
+    at_least_bytes: int
+    state_bytes: int
+    exchange_bytes_per_step: float | None
+    hosts: tuple[HostTraffic, ...]
+    price: float | None
+    dollars: float | None
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTraffic:
+    """Bytes that one worker sent to each other host: in rounds, and as the state for joiners; None: unknown."""
+
+    worker: str
+    host: str
+    sent: Mapping[str, tuple[int, int]] | None
+
+
+def traffic(workers: Iterable[WorkerTraffic], steps: int, price: float | None) -> Traffic:
+    """Return the traffic of all workers, which took `steps` steps. `price`: dollars for each GB, None if unknown."""
+    sent, received = Counter[str](), Counter[str]()
+    exchanged = state = 0
+    unknown: list[str] = []
+    for each in workers:
+        sent[each.host] += 0
+        if each.sent is None:
+            unknown.append(each.worker)
+        for host, (exchange_bytes, state_bytes) in (each.sent or {}).items():
+            sent[each.host] += exchange_bytes + state_bytes
+            received[host] += exchange_bytes + state_bytes
+            exchanged += exchange_bytes
+            state += state_bytes
+    known = None if unknown or not sent else exchanged + state
+    return Traffic(
+        sent_bytes=known, at_least_bytes=exchanged + state, state_bytes=state,
+        exchange_bytes_per_step=exchanged / steps if known is not None and steps else None,
+        hosts=tuple(
+            HostTraffic(host=host, sent_bytes=sent[host], received_bytes=received[host])
+            for host in sorted({*sent, *received})
+        ),
+        price=price, dollars=None if known is None or price is None else known / GB * price, unknown=tuple(unknown),
+    )  # fmt: skip
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------

@@ -273,13 +273,24 @@ class NoReplacementsEvent(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class SentBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes that a worker sent to another host since its process began: in `exchange` rounds, and as `state`."""
+
+    exchange: Count = 0
+    state: Count = 0
+
+
 class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds that a worker spent in each time class since its process began. `step`: its current one, -1 for none."""
+    """Seconds that a worker spent in each time class since its process began. `step`: its current one, -1 for none.
+
+    `sent`: what it sent to each other host; None: unknown, as in files of earlier versions.
+    """
 
     host: str
     pool: str
     step: Step
     seconds: dict[TimeClass, Seconds]
+    sent: dict[str, SentBytes] | None = None
 
 
 class TimeSpentEvent(Recorded, frozen=True, kw_only=True):

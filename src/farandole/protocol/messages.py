@@ -21,12 +21,14 @@ from farandole.protocol.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.protocol.values import (
     MAX_NAMED,
     MAX_NAMED_BYTES,
+    MOST_LINKS,
     SAID,
     Call,
     Checkpoints,
     Count,
     Digest,
     Dollars,
+    LinkUse,
     Message,
     Name,
     Said,
@@ -772,6 +774,7 @@ class Heartbeat(Message):
         blocked_on: the peer that it has waited for beyond the soft limit, "" for none.
         time_us: microseconds in each time class (`SAID` in `values.py`).
         lines: lines of metrics, from rank 0 only.
+        links: its use of the links to each other host; None: not in this heartbeat.
     """
 
     number: Count = 0
@@ -789,6 +792,7 @@ class Heartbeat(Message):
     blocked_on: Name = ""
     time_us: Said = ()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
+    links: Annotated[tuple[LinkUse, ...], msgspec.Meta(max_length=MOST_LINKS)] | None = None
 
 
 class Switched(Message):

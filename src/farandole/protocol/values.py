@@ -289,6 +289,35 @@ def _of(value: Any, path: str) -> str:
     return f"{name} is {inner!r:.200}"
 
 
+class LinkUse(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a worker has sent to the workers of another `host`, and how that went, since its process began.
+
+    Sums over all of its connections to that host, so they only grow; `rtt_us` is the newest value.
+
+    Attributes:
+        exchange_bytes: bytes of rounds: gradients, buffers, evaluations. After compression, without TCP's own bytes.
+        state_bytes: bytes of the state for joiners.
+        acknowledged_bytes: bytes that the peers' kernels have acknowledged.
+        sending_us: microseconds in which a connection had bytes to send, its receiver had room for them, and they were
+            not acknowledged yet.
+        resent_bytes: bytes that TCP has sent again, because they were lost.
+        rtt_us: the round-trip time in microseconds, the largest of the connections; 0 if unknown.
+        waited_us: microseconds for which this worker's rounds waited for messages from that host.
+    """
+
+    host: Name
+    exchange_bytes: Count = 0
+    state_bytes: Count = 0
+    acknowledged_bytes: Count = 0
+    sending_us: Count = 0
+    resent_bytes: Count = 0
+    rtt_us: Count = 0
+    waited_us: Count = 0
+
+
+MOST_LINKS = 1000  # other hosts in a heartbeat
+
+
 # --- classes ----------------------------------------------------------------------------------------------------------
 #
 # What a worker's time goes to: the classes, in one table, and which of them the time between two steps' work is in.

@@ -77,7 +77,7 @@ class Connected(WorkerContext):
         self._leave = leave
         self._training: Training = NoTraining()
         self.memory = Arena() if settings.shared_memory else Ordinary()
-        self._groups = Groups(self.groups, self.tell, self.memory)
+        self._groups = Groups(self.groups, self.tell, self.memory, self.link_meter)
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()  # set when there are messages to send
         self._closing = False

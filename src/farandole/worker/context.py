@@ -30,6 +30,7 @@ from farandole.checkpoint.owner import adopt, mark_inside, this_run
 from farandole.checkpoint.reach import listed
 from farandole.checkpoint.store import first_line, reaching
 from farandole.collective.arena import Memory, Ordinary
+from farandole.collective.link_meter import LinkMeter
 from farandole.collective.state_transfer import touched
 from farandole.collective.transport import Links
 from farandole.control.run_folder import CHECKPOINTS, METRICS, hold
@@ -111,7 +112,7 @@ class WorkerContext(ABC):
     Attributes:
         instructions: the coordinator's requests to the training side; read and handled under `condition`.
         groups: the connections to peers, by the group's number.
-        epoch, done (number of shards), shard_timer, meter: the data of heartbeats.
+        epoch, done (number of shards), shard_timer, meter, link_meter: the data of heartbeats.
         tracer: records the next steps for a trace.
         begun: the round that the training thread has begun last.
         waits_for_peers: True if it has nothing to compute and waits for peers.
@@ -143,6 +144,7 @@ class WorkerContext(ABC):
         self.done = 0
         self.shard_timer = ShardTimer()
         self.meter = Meter(already_s)
+        self.link_meter = LinkMeter()
         self.tracer = Tracer(self.meter, lambda spans: self.tell(spans))
         self._history = history
 
@@ -245,6 +247,7 @@ class WorkerContext(ABC):
             shards=shards,
             shards_total=of,
             time_us=self.meter.said(),
+            links=self.link_meter.said(self.tracer.waits.total_ns),
         )
 
 
@@ -398,6 +401,7 @@ class SingleProcess(WorkerContext):
     def _record_time(self, step: int, *ended: str) -> None:
         self._recorded_at = time.monotonic()
         spent = worker_time(self.meter.said(), host=socket.gethostname(), pool="", step=step)
+        spent = msgspec.structs.replace(spent, sent={})  # it has no peers
         self._record(events.TimeSpentEvent(workers={self.worker: spent}, ended=ended))
 
     def _end(self, process: int) -> None:

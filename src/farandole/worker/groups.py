@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from farandole.collective.arena import Memory
 from farandole.collective.codec import NONE
 from farandole.collective.gloo import Rendezvous
+from farandole.collective.link_meter import LinkMeter
 from farandole.collective.shm import ByHost
 from farandole.collective.transport import Links, PeerLost, Unproved
 from farandole.protocol import messages as m
@@ -28,7 +29,7 @@ class Groups:
     """The groups of connections of one worker.
 
     `groups` is the worker's own table of links by group number; `prepare_for` removes past groups from it. Tensors in
-    `memory` can be shared with peers.
+    `memory` can be shared with peers. `meter` measures what goes to other hosts.
 
     Attributes:
         interface: the address that the data plane binds to.
@@ -40,12 +41,14 @@ class Groups:
         groups: dict[int, Links],
         tell: Callable[[m.Message], None],
         memory: Memory,
+        meter: LinkMeter,
     ) -> None:
         self.interface = ""
         self.codec = NONE
         self._groups = groups
         self._tell = tell
         self._memory = memory
+        self._meter = meter
         self._rendezvous: dict[int, Rendezvous] = {}
         self._unused: list[Links] = []  # to be closed
 
@@ -104,6 +107,11 @@ class Groups:
         if view.group in self._groups or view.size == 1:
             return None
         transport = ByHost(
-            self._rendezvous[view.group], key, self.interface, memory=self._memory, compressed=self.codec.compressed
+            self._rendezvous[view.group],
+            key,
+            self.interface,
+            memory=self._memory,
+            compressed=self.codec.compressed,
+            meter=self._meter,
         )
         return transport.connect(view, worker)

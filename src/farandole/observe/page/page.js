@@ -340,6 +340,7 @@ function glance(run, now) {
     priced(paid) ? card("Cost", paid.dollars === null ? "unknown" : money(paid.dollars), [goodput, hours].filter(Boolean).join(", "))
                  : card("Goodput", goodput ? percent(paid.goodput) : "unknown", hours),
   );
+  for (const [hosts, figures] of head.slow_links) $("cards").append(card("Slow link", hosts, figures));
   if (head.bits) $("cards").append(card("Bits", head.bits, ""));
   if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 8), head.fingerprint));
 }

@@ -16,13 +16,14 @@ import msgspec
 
 from farandole.protocol import events
 from farandole.protocol.coordinator.accounting import EARLY_S
-from farandole.protocol.cost import Cost, HostPrice, HostUse, Prices, cost
-from farandole.protocol.events import WorkerTime
+from farandole.protocol.cost import Cost, HostPrice, HostUse, Prices, Traffic, WorkerTraffic, cost, traffic
+from farandole.protocol.events import SentBytes, WorkerTime
 from farandole.protocol.metrics import StepLine, parse_line
 from farandole.protocol.values import CLASSES, TimeClass
 
 HOUR_S = 3600.0
 _EVENT = b'{"event":'  # the beginning of an event's line
+_STEP = b'{"step":'
 _LATE_S = 60.0  # how late a line may be
 
 
@@ -49,6 +50,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         seconds: of all workers, for every class; they add up to `total_s`.
         goodput: the part of `total_s` that computed results that count.
         dollars: the total cost, None if the price of a host is unknown (see `cost`).
+        traffic: the bytes between hosts, and their cost, which is not in `dollars`.
         silent: workers of which no times are known.
         damaged: the number of damaged lines, which were skipped.
         doubtful: the number of impossible sums, which were skipped.
@@ -63,6 +65,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     worker_hours: float | None
     dollars: float | None
     cost: Cost
+    traffic: Traffic
     workers: tuple[WorkerAccount, ...]
     silent: tuple[str, ...]
     damaged: int
@@ -95,6 +98,7 @@ class _Process:
     redo: int = -1
     step: int = -1
     spent: Mapping[TimeClass, float] = field(default_factory=dict[TimeClass, float])
+    sent: Mapping[str, SentBytes] | None = None
     again_s: float = 0.0  # the part of `compute` for steps that were taken before
     began: float = 0.0
     newest_at: float = 0.0  # the time of its newest line
@@ -131,12 +135,15 @@ class AccountReader:
         self._over = False
         self._priced: dict[str, events.PricedEvent] = {}
         self._gone_at: dict[str, float] = {}  # when the hosts in `_priced` went
+        self._steps = 0
+        self._accounted_steps = 0  # when the newest times were written
         self._damaged = self._doubtful = 0
 
     def take(self, line: bytes) -> None:
         """Read one line. A damaged line is counted and skipped."""
         if not line.startswith(_EVENT):
             self._step_line = line
+            self._steps += line.startswith(_STEP)
             return
         event = parse_line(line)
         if not isinstance(event, events.Event):
@@ -148,6 +155,7 @@ class AccountReader:
                 self._over = False
                 self._begin(worker, host=host, came=event.time)
             case events.TimeSpentEvent(workers=workers, ended=ended):
+                self._accounted_steps = self._steps
                 for worker, spent in workers.items():
                     self._spent(worker, spent, event.time, ended=worker in ended)
             case events.LostEvent(worker=worker) | events.LeftEvent(worker=worker) if worker in self._newest:
@@ -195,6 +203,7 @@ class AccountReader:
         process.again_s += computed_s * self._part(process, spent.step)
         process.host, process.pool, process.step = spent.host, spent.pool, max(process.step, spent.step)
         process.spent, process.newest_at, process.ended = spent.seconds, time, ended
+        process.sent = spent.sent
 
     def _part(self, process: _Process, step: int) -> float:
         """Return the fraction of the steps since its previous line that had been taken before."""
@@ -225,6 +234,7 @@ class AccountReader:
         accounts = [(process, process.account()) for process in self._all if process.spent]
         uses = [HostUse(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in accounts]
         paid = cost(uses, prices, map(self._host_price, self._priced.values()))
+        sent = [WorkerTraffic(worker=p.worker, host=p.host, sent=_sums(p.sent)) for p, _ in accounts]
         seconds: dict[TimeClass, float] | None = None
         total_s = goodput = None
         if accounts:
@@ -234,7 +244,12 @@ class AccountReader:
         return Account(
             run=run, over=self._over, as_of=self._as_of, seconds=seconds, total_s=total_s, goodput=goodput,
             worker_hours=None if total_s is None else total_s / HOUR_S, dollars=paid.dollars, cost=paid,
+            traffic=traffic(sent, self._accounted_steps, prices.traffic_price),
             workers=tuple(each for _, each in accounts),
             silent=tuple(process.worker for process in self._all if not process.spent),
             damaged=self._damaged, doubtful=self._doubtful,
         )  # fmt: skip
+
+
+def _sums(sent: Mapping[str, SentBytes] | None) -> dict[str, tuple[int, int]] | None:
+    return None if sent is None else {host: (each.exchange, each.state) for host, each in sent.items()}

@@ -2,7 +2,7 @@
 
 Invariant: the classes of a worker add up to the time from the start of its process until the run dismissed it. Nothing
 else depends on these figures. They hold no wall time: a clock that jumps moves lines, never durations.
-Argument: docs/protocol.md, Time accounting 1-4.
+Argument: docs/protocol.md, Time accounting 1-5.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from farandole.errors import ProtocolError, UsageError
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import CoordinatorState, ReportedTime, Tracing, Worker
-from farandole.protocol.events import WorkerTime
+from farandole.protocol.events import SentBytes, WorkerTime
 from farandole.protocol.messages import MOST_SPANS, Heartbeat, Traced
-from farandole.protocol.values import SAID, TimeClass
+from farandole.protocol.values import SAID, LinkUse, TimeClass
 
 # --- accounting -------------------------------------------------------------------------------------------------------
 
@@ -42,6 +42,28 @@ def on_heartbeat(state: CoordinatorState, worker: Worker, beat: Heartbeat, now: 
             )  # fmt: skip
     elif _plausible(record, reported, now, late_s=state.settings.heartbeat_timeout_s):
         record.reported, record.heard_at, record.step = reported, now, beat.step if beat.view else record.step
+    record = state.reported_times.get(worker.id)
+    if record is not None and beat.links is not None and _is_possible(record, beat.links):
+        record.links = beat.links
+        state.links.take(worker.id, worker.host, beat.links, now)
+
+
+def _is_possible(record: ReportedTime, links: Sequence[LinkUse]) -> bool:
+    """Return True if each host is named once and is not the worker's own, and no sum has shrunk.
+
+    The bytes themselves can't be checked: a worker that lies about them makes its own part of the bill wrong.
+    """
+    new = {use.host: use for use in links}
+    return (
+        len(new) == len(links)
+        and record.host not in new
+        and all(
+            old.host in new
+            and old.exchange_bytes <= new[old.host].exchange_bytes
+            and old.state_bytes <= new[old.host].state_bytes
+            for old in record.links or ()
+        )
+    )
 
 
 def _plausible(record: ReportedTime, reported: tuple[int, ...], now: float, *, late_s: float) -> bool:
@@ -75,6 +97,7 @@ def _write(state: CoordinatorState, workers: Iterable[str], *, ended: tuple[str,
     lines = {worker: _time(times[worker]) for worker in new}
     for worker in ended:
         record = times.pop(worker)
+        state.links.forget(worker)
         rest: TimeClass = "end" if _left_gracefully(state, worker) else "lost"
         lines[worker] = _time(record, rest, max(now - record.heard_at, 0.0))
     for worker in new:
@@ -90,7 +113,15 @@ def _left_gracefully(state: CoordinatorState, worker: str) -> bool:
 
 def _time(record: ReportedTime, rest: TimeClass = "lost", rest_s: float = 0.0) -> WorkerTime:
     """Return the record of a worker's times, with `rest_s` seconds more in class `rest`."""
-    return worker_time(record.reported, host=record.host, pool=record.pool, step=record.step, rest=rest, rest_s=rest_s)
+    spent = worker_time(record.reported, host=record.host, pool=record.pool, step=record.step, rest=rest, rest_s=rest_s)
+    return msgspec.structs.replace(spent, sent=sent_bytes(record.links))
+
+
+def sent_bytes(links: Sequence[LinkUse] | None) -> dict[str, SentBytes] | None:
+    """Return the bytes that were sent to each other host; None if `links` is None, since they are unknown then."""
+    if links is None:
+        return None
+    return {use.host: SentBytes(exchange=use.exchange_bytes, state=use.state_bytes) for use in links}
 
 
 def worker_time(

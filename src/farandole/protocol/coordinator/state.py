@@ -19,9 +19,10 @@ from farandole.protocol.cost import Prices
 from farandole.protocol.difference import Difference, Finish
 from farandole.protocol.events import Event
 from farandole.protocol.failure_detector import FailureDetector, LastProgress, RateLimit, Silence
+from farandole.protocol.link_speed import LinkHistory
 from farandole.protocol.messages import Heartbeat, Job, RunTerms, Stopped
 from farandole.protocol.settings import Exports, PoolTerms, Spending
-from farandole.protocol.values import Call
+from farandole.protocol.values import Call, LinkUse
 from farandole.protocol.view import Lineage, View
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -183,7 +184,8 @@ class ReportedTime:
     """The times that one process has reported (see `accounting.py`), in microseconds.
 
     Its first report, of `first_us` in total, arrived at `first_at` and its newest, `reported`, at `heard_at`, both on
-    the coordinator's clock in seconds. `written` is the total that has been written to a line.
+    the coordinator's clock in seconds. `written` is the total that has been written to a line. `links`: its use of
+    the links to each other host, None before it reports any.
     """
 
     session: str
@@ -195,6 +197,7 @@ class ReportedTime:
     heard_at: float
     step: int
     written: int = 0
+    links: tuple[LinkUse, ...] | None = None
 
 
 @dataclass(kw_only=True)
@@ -713,6 +716,8 @@ class CoordinatorState:
         self.clock = self.times_due = 0.0
         # The times that workers have reported, by ID. See `accounting.py`.
         self.reported_times: dict[str, ReportedTime] = {}
+        # The recent use of the links between hosts, from which their rates follow. It is not kept in the journal.
+        self.links = LinkHistory()
         # The newest trace that was requested, with its answers.
         self.tracing: Tracing | None = None
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Message, RunTerms, Saved
-from farandole.protocol.values import NOTHING, Call, TimeClass
+from farandole.protocol.values import NOTHING, Call, LinkUse, TimeClass
 from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.state_machine import CallRounds, Checking, Drift, Exit, Save, WorkerStateMachine
 
@@ -68,6 +68,7 @@ class Activity:
     shards: int = 0
     shards_total: int = 0
     time_us: tuple[int, ...] = ()
+    links: tuple[LinkUse, ...] = ()
 
 
 @dataclass(kw_only=True)

@@ -330,7 +330,7 @@ class Session:
             lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed,
             waits_for_peers=activity.waits_for_peers, at_step_start=activity.at_step_start,
             shard_us=activity.shard_us, shards=activity.shards, shards_total=activity.shards_total,
-            time_us=activity.time_us,
+            time_us=activity.time_us, links=activity.links if len(lines) <= m.MAX_LINES // 2 else None,
             blocked_on=peer_over_soft_limit(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
