@@ -111,8 +111,13 @@ class Bench(Loop):
     def end(self) -> tuple[str, StepTime]:
         raise UsageError(
             f"the script's loop ended after {self.progress.after.step} steps, before all was measured; let it train "
-            f"for longer (by its own arguments), or reduce --steps or --rounds"
+            f"for longer (by its own arguments), or {self._remedy}"
         )
+
+    @property
+    def _remedy(self) -> str:
+        """What to do about a loop that is too short."""
+        return f"reduce --steps {self._terms.steps} or --rounds {self._terms.rounds}"
 
     # --- measurements ---------------------------------------------------------------------------------------
 
@@ -201,8 +206,7 @@ class Bench(Loop):
             if self.progress.total < self._terms.least:
                 raise UsageError(
                     f"the script's loop has {self.progress.total} steps, but the bench needs {self._terms.least}: let "
-                    f"it train for longer (by its own arguments), or reduce --steps {self._terms.steps} or --rounds "
-                    f"{self._terms.rounds}"
+                    f"it train for longer (by its own arguments), or {self._remedy}"
                 )
         self._look_round()
 
@@ -305,6 +309,11 @@ class ScaledBench(Bench):
                 f"dataset has {loader.epoch_samples}; use a larger dataset, fewer --workers, or --mode strong"
             )
         super().__init__(replica, loader, length, *others, terms=terms, **options)
+
+    @property
+    def _remedy(self) -> str:
+        larger = f", or leave out {self._terms.workers} --workers" if self._terms.mode == "weak" else ""
+        return f"reduce --steps {self._terms.steps}{larger}"
 
     def _get_ready(self, steps: Iterator[Step]) -> Iterator[Step]:
         ready = super()._get_ready(steps)

@@ -196,11 +196,11 @@ def _shared(run: ScalingRun) -> ScalingRun:
     return msgspec.structs.replace(run, mode=MODES[0], transport=TRANSPORTS[0]) if run.workers == 1 else run
 
 
-def contestants_of(run: ScalingRun, runs: Sequence[ScalingRun], *, ddp: bool) -> tuple[str, ...]:
+def contestants_of(run: ScalingRun, codec: str, transport: Transport, *, ddp: bool) -> tuple[str, ...]:
     """Return the contestants of a run. DistributedDataParallel has neither a codec nor a transport of ours, so it is
-    measured with the first of these only.
+    measured with one of each only, the first `codec` and `transport`.
     """
-    first = (run.codec, run.transport) == (runs[0].codec, runs[0].transport)
+    first = run.codec == codec and (run.transport == transport or run.workers == 1)
     return (FARANDOLE, DDP) if ddp and first else (FARANDOLE,)
 
 

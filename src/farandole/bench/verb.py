@@ -211,7 +211,7 @@ def scaling(
     code = 0
     for number, run in enumerate(runs):
         tell(f"run {number + 1} of {len(runs)}: {run.words(runs)}")
-        contestants = plan.contestants_of(run, runs, ddp=ddp)
+        contestants = plan.contestants_of(run, codecs[0], transports[0], ddp=ddp)
         terms = BenchTerms(workers=run.workers, steps=timed, rounds=1, contestants=contestants, mode=run.mode)
         os.environ[SHARED_MEMORY] = "1" if run.transport == "shared-memory" else "0"
         command = (script, *plan.filled(words, values[run.arguments]))
