@@ -232,7 +232,7 @@ def test_ddp_that_is_left_out_has_no_row() -> None:
     assert [*left.contestants] == [FARANDOLE]
     found = rows([left])
     assert {row.contestant for row in found} == {FARANDOLE}
-    assert mentions("\n".join(notes(found, [left], 1, 2)), DDP, "it trains two")
+    assert mentions("\n".join(notes(found, [left], 1, 2, 0.0)), DDP, "it trains two")
 
 
 # --- table ------------------------------------------------------------------------------------------------------------
@@ -262,10 +262,11 @@ def test_what_differs_has_a_column(results: list[ScalingResult]) -> None:
 
 def test_shared_cores_and_idle_workers_are_told(results: list[ScalingResult]) -> None:
     found = rows(results)
-    assert mentions("\n".join(notes(found, results, 1, 1)), "2 workers", "1 core")
-    assert not mentions("\n".join(notes(found, results, 1, 2)), "2 cores")
+    assert mentions("\n".join(notes(found, results, 1, 1, 0.0)), "2 workers", "1 core")
+    assert not mentions("\n".join(notes(found, results, 1, 2, 0.4)), "2 cores")
+    assert mentions("\n".join(notes(found, results, 1, 2, 1.25)), "1.2", "2 cores")
     uneven = [msgspec.structs.replace(row, measured=msgspec.structs.replace(row.measured, shards=3)) for row in found]
-    assert mentions("\n".join(notes(uneven, results, 1, 2)), "2 workers", 3, 1, 2)
+    assert mentions("\n".join(notes(uneven, results, 1, 2, 0.0)), "2 workers", 3, 1, 2)
 
 
 def test_the_chart_has_a_line_for_each_series(results: list[ScalingResult]) -> None:

@@ -14,6 +14,7 @@ from farandole.bench.terms import DDP
 from farandole.observe.text import in_words, rate_words
 
 UNKNOWN = "unknown"
+IDLE = 0.25  # other processes that take less than this part of the cores are not mentioned
 VARIED = ("arguments", "codec", "transport")  # columns that the table has if their values differ
 
 # --- table ------------------------------------------------------------------------------------------------------------
@@ -63,9 +64,11 @@ def result_line(result: ScalingResult) -> str:
 
 
 def notes(
-    rows: Sequence[ScalingRow], results: Iterable[ScalingResult], threads: int, cores: int
-) -> Iterator[str]:  # fmt: skip
-    """Yield lines of text for the facts that the table does not show."""
+    rows: Sequence[ScalingRow], results: Iterable[ScalingResult], threads: int, cores: int, load: float
+) -> Iterator[str]:
+    """Yield lines of text for the facts that the table does not show. `load`: how many threads of other processes ran
+    or waited for a core, on average, before the first run.
+    """
     if (over := rows[0].over) > 1:
         yield f"speed-up and efficiency are over {over} workers; --workers 1,... compares with one"
     shared = sorted({row.run.workers for row in rows if row.run.workers * threads > cores})
@@ -74,6 +77,8 @@ def notes(
         of = f" of {threads} threads each" if threads > 1 else ""
         counts = ", ".join(map(str, shared))
         yield f"{counts} workers{of} shared {own}: what that costs, workers with cores of their own do not lose"
+    if load > IDLE * cores:
+        yield f"other processes used this machine, too: {load:.1f} threads wanted its {cores} cores before the first run"
     for count, shards in sorted({(row.run.workers, row.measured.shards) for row in rows}):
         if shards % count:
             busiest, fewest = -(-shards // count), shards // count

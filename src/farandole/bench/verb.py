@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -187,7 +187,7 @@ def scaling(
 ) -> None:  # fmt: skip
     """Run a script with different numbers of workers, and compare speed, time and cost. Keeps no files."""
     from farandole.bench import scaling as plan
-    from farandole.bench.scaling_table import result_line
+    from farandole.bench.scaling_table import notes, result_line
     from farandole.bench.terms import MODES, BenchTerms
 
     cores = os.cpu_count() or 1
@@ -207,6 +207,7 @@ def scaling(
 
     runs = plan.runs_of(counts, modes, codecs, transports, [*values])
     tell(f"{len(runs)} runs, one after the other; all their files are deleted, and no checkpoint is written")
+    load = os.getloadavg()[0]
     results: list[ScalingResult] = []
     code = 0
     for number, run in enumerate(runs):
@@ -224,7 +225,7 @@ def scaling(
         tell(f"  {result_line(results[-1])}")
     if results:
         rows = plan.rows_of(results, runs, modes, transports, prices, threads, cores)
-        _show_scaling(rows, results, threads, cores, json, plot)
+        _show_scaling(rows, notes(rows, results, threads, cores, load), json, plot)
     if code:
         raise typer.Exit(code)
 
@@ -246,22 +247,19 @@ def _check_plot(plot: Path | None) -> None:
         find_browser(f"--plot {plot}", "use a name that ends in .svg")
 
 
-def _show_scaling(
-    rows: Sequence[ScalingRow], results: Sequence[ScalingResult], threads: int, cores: int, json: Path | None,
-    plot: Path | None,
-) -> None:  # fmt: skip
+def _show_scaling(rows: Sequence[ScalingRow], lines: Iterable[str], json: Path | None, plot: Path | None) -> None:
     import msgspec
     from rich.console import Console
     from rich.measure import Measurement
 
-    from farandole.bench.scaling_table import chart, notes, scaling_table
+    from farandole.bench.scaling_table import chart, scaling_table
 
     console, table = Console(highlight=False, soft_wrap=True), scaling_table(rows)
     console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     tell("")
     console.print(table)
     tell("")
-    for line in notes(rows, results, threads, cores):
+    for line in lines:
         tell(line)
     if json is not None:
         _write("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
