@@ -78,7 +78,8 @@ def notes(
         counts = ", ".join(map(str, shared))
         yield f"{counts} workers{of} shared {own}: what that costs, workers with cores of their own do not lose"
     if load > IDLE * cores:
-        yield f"other processes used this machine, too: {load:.1f} threads wanted its {cores} cores before the first run"
+        own = f"{cores} cores" if cores > 1 else "core"
+        yield f"other processes used this machine, too: {load:.1f} threads wanted its {own} before the first run"
     for count, shards in sorted({(row.run.workers, row.measured.shards) for row in rows}):
         if shards % count:
             busiest, fewest = -(-shards // count), shards // count
