@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from farandole.bench.terms import (
     BenchTerms,
     Block,
     Record,
+    RunFacts,
     Unfit,
     environment,
 )
@@ -305,3 +307,29 @@ def test_a_script_that_leaves_its_loop_says_after_how_many_steps(joined: Joined)
     steps.close()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"\b3\b.*--steps.*--rounds"):
         run.finish()
+
+
+SCALED = msgspec.structs.replace(TERMS, rounds=1, contestants=(FARANDOLE,), mode="weak")
+
+
+def test_of_scaling_only_the_runs_own_steps_are_measured_and_its_facts(joined: Joined, tmp_path: Path) -> None:
+    assert {*all_of(train(joined(SCALED), Net(), epochs=4), type)} == {Step}
+    facts, block, end = told(tmp_path)
+    assert isinstance(facts, RunFacts)
+    assert (facts.shards, facts.samples, facts.sent_bytes) == (4, 4 * LONG, 0)
+    assert isinstance(block, Block)
+    assert (block.contestant, block.samples, len(block.spent)) == (FARANDOLE, BATCH, SCALED.steps)
+    assert isinstance(end, BenchFinished)
+
+
+def test_of_strong_scaling_the_batch_of_a_policy_is_that_of_one_worker(joined: Joined, tmp_path: Path) -> None:
+    policy = farandole.PerWorkerBatch(BATCH, micro=4, rule=farandole.SquareRoot())
+    run = joined(msgspec.structs.replace(SCALED, mode="strong"), stands_for=2)
+    all_of(train(run, Net(), batch=policy), type)
+    assert [record.samples for record in told(tmp_path) if isinstance(record, Block)] == [BATCH]
+
+
+def test_weak_scaling_beyond_the_dataset_is_refused(joined: Joined) -> None:
+    terms = msgspec.structs.replace(SCALED, workers=4)
+    with pytest.raises(UsageError, match=rf"\b4\b.*\b{4 * BATCH}\b.*\b{LONG}\b.*--workers"):
+        next(train(joined(terms), Net()))

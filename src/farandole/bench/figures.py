@@ -80,23 +80,23 @@ def figures(reports: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: 
     records, each_round = [*reports.values()], range(rounds)
     left_out = next((r.reason for each in records for r in each if isinstance(r, Unfit)), "")
     names = [name for name in CONTESTANTS if name != DDP or not left_out]
-    blocks = {name: [_joint(records, name, round_) for round_ in each_round] for name in names}
-    floor = [_median(block) for block in blocks[ALONE]]
+    blocks = {name: [joint_steps(records, name, round_) for round_ in each_round] for name in names}
+    floor = [median_ms(block) for block in blocks[ALONE]]
     samples = {r.contestant: r.samples for r in records[0] if isinstance(r, Block)}
     contestants: dict[str, Contestant] = {}
     for name in names:
-        ms = [_median(block) for block in blocks[name]]
+        ms = [median_ms(block) for block in blocks[name]]
         contestants[name] = Contestant(
             ms=tuple(ms),
             over=tuple(own / alone for own, alone in zip(ms, floor, strict=True)),
             samples_per_s=1e3 * samples[name] / statistics.median(ms),
-            parts=_parts([step for block in blocks[name] for step in block]),
+            parts=mean_parts([step for block in blocks[name] for step in block]),
         )
     together = each_round if terms.workers > 1 else range(0)
     exchanges = [[r for each in records for r in each if isinstance(r, Exchanges) and r.round == n] for n in together]
-    by_itself = [_quickest([r.seconds for r in of_round]) for of_round in exchanges]
-    all_reduce = [_quickest([r.all_reduces for r in of_round]) for of_round in exchanges if of_round[0].all_reduces]
-    exposed = [1e3 * statistics.median(map(_exposed, blocks[FARANDOLE][round_])) for round_ in together]
+    by_itself = [quickest([r.seconds for r in of_round]) for of_round in exchanges]
+    all_reduce = [quickest([r.all_reduces for r in of_round]) for of_round in exchanges if of_round[0].all_reduces]
+    exposed = [1e3 * statistics.median(map(exposed_s, blocks[FARANDOLE][round_])) for round_ in together]
     hidden = [max(0.0, 1 - part / whole) for part, whole in zip(exposed, by_itself, strict=True)]
     return Figures(
         terms=terms, contestants=contestants, by_itself=tuple(by_itself), exposed=tuple(exposed),
@@ -104,7 +104,7 @@ def figures(reports: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: 
     )  # fmt: skip
 
 
-def _joint(records: Sequence[Sequence[Record]], name: str, round_: int) -> list[Joint]:
+def joint_steps(records: Sequence[Sequence[Record]], name: str, round_: int) -> list[Joint]:
     """Return the steps of the block of a contestant in a round."""
     blocks = [
         next(r.spent for r in each if isinstance(r, Block) and (r.contestant, r.round) == (name, round_))
@@ -113,15 +113,18 @@ def _joint(records: Sequence[Sequence[Record]], name: str, round_: int) -> list[
     return [*zip(*blocks, strict=True)]
 
 
-def _median(block: Sequence[Joint]) -> float:
+def median_ms(block: Sequence[Joint]) -> float:
+    """Return the median time of a step in milliseconds, over the steps of a block and all workers."""
     return 1e3 * statistics.median(spent.step for step in block for spent in step)
 
 
-def _exposed(step: Joint) -> float:
+def exposed_s(step: Joint) -> float:
+    """Return the exposed part of a step's exchange, in seconds."""
     return min(spent.waiting for spent in step)
 
 
-def _parts(steps: Sequence[Joint]) -> Parts:
+def mean_parts(steps: Sequence[Joint]) -> Parts:
+    """Return the means over the workers and over the middle half of the steps, sorted by their time."""
     by_time = sorted(steps, key=lambda step: sum(spent.step for spent in step))
     cut = len(by_time) // 4
     middle = by_time[cut : len(by_time) - cut]
@@ -130,7 +133,7 @@ def _parts(steps: Sequence[Joint]) -> Parts:
     def mean(values: Sequence[float]) -> float:
         return 1e3 * statistics.fmean(values)
 
-    exposed = mean([_exposed(step) for step in middle])
+    exposed = mean([exposed_s(step) for step in middle])
     return Parts(
         step=mean([s.step for s in every]), data=mean([s.data for s in every]),
         compute=mean([s.compute for s in every]), folding=mean([s.folding for s in every]),
@@ -139,7 +142,7 @@ def _parts(steps: Sequence[Joint]) -> Parts:
     )  # fmt: skip
 
 
-def _quickest(seconds: Sequence[Sequence[float]]) -> float:
+def quickest(seconds: Sequence[Sequence[float]]) -> float:
     """Return the median time in milliseconds, each from the worker that was the last to begin, so the least one.
 
     `seconds`: the times of each worker.

@@ -14,10 +14,13 @@ an evaluation may follow.
 
 Invariant: steps aside leave no trace in the run. State, random state and hooks are restored, so the digests stay equal
 and the weights are those of a run without a bench. State that the script itself keeps is not restored.
+
+`farandole bench scaling` measures with `ScaledBench`: the same loop, whose batch follows the number of workers.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -31,9 +34,11 @@ import torch
 from farandole.bench import terms as bench
 from farandole.bench.ddp import Ddp, Trial, connect
 from farandole.bench.plain_step import Ahead, Plain, PlainStep, Way
+from farandole.bench.scaling import batch_in, samples_of
 from farandole.bench.stopwatch import Stopwatch, TimedGradients, clock
-from farandole.bench.terms import DDP, FARANDOLE, BenchFinished, BenchTerms, Block, Exchanges, Record, Unfit
+from farandole.bench.terms import DDP, FARANDOLE, BenchFinished, BenchTerms, Block, Exchanges, Record, RunFacts, Unfit
 from farandole.collective.buckets import Layout, Partials
+from farandole.collective.schedule import COMMIT, order
 from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
 from farandole.data.order import keep_random_state
@@ -53,8 +58,9 @@ EXCHANGES = 8  # exchanges in a round that overlap with no computation; the firs
 
 
 def begin(text: str) -> None:
-    """Make this process measure with the loop below, by the terms in `text`."""
-    use(partial(Bench, terms=bench.terms_of(text)))
+    """Make this process measure with one of the loops below, by the terms in `text`."""
+    terms = bench.terms_of(text)
+    use(partial(ScaledBench if terms.mode else Bench, terms=terms))
 
 
 class Bench(Loop):
@@ -74,7 +80,7 @@ class Bench(Loop):
         self._terms, self._folder, self._device = terms, folder, device
         self._members: tuple[str, ...] = ()
         self._meeting = Partials(Layout([], lanes=1))
-        self._contestants: tuple[str, ...] = bench.CONTESTANTS
+        self._contestants: tuple[str, ...] = terms.contestants
         self._model: torch.nn.Module | None = None  # the model that runs under DistributedDataParallel
         self._group: Any = None
         self._last: Step  # the newest step of the run
@@ -105,8 +111,13 @@ class Bench(Loop):
     def end(self) -> tuple[str, StepTime]:
         raise UsageError(
             f"the script's loop ended after {self.progress.after.step} steps, before all was measured; let it train "
-            f"for longer (by its own arguments), or reduce --steps or --rounds"
+            f"for longer (by its own arguments), or {self._remedy}"
         )
+
+    @property
+    def _remedy(self) -> str:
+        """What to do about a loop that is too short."""
+        return f"reduce --steps {self._terms.steps} or --rounds {self._terms.rounds}"
 
     # --- measurements ---------------------------------------------------------------------------------------
 
@@ -114,6 +125,8 @@ class Bench(Loop):
         own = self._own(steps)
         for _ in range(self._terms.warmup):
             yield next(own)
+        if DDP not in self._contestants:
+            return
         trial = Trial(self.replica.objects)
         [ahead] = self._ahead(1)
         with self._put_aside([ahead]), trial.around():
@@ -193,8 +206,7 @@ class Bench(Loop):
             if self.progress.total < self._terms.least:
                 raise UsageError(
                     f"the script's loop has {self.progress.total} steps, but the bench needs {self._terms.least}: let "
-                    f"it train for longer (by its own arguments), or reduce --steps {self._terms.steps} or --rounds "
-                    f"{self._terms.rounds}"
+                    f"it train for longer (by its own arguments), or {self._remedy}"
                 )
         self._look_round()
 
@@ -273,6 +285,55 @@ class Bench(Loop):
 
     def _write(self, record: Record) -> None:
         bench.write(self._folder, self._context.worker, record)
+
+
+class ScaledBench(Bench):
+    """The bench of one worker of `farandole bench scaling`: its batch follows the number of workers by `terms.mode`.
+
+    Raises:
+        UsageError: the dataset has fewer samples than a step needs.
+    """
+
+    def __init__(
+        self, replica: Replica, loader: Loader, length: Length, *others: Any, terms: BenchTerms, **options: Any
+    ) -> None:  # fmt: skip
+        assert terms.mode is not None
+        self._samples = samples_of(
+            epochs=length.epochs, base_steps=length.base_steps, epoch_samples=loader.epoch_samples,
+            base=loader.batch.base,
+        )  # fmt: skip
+        loader.batch = batch = batch_in(terms.mode, loader.batch, terms.workers)
+        if terms.mode == "weak" and batch.samples(terms.workers) > loader.epoch_samples:
+            raise UsageError(
+                f"--mode weak: {terms.workers} workers take {batch.samples(terms.workers)} samples a step, but the "
+                f"dataset has {loader.epoch_samples}; use a larger dataset, fewer --workers, or --mode strong"
+            )
+        super().__init__(replica, loader, length, *others, terms=terms, **options)
+
+    @property
+    def _remedy(self) -> str:
+        larger = f", or leave out {self._terms.workers} --workers" if self._terms.mode == "weak" else ""
+        return f"reduce --steps {self._terms.steps}{larger}"
+
+    def _get_ready(self, steps: Iterator[Step]) -> Iterator[Step]:
+        ready = super()._get_ready(steps)
+        first = next(ready)
+        began = time.time()
+        yield first
+        yield from ready
+        shards = -(-self.progress.whole // self._loader.batch.micro)
+        self._write(
+            RunFacts(began=began, shards=shards, samples=self._samples, sent_bytes=self._sent_bytes(shards))
+        )  # fmt: skip
+
+    def _sent_bytes(self, shards: int) -> int:
+        """Return the bytes of sums that this worker sends in a step of `shards` micro-batches."""
+        view, buckets = self._rounds.view, self.gradients.layout.buckets
+        if view.size == 1:
+            return 0
+        messages = order(view, self._context.worker, buckets, shards, view.lineage(view.members))
+        sent = messages.unsent([False] * len(buckets), 0)
+        return sum((m.stop - m.start) * buckets[m.bucket].dtype.itemsize for m in sent if m.kind != COMMIT)
 
 
 def _keep(bucket: int) -> None:

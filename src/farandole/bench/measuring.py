@@ -1,4 +1,4 @@
-"""The run of `farandole bench steps`: a supervisor that reads the workers' reports, and kills all processes once the
+"""The runs of `farandole bench`: a supervisor that reads the workers' reports, and kills all processes once the
 reports are complete, or at the first signal. Nothing of the run is kept.
 """
 
@@ -7,14 +7,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from farandole.bench.figures import Figures, figures
+from farandole.bench.figures import figures
 from farandole.bench.table import round_line
-from farandole.bench.terms import BenchReports, BenchTerms
+from farandole.bench.terms import BenchReports, BenchTerms, Record
 from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.supervisor import Supervisor
@@ -27,14 +27,16 @@ from farandole.pool.local import OWN
 from farandole.protocol.coordinator.state import OwnPool, RunSettings
 from farandole.protocol.messages import Checkpoints, RunTerms
 from farandole.protocol.metrics import Line
+from farandole.run_options import default
 
 WATCH_S = 0.5  # interval at which the workers' reports are read
 PATIENCE_S = 3600.0  # stall timeout: no worker is replaced here, and one may wait until another's DDP gives up
 
 
 def settings_of(
-    folder: Path, command: Sequence[str], terms: BenchTerms, threads: int, *, pin: bool = False
-) -> RunSettings:
+    folder: Path, command: Sequence[str], terms: BenchTerms, threads: int, *, pin: bool = False,
+    codec: str = default("codec"),
+) -> RunSettings:  # fmt: skip
     """Return the settings of a run with `terms.workers` workers on this machine.
 
     All have equal shares of the micro-batches, and the run ends when one of them is lost.
@@ -49,7 +51,7 @@ def settings_of(
         **msgspec.structs.asdict(
             RunTerms(
                 wanted=count, minimum=count, maximum=count, threads=threads, pin=pin, by_speed=False,
-                checkpoints=checkpoints, stall_s=PATIENCE_S, standstill_s=PATIENCE_S,
+                checkpoints=checkpoints, stall_s=PATIENCE_S, standstill_s=PATIENCE_S, codec=codec,
             )
         ),
         run=place.name, folder=str(place), pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
@@ -57,27 +59,35 @@ def settings_of(
     )  # fmt: skip
 
 
+def round_lines(records: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: range) -> Iterator[str]:
+    """Yield a line about each of the `rounds`, which all workers have finished."""
+    result = figures(records, terms, rounds.stop)
+    return (round_line(result, round_) for round_ in rounds)
+
+
 class Measuring(Supervisor):
-    """The supervisor of a bench; see the module's docstring.
+    """The supervisor of a bench; see the module's docstring. `lines`: returns what is shown about finished rounds.
 
     Attributes:
-        figures: the figures; None if the measurement is incomplete.
+        records: the complete reports of the workers; None if the measurement is incomplete.
     """
 
-    def __init__(self, settings: RunSettings, terms: BenchTerms) -> None:
+    def __init__(
+        self, settings: RunSettings, terms: BenchTerms,
+        lines: Callable[[Mapping[str, Sequence[Record]], BenchTerms, range], Iterable[str]] = round_lines,
+    ) -> None:  # fmt: skip
         self._quiet = _Quiet(sys.stdout)
         super().__init__(settings, settings.command[0], settings.command[1:], self._quiet)
-        self._terms = terms
-        self.figures: Figures | None = None
+        self._terms, self._lines = terms, lines
+        self.records: Mapping[str, Sequence[Record]] | None = None
 
     async def _enough(self) -> None:
         reports, terms, shown = BenchReports(self._folder), self._terms, 0
-        while not self._forced.is_set() and self.figures is None:
+        while not self._forced.is_set() and self.records is None:
             if reports.read() and (rounds := reports.rounds(terms)) > shown:
-                result = figures(reports.records, terms, rounds)
-                for round_ in range(shown, rounds):
-                    self._quiet.show(round_line(result, round_))
-                shown, self.figures = rounds, result if rounds == terms.rounds else None
+                for line in self._lines(reports.records, terms, range(shown, rounds)):
+                    self._quiet.show(line)
+                shown, self.records = rounds, reports.records if rounds == terms.rounds else None
             await up_to(WATCH_S, self._forced)
 
     def _on_signal(self, signum: int) -> None:

@@ -26,7 +26,7 @@ OURS = ("folding", "slower", "exposed", "landing")  # unknown or absent for othe
 
 def steps_table(result: Figures) -> Table:
     """Return the table of step times. The first contestant is the floor."""
-    table = _table("", "ms a step", "min..max", "over alone", "min..max", "samples/s")
+    table = plain_table("", "ms a step", "min..max", "over alone", "min..max", "samples/s")
     for name, each in result.contestants.items():
         over = ("", "") if name == ALONE else (f"{statistics.median(each.over):.2f}", _spread(each.over, 2))
         rate = f"{each.samples_per_s:,.0f}"
@@ -36,7 +36,7 @@ def steps_table(result: Figures) -> Table:
 
 def parts_table(result: Figures) -> Table:
     """Return the table of the parts of a step's time."""
-    table = _table("ms of a step", *result.contestants)
+    table = plain_table("ms of a step", *result.contestants)
     for part, words in PARTS.items():
         cells = [
             "" if part in OURS and name != FARANDOLE else f"{getattr(each.parts, part):.2f}"
@@ -73,10 +73,11 @@ def round_line(result: Figures, round_: int) -> str:
     return f"round {round_ + 1} of {result.terms.rounds}, ms a step: {times}"
 
 
-def _table(*titles: str) -> Table:
+def plain_table(*titles: str, left: int = 1) -> Table:
+    """Return an empty table without lines. The first `left` columns are words, the others are numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+        table.add_column(title, justify="right" if number >= left else "left", no_wrap=True)
     return table
 
 

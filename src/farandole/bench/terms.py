@@ -1,5 +1,5 @@
-"""The data that `farandole bench steps` and its workers exchange: the terms, in the environment of the workers, and
-their measurements, in one file for each worker in the run's folder.
+"""The data that `farandole bench` and its workers exchange: the terms, in the environment of the workers, and their
+measurements, in one file for each worker in the run's folder.
 
 A round has a block of steps for each contestant. The order rotates, so that each round starts with another contestant.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -18,11 +19,13 @@ from farandole.platform import files
 VARIABLE = "FARANDOLE_BENCH"  # the terms, in a worker's environment
 ALONE, FARANDOLE, DDP = "alone", "farandole", "ddp"
 CONTESTANTS = (ALONE, FARANDOLE, DDP)
+Mode = Literal["strong", "weak"]  # scaling with a constant global batch, and with a constant batch of each worker
+MODES: tuple[Mode, ...] = ("strong", "weak")
 
 
 class BenchTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of a bench. `steps`: timed steps of each block, after `warmup` others; `rounds`: blocks of each
-    contestant.
+    contestant. `mode`: how the batch follows the number of workers, for `bench scaling`; None: as in the script.
 
     Raises:
         UsageError: a value is below its limit.
@@ -32,6 +35,8 @@ class BenchTerms(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     rounds: int
     warmup: int = 3
+    contestants: tuple[str, ...] = CONTESTANTS
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "rounds"):
@@ -97,12 +102,26 @@ class Unfit(msgspec.Struct, frozen=True, kw_only=True, tag="unfit"):
     reason: str
 
 
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
+    """The facts of a run of `bench scaling` that hold for all its steps.
+
+    began: Unix time at which the worker's script got its first step. shards: micro-batches of a step, of all workers.
+    samples: of the script's whole training. sent_bytes: bytes of gradients that this worker sends in a step, before
+    compression.
+    """
+
+    began: float
+    shards: int
+    samples: int
+    sent_bytes: int
+
+
 class BenchFinished(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The measurement is complete."""
 
 
-Record = Block | Exchanges | Unfit | BenchFinished
-_decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | BenchFinished)
+Record = Block | Exchanges | Unfit | RunFacts | BenchFinished
+_decoder = msgspec.json.Decoder(Block | Exchanges | Unfit | RunFacts | BenchFinished)
 
 
 def terms_of(text: str) -> BenchTerms:

@@ -1,7 +1,8 @@
 """`farandole bench`: measures the cost of farandole for a script on this machine.
 
 `bench steps` is a special run (`measuring.py`) in a temporary folder. Local workers run the unchanged script, and the
-contestants take turns in them (`loop.py`). No checkpoint is written.
+contestants take turns in them (`loop.py`). No checkpoint is written. `bench scaling` is one such run after the other,
+with different numbers of workers (`scaling.py`).
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farandole.cli.options import check_script
 from farandole.errors import UsageError
 from farandole.platform import cpu
+from farandole.platform.extras import require_zstd
 from farandole.platform.output import say, tell
+from farandole.run_options import RUN_OPTIONS, default
 
 if TYPE_CHECKING:
     from farandole.bench.figures import Figures
+    from farandole.bench.scaling import ScalingResult, ScalingRow
+    from farandole.bench.terms import BenchTerms, Record
 
 SIGNALLED = 128  # exit codes from here on mean: ended by a signal
 app = typer.Typer(
@@ -47,12 +54,27 @@ def steps(
     ] = None,
 ) -> None:
     """Time a script's steps alone, with farandole and under DistributedDataParallel, in turns. Keeps no files."""
-    from farandole.bench.terms import BenchTerms, environment
+    from farandole.bench.figures import figures
+    from farandole.bench.measuring import round_lines
+    from farandole.bench.terms import BenchTerms
 
     terms = BenchTerms(workers=workers, steps=timed, rounds=rounds)
     check_script(script)
-    if json is not None and not json.absolute().parent.is_dir():
-        raise UsageError(f"--json {json}: there is no such folder")
+    _check_file("--json", json)
+    begin = f"{workers} workers start" if workers > 1 else "1 worker starts"
+    tell(f"{begin}; all files of this run are deleted at its end, and no checkpoint is written")
+    records = _measure((script, *(arguments or ())), terms, threads, pin=pin, lines=round_lines)
+    if isinstance(records, int):
+        raise typer.Exit(records or 1)
+    _show(figures(records, terms, rounds), json)
+
+
+def _measure(
+    command: Sequence[str], terms: BenchTerms, threads: int, *, pin: bool, codec: str = default("codec"), lines: Any
+) -> Mapping[str, Sequence[Record]] | int:
+    """Return the reports of the workers of one run, or its exit code if it could not be measured."""
+    from farandole.bench.terms import environment
+
     os.environ |= environment(terms)
     from farandole.pool.local import load_ahead
 
@@ -60,19 +82,26 @@ def steps(
     from farandole.bench.measuring import Measuring, settings_of
 
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
-    begin = f"{workers} workers start" if workers > 1 else "1 worker starts"
-    tell(f"{begin}; all files of this run are deleted at its end, and no checkpoint is written")
-    command = (script, *(arguments or ()))
-    measuring = Measuring(settings_of(folder, command, terms, threads, pin=pin), terms)
+    measuring = Measuring(settings_of(folder, command, terms, threads, pin=pin, codec=codec), terms, lines)
     code = measuring.supervise()
-    if (result := measuring.figures) is None:
-        if code < SIGNALLED:
-            say(f"farandole: the workers' logs are in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise typer.Exit(code or 1)
-    shutil.rmtree(folder, ignore_errors=True)
-    _show(result, json)
+    if measuring.records is None and code < SIGNALLED:
+        say(f"farandole: the workers' logs are in {folder}")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return code if measuring.records is None else measuring.records
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Raise UsageError if the folder of a file to write does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no such folder")
+
+
+def _write(option: str, path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
 
 
 def _show(result: Figures, json: Path | None) -> None:
@@ -89,7 +118,164 @@ def _show(result: Figures, json: Path | None) -> None:
     for line in notes(result, os.cpu_count() or 1):
         tell(line)
     if json is not None:
-        try:
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-        except OSError as error:
-            raise UsageError(f"--json {json}: {error.strerror}") from None
+        _write("--json", json, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+
+
+# --- scaling ----------------------------------------------------------------------------------------------------------
+
+CODECS = RUN_OPTIONS["codec"].choices
+SHARED_MEMORY = "FARANDOLE_SHARED_MEMORY"  # in the workers' environment; 0: they exchange over Gloo alone
+
+
+@app.command("scaling", context_settings={"allow_interspersed_args": False})
+def scaling(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers", metavar="N,N,...", help="The numbers of workers; all run on this machine.",
+            show_default="1, 2 and the powers of two up to this machine's cores",
+        ),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode", metavar="strong|weak|strong,weak",
+            help="strong: the script's batch. weak: the script's batch for each worker.",
+        ),
+    ] = "strong,weak",
+    timed: Annotated[int, typer.Option("--steps", help="Steps to time in each run, after six steps of warm-up.")] = 20,
+    codec: Annotated[
+        str,
+        typer.Option("--codec", metavar="CODEC,...", help=f"Codecs side by side: {', '.join(CODECS)}."),
+    ] = default("codec"),
+    transport: Annotated[
+        str,
+        typer.Option(
+            "--transport", metavar="shared-memory|gloo|...",
+            help="Transports side by side, separated by commas; gloo: over the loopback interface.",
+        ),
+    ] = "shared-memory",
+    ddp: Annotated[
+        bool, typer.Option("--ddp", help="Also time the model under DistributedDataParallel over Gloo.")
+    ] = False,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--argument", metavar="NAME=VALUE,...",
+            help="Values for {NAME} in ARGS, one run for each. Repeat it for other names: all combinations run.",
+        ),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="[NAME=]DOLLARS",
+            help="Dollars an hour of one worker. Repeat it with the NAMEs of machine types: a column for each.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads of each worker.")] = 1,
+    pin: Annotated[bool, typer.Option("--pin", help="Bind each worker to cores of its own.")] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file, for programs.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.svg|FILE.png", help="Draw the speed-up. Chromium draws a .png."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Run a script with different numbers of workers, and compare speed, time and cost. Keeps no files."""
+    from farandole.bench import scaling as plan
+    from farandole.bench.scaling_table import notes, result_line
+    from farandole.bench.terms import MODES, BenchTerms
+
+    cores = os.cpu_count() or 1
+    counts = plan.default_workers(cores) if workers is None else plan.workers_of(workers)
+    modes = plan.choices_of("--mode", mode, MODES)
+    codecs = plan.choices_of("--codec", codec, CODECS)
+    transports = plan.choices_of("--transport", transport, plan.TRANSPORTS)
+    prices = plan.prices_of(price or ())
+    words = arguments or []
+    values = {" ".join(f"{n}={v}" for n, v in each.items()): each for each in plan.arguments_of(argument or (), words)}
+    BenchTerms(workers=1, steps=timed, rounds=1)
+    check_script(script)
+    _check_file("--json", json)
+    _check_plot(plot)
+    for each in codecs:
+        require_zstd(each)
+
+    runs = plan.runs_of(counts, modes, codecs, transports, [*values])
+    tell(f"{len(runs)} runs, one after the other; all their files are deleted, and no checkpoint is written")
+    load = os.getloadavg()[0]
+    results: list[ScalingResult] = []
+    code = 0
+    for number, run in enumerate(runs):
+        tell(f"run {number + 1} of {len(runs)}: {run.words(runs)}")
+        contestants = plan.contestants_of(run, codecs[0], transports[0], ddp=ddp)
+        terms = BenchTerms(workers=run.workers, steps=timed, rounds=1, contestants=contestants, mode=run.mode)
+        os.environ[SHARED_MEMORY] = "1" if run.transport == "shared-memory" else "0"
+        command = (script, *plan.filled(words, values[run.arguments]))
+        started = time.time()
+        records = _measure(command, terms, threads, pin=pin, codec=run.codec, lines=_no_lines)
+        if isinstance(records, int):
+            code = records or 1
+            break
+        results.append(plan.measured(run, records, started, contestants))
+        tell(f"  {result_line(results[-1])}")
+    if results:
+        rows = plan.rows_of(results, runs, modes, transports, prices, threads, cores)
+        _show_scaling(rows, notes(rows, results, threads, cores, load), json, plot)
+    if code:
+        raise typer.Exit(code)
+
+
+def _no_lines(*_: object) -> tuple[str, ...]:
+    return ()
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Raise UsageError if the chart can't be drawn to the file `plot`."""
+    if plot is None:
+        return
+    if plot.suffix not in (".svg", ".png"):
+        raise UsageError(f"--plot {plot}: its name must end in .svg or .png")
+    _check_file("--plot", plot)
+    if plot.suffix == ".png":
+        from farandole.observe.report import find_browser
+
+        find_browser(f"--plot {plot}", "use a name that ends in .svg")
+
+
+def _show_scaling(rows: Sequence[ScalingRow], lines: Iterable[str], json: Path | None, plot: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    from farandole.bench.scaling_table import chart, scaling_table
+
+    console, table = Console(highlight=False, soft_wrap=True), scaling_table(rows)
+    console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
+    tell("")
+    console.print(table)
+    tell("")
+    for line in lines:
+        tell(line)
+    if json is not None:
+        _write("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+    if plot is not None:
+        _draw(plot, chart(rows))
+
+
+def _draw(plot: Path, picture: str) -> None:
+    """Write an SVG to the file `plot`, as it is or as a PNG."""
+    if plot.suffix == ".svg":
+        _write("--plot", plot, picture.encode())
+        return
+    from farandole.observe.report import find_browser, take_picture
+
+    option = f"--plot {plot}"
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "chart.svg"
+        page.write_text(picture)
+        take_picture(find_browser(option, "use a name that ends in .svg"), option, page, plot.absolute())

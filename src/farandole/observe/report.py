@@ -166,26 +166,45 @@ def draw(page: Path, folder: Path, runs: Sequence[RunContent]) -> Iterator[Path]
     Raises:
         UsageError: no browser is installed, or it fails.
     """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise UsageError(
-            f"--png {folder}: Chromium or Chrome draws the pictures, but none of {', '.join(BROWSERS)} is on the PATH; "
-            f"install one (apt install chromium), or save them from the report"
-        )
+    browser = find_browser(f"--png {folder}", "save them from the report")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names(runs):
         path = (folder / f"{name.replace('/', '-')}.png").resolve()
-        with tempfile.TemporaryDirectory() as profile:
-            command = [
-                *(browser, *QUIET, *(AS_ROOT if os.geteuid() == 0 else ()), f"--user-data-dir={profile}"),
-                *(f"--window-size={WIDE},{HIGH}", f"--screenshot={path}"),
-                f"file://{quote(str(page))}#only={quote(name, safe='')}",
-            ]
-            try:
-                subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise UsageError(f"--png {folder}: {browser} has not drawn {name}: {error}") from None
+        take_picture(browser, f"--png {folder}", page, path, f"only={quote(name, safe='')}")
         yield path
+
+
+def find_browser(option: str, otherwise: str) -> str:
+    """Returns the path of an installed browser. `option` and `otherwise`, what else the user may do, are for the error.
+
+    Raises:
+        UsageError: no browser is installed.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise UsageError(
+            f"{option}: Chromium or Chrome draws the pictures, but none of {', '.join(BROWSERS)} is on the PATH; "
+            f"install one (apt install chromium), or {otherwise}"
+        )
+    return browser
+
+
+def take_picture(browser: str, option: str, page: Path, path: Path, fragment: str = "") -> None:
+    """Draws the page at `page`, or the part of it that `fragment` names, to the PNG file `path`, an absolute path.
+
+    Raises:
+        UsageError: the browser fails.
+    """
+    with tempfile.TemporaryDirectory() as profile:
+        command = [
+            *(browser, *QUIET, *(AS_ROOT if os.geteuid() == 0 else ()), f"--user-data-dir={profile}"),
+            *(f"--window-size={WIDE},{HIGH}", f"--screenshot={path}"),
+            f"file://{quote(str(page))}#{fragment}",
+        ]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UsageError(f"{option}: {browser} has not drawn {path.stem}: {error}") from None
 
 
 def names(runs: Sequence[RunContent]) -> list[str]:
