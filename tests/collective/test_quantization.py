@@ -1,4 +1,4 @@
-"""Quantized blocks, against a reference in exact arithmetic, and what a training needs of them."""
+"""Quantized blocks, against a reference number by number, and what a training needs of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import struct
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from farandole.collective.quantization import BLOCKS, GROUP_BYTES, Place, Quanti
 
 KINDS = [Quantization(8), Quantization(4)]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"int{kind.bits}")
+MASK_32, MASK_64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 HERE = Place(step=11, bucket=3, start=5 * GROUP_BYTES)
 
 
@@ -26,18 +28,16 @@ def values(kind: Quantization, groups: torch.Tensor) -> torch.Tensor:
     return into
 
 
-def random_number(place: Place, number: int, value: float) -> Fraction:
-    """From the hash of the module's docstring, by integers of Python."""
+def random_number(place: Place, number: int, value: float) -> float:
+    """Less a half: from the hash of the module's docstring, by integers of Python."""
 
-    def signed(x: int) -> int:
-        return x - (1 << 32) if x >> 31 else x
-
+    mixed = ((place.step << 9) + place.bucket) * 0x9E3779B97F4A7C15 + 1 & MASK_64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    x = (number * 0x9E3779B1 + place.step * 0x27D4EB2F + place.bucket * 0x165667B1) % (1 << 32) ^ bits
-    x = x * 0x85EBCA6B % (1 << 32)
-    x ^= signed(x) >> 15 & 0xFFFFFFFF
-    x = x * 0xC2B2AE35 % (1 << 32)
-    return Fraction((signed(x) >> 16) * 2 + 65537, 1 << 17)
+    hashed = (bits ^ number * 0x9E3779B1 & MASK_32) * (mixed >> 32 | 1) & MASK_32
+    upper = hashed >> 16
+    return (upper - 65536 if upper >> 15 else upper) / 65536
 
 
 def rounded(kind: Quantization, numbers: list[float], place: Place) -> list[float]:
@@ -53,7 +53,8 @@ def rounded(kind: Quantization, numbers: list[float], place: Place) -> list[floa
             scale = Fraction(2) ** exponent
             for i in members:
                 draw = random_number(place, kind.numbers_before(place.start) + i, numbers[i])
-                result[i] = float(math.floor(Fraction(numbers[i]) / scale + draw) * scale)
+                shifted = np.float32(most + 1.5) + np.float32(float(Fraction(numbers[i]) / scale))
+                result[i] = float((math.floor(shifted + np.float32(draw)) - most - 1) * scale)
     return result
 
 

@@ -13,8 +13,10 @@ Zeros have the value 0. A block with an infinity or a NaN has the exponent 255, 
 **Rounding.** The scale is the smallest power of two with which the block's largest number fits (-127 to 127, or -7 to
 7). A number is rounded down or up, with a probability so that the mean is the number itself (stochastic rounding), so
 small gradients are not lost on average. The random number is a hash of the step, the bucket, the number's place in it,
-and the number's bits. So it is the same wherever the sum is computed, and differs from step to step, from number to
-number, and between the shards and nodes of the tree.
+and the number's bits: (bits xor place * constant) * multiplier, of which the upper 16 bits count; the multiplier is an
+odd random number for each step and bucket (multiply-shift hashing; Dietzfelbinger, Hagerup, Katajainen, Penttonen: A
+Reliable Randomized Algorithm for the Closest-Pair Problem, 1997). So it is the same wherever the sum is computed, and
+differs from step to step, from number to number, and between the shards and nodes of the tree.
 
 **Sums.** A sum of two blocks is computed in float32 and rounded again. Its operands are rounded already, so it has one
 right value. All operations are elementwise and exactly defined (IEEE 754, integers modulo 2**32), so a CPU and a GPU
@@ -43,9 +45,16 @@ def _wrap(value: int) -> int:
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-# Odd multipliers with well mixed bits, of the hash: for a number's place, a step, a bucket, and two rounds of mixing.
-_PLACE, _STEP, _BUCKET = 0x9E3779B1, 0x27D4EB2F, 0x165667B1
-_MIX = _wrap(0x85EBCA6B), _wrap(0xC2B2AE35)
+_PLACE = 0x9E3779B1  # 2**32 by the golden ratio
+
+
+def _multiplier(step: int, bucket: int) -> int:
+    """Return the odd multiplier of the hash, of 32 bits: the upper ones of a number of SplitMix64."""
+    mixed = (step << 9 | bucket) * 0x9E3779B97F4A7C15 + 1
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed %= 1 << 64
+        mixed = (mixed ^ mixed >> shift) * factor
+    return mixed % (1 << 64) >> 32 | 1
 
 
 @dataclass(frozen=True)
@@ -102,51 +111,52 @@ class Quantization:
         a, b, total = (self._groups(each) for each in (left, right, out))
         for first in range(0, len(total), work.groups):
             part = slice(first, first + work.groups)
-            count = len(total[part])
-            sums, others = work.left[:count], work.right[:count]
+            sums = work.sums[: len(total[part])]
             self._values(a[part], sums, work)
-            self._values(b[part], others, work)
-            sums += others
+            self._values(b[part], sums, work, added=True)
             self._round(sums, total[part], place, first, work)
         return out
 
     def _groups(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.view(-1, BLOCK_BYTES, BLOCKS)
 
-    def _values(self, groups: torch.Tensor, into: torch.Tensor, work: _Work) -> None:
+    def _values(self, groups: torch.Tensor, into: torch.Tensor, work: _Work, *, added: bool = False) -> None:
+        """Write the values of `groups` to `into`, of shape (groups, numbers of a block, BLOCKS), or add them to it."""
         exponents = groups[:, :1].to(torch.int32)
-        if self.bits == 8:
-            into.copy_(groups[:, 1:].view(torch.int8))
-        else:
-            integers, packed = work.integers[: len(groups)], groups[:, 1:].view(torch.int8)
+        scales = (exponents << 23).view(torch.float32)
+        integers = groups[:, 1:].view(torch.int8)
+        if self.bits == 4:
+            packed, integers = integers, work.integers[: len(groups)]
             low, high = integers[:, :_ROWS], integers[:, _ROWS:]
             torch.bitwise_left_shift(packed, 4, out=low)
             low >>= 4
             torch.bitwise_right_shift(packed, 4, out=high)
+        if added:  # the product is exact, so a fused multiplication and addition has the same bits
+            into.addcmul_(work.real[: len(groups)].copy_(integers), scales)
+        else:
             into.copy_(integers)
-        into *= (exponents << 23).view(torch.float32)
+            into *= scales
         if bool((exponents == _NOT_FINITE).any()):
             into.masked_fill_(exponents == _NOT_FINITE, float("nan"))
 
     def _round(self, numbers: torch.Tensor, out: torch.Tensor, place: Place, first: int, work: _Work) -> None:
         """Round `numbers`, of shape (groups, numbers of a block, BLOCKS), whose first group is the tensor's `first`."""
-        count, bits = len(numbers), numbers.view(torch.int32)
-        hashed, spare, values, scaled, integers = (each[:count] for each in work.spaces)
+        count, bits, half = len(numbers), numbers.view(torch.int32), 1 << self.bits - 1
+        hashed, real, scaled, integers = (each[:count] for each in (work.whole, work.real, work.scaled, work.integers))
         largest = torch.bitwise_and(bits, 0x7FFFFFFF, out=hashed).amax(1)
         exponents = ((largest + self._up) >> 23).sub_(self.bits - 2).clamp_(1, 253)
         inverse = ((254 - exponents) << 23).view(torch.float32).unsqueeze(1)
 
         start = self.numbers_before(place.start) + first * self.group
-        torch.add(work.places[:count], _wrap(start * _PLACE + place.step * _STEP + place.bucket * _BUCKET), out=hashed)
+        torch.add(work.places[:count], _wrap(start * _PLACE), out=hashed)
         hashed ^= bits
-        hashed *= _MIX[0]
-        hashed ^= torch.bitwise_right_shift(hashed, 15, out=spare)
-        hashed *= _MIX[1]
+        hashed *= _wrap(_multiplier(place.step, place.bucket))
         hashed >>= 16
-        values.copy_(hashed).add_(32768.5).mul_(2.0**-16)  # above 0 and below 1
-
-        values += torch.mul(numbers, inverse, out=scaled)
-        integers.copy_(values.floor_())
+        real.copy_(hashed)  # the random number less 1/2, times 2**16
+        # Each product is exact. The half is added for the random number, and `half` so that all is above 0.
+        torch.addcmul(work.offset, numbers, inverse, out=scaled).add_(real, alpha=2.0**-16)
+        integers.view(torch.uint8).copy_(scaled)  # towards 0, so down
+        integers -= half
         packed = out[:, 1:].view(torch.int8)
         if self.bits == 8:
             packed.copy_(integers)
@@ -172,18 +182,20 @@ class Quantization:
 
 
 class _Work:
-    """Memory for the steps of a computation on one device, for one thread. `groups`: how many it has room for."""
+    """Memory for the steps of a computation on one device, for one thread. `groups`: how many it has room for.
+
+    `places` has the part of the hash that belongs to a number's place after the first one.
+    """
 
     def __init__(self, quantization: Quantization, device: torch.device) -> None:
         self.groups = _CHUNK.get(device.type, _DEVICE_CHUNK)
         shape = self.groups, quantization.group // BLOCKS, BLOCKS
         numbers = quantization.group * self.groups
         self.places = torch.arange(numbers, dtype=torch.int32, device=device).mul_(_wrap(_PLACE)).view(shape)
-        self.left, self.right = (torch.empty(shape, device=device) for _ in range(2))
+        self.offset = torch.tensor((1 << quantization.bits - 1) + 0.5, device=device)
+        self.sums, self.real, self.scaled = (torch.empty(shape, device=device) for _ in range(3))
         self.integers = torch.empty(shape, dtype=torch.int8, device=device)
-        whole = (torch.empty(shape, dtype=torch.int32, device=device) for _ in range(2))
-        real = (torch.empty(shape, device=device) for _ in range(2))
-        self.spaces = (*whole, *real, self.integers)
+        self.whole = torch.empty(shape, dtype=torch.int32, device=device)
 
 
 class _OfThread(threading.local):
