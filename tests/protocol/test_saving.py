@@ -325,6 +325,15 @@ def test_known_is_what_was_written_into_the_store_and_what_was_gone_on_from() ->
     assert scene.last("c", m.Propose).newest == Newest(step=50, path="fifty"), "the next ones have to find it"
 
 
+def test_known_is_too_what_one_wrote_before_it_heard_that_another_follows() -> None:
+    """Its heartbeats of that step were lost, so nobody is known to have reached it."""
+    scene = training("a", "b", minimum=1, newest=Newest(step=40, path="forty"))
+    scene.say("a", failed(50))
+    assert scene.coordinator.saver == "b"
+    scene.say("a", wrote(60, "sixty"))
+    assert scene.coordinator.newest == Newest(step=60, path="sixty")
+
+
 def test_the_first_line_after_a_checkpoint_is_that_of_the_step_it_was_saved_at() -> None:
     scene = training("a", newest=Newest(step=40, path="forty"))
     scene.say("a", m.Restored(step=40, path="forty"))
@@ -344,6 +353,14 @@ def test_a_checkpoint_by_somebody_who_does_not_reach_the_store_is_not_the_newest
     assert scene.coordinator.newest == Newest(step=40, path="forty")
     scene.say("b", wrote(45, "in the store"))
     assert scene.coordinator.newest == Newest(step=45, path="in the store")
+
+
+def test_known_is_too_what_was_written_for_a_coordinator_that_was_killed() -> None:
+    scene = training("a", "b", "c", minimum=1, newest=Newest(step=40, path="forty"))
+    scene = scene.restarted()
+    scene.back("b")
+    scene.say("b", wrote(60, "sixty"))
+    assert scene.coordinator.newest == Newest(step=60, path="sixty")
 
 
 def test_a_checkpoint_that_is_older_or_of_a_step_that_nobody_has_reached_is_not_the_newest() -> None:

@@ -114,6 +114,11 @@ def test_replicas_of_different_steps_are_not_compared() -> None:
     simulate(7_056_830, drift=True)
 
 
+def test_a_checkpoint_of_a_saver_that_was_followed_meanwhile_is_known() -> None:
+    """A coordinator that was frozen hears all at once: one saver failed, and wrote two checkpoints afterwards."""
+    simulate(7_083_034)
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str) -> None:
     assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None

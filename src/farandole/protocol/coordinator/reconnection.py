@@ -247,6 +247,7 @@ def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
             state="member" if w.state == "finished" else w.state,  # it reports its end again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
+            may_write=True,
         )  # fmt: skip
         state.failure_detector.begin(state.workers[w.id].silence, now, grace_s)
     state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in durable.workers)))

@@ -68,7 +68,7 @@ def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpoint
             _failed(state, worker.id)
             return
         state.succeeded = state.tries
-        likely = worker.id == state.saver or message.step <= state.reached
+        likely = worker.may_write or message.step <= state.reached
         if worker.reaches and likely and message.step >= state.newest.step:
             state.newest = m.Newest(step=message.step, path=message.path)
 
@@ -177,6 +177,7 @@ def _tell(state: CoordinatorState, *, at_once: bool) -> None:
         saves = name == state.saver
         if worker.saves is not saves or (saves and at_once):
             worker.saves = saves
+            worker.may_write = worker.may_write or saves
             state.send(name, message)
 
 

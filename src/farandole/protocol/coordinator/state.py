@@ -132,6 +132,7 @@ class Worker:
     Attributes:
         unreached: why it cannot write the run's checkpoints, "" if it can.
         saves: the newest value sent to it of whether it writes checkpoints; None if it is unknown what it received.
+        may_write: it was told to write checkpoints once, or a killed coordinator may have told it.
         step: the newest step that it reported, -1 for none.
     """
 
@@ -153,6 +154,7 @@ class Worker:
     after: m.StepTime = field(default_factory=m.StepTime)  # the time between its last step and the end of its script
     unreached: str = ""
     saves: bool | None = False
+    may_write: bool = False
     step: int = -1
     data_unavailable: str = ""  # why its host cannot get the data, "" if it can
     heartbeat: m.Heartbeat = field(default_factory=m.Heartbeat)
