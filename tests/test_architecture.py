@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,6 +220,17 @@ def test_these_rooms_are_imported_without_torch_installed() -> None:
     assert done.stdout.split() == modules, done.stderr
     assert done.returncode == 0
     assert "No module named 'torch'" in bare("farandole.run").stderr, "there is none in that interpreter"
+
+
+def test_a_public_class_name_stands_for_one_thing() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in FILES}
+    named = Counter(
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, times in named.items() if times > 1] == []
 
 
 def test_the_public_surface() -> None:

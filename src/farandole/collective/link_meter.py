@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _RTT, _BYTES_ACKED, _BUSY_TIME, _RWND_LIMITED, _BYTES_RETRANS = 68, 120, 168, 176, 208
 
 
-class Connection(Protocol):
+class TcpConnection(Protocol):
     """A TCP connection that another library owns: its ends, and the kernel's `struct tcp_info`."""
 
     def near(self) -> str: ...
@@ -84,7 +84,7 @@ class LinkMeter:
         self._open: list[Metered] = []
 
     def metered(
-        self, links: Links, hosts: Mapping[str, str], connections: Callable[[str], Iterable[Connection]]
+        self, links: Links, hosts: Mapping[str, str], connections: Callable[[str], Iterable[TcpConnection]]
     ) -> Metered:
         """Returns `links`, counted from now on. `hosts`: the peers on other hosts, with those; `connections`: those to
         a peer.
@@ -158,7 +158,7 @@ class _HostUse:
 class Metered:
     """Links whose sends to other hosts are counted; see the docstring of the module."""
 
-    def __init__(self, links: Links, meter: LinkMeter, connections: Mapping[str, list[Connection]]) -> None:
+    def __init__(self, links: Links, meter: LinkMeter, connections: Mapping[str, list[TcpConnection]]) -> None:
         self._links = links
         self._meter = meter
         self._connections = [

@@ -308,7 +308,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
     container_statuses: list[ContainerStatus] = []
 
 
-class Metadata(msgspec.Struct, rename="camel"):
+class ObjectMeta(msgspec.Struct, rename="camel"):
     name: str = ""
     uid: str = ""
     deletion_timestamp: datetime | None = None
@@ -319,7 +319,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
 
 
 class Pod(msgspec.Struct, rename="camel"):
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
@@ -428,7 +428,7 @@ class Answer:
         return {"message": self.body.decode(errors="replace")}
 
 
-class Api:
+class KubernetesApi:
     """The API server, for pods and Secrets of one namespace. Its calls block."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
@@ -492,7 +492,7 @@ def _cause(error: Exception) -> str:
     return text[:LAST_WORDS] or type(error).__name__
 
 
-def connect(terms: KubernetesTerms) -> Api:
+def connect(terms: KubernetesTerms) -> KubernetesApi:
     """The API server of the kubeconfig, or of the pod of this process. Blocks.
 
     Raises:
@@ -517,7 +517,7 @@ def connect(terms: KubernetesTerms) -> Api:
             f"no cluster: {_cause(error)}; name the kubeconfig in KUBECONFIG, and a context of it as context=NAME"
         ) from None
     configuration.retries = False  # the pool repeats what it needs
-    return Api(ApiClient(configuration), terms.namespace)
+    return KubernetesApi(ApiClient(configuration), terms.namespace)
 
 
 # --- engine -----------------------------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ class Pods:
 
     label, noun, fixed = "Kubernetes", "pod", 0
 
-    def __init__(self, api: Api, terms: KubernetesTerms, context: PoolContext) -> None:
+    def __init__(self, api: KubernetesApi, terms: KubernetesTerms, context: PoolContext) -> None:
         self.slots, self.kill_s = terms.slots, float(terms.grace_s)
         self.remedy = f"kubectl --namespace {terms.namespace} delete pod"
         self._api, self._terms, self._context = api, terms, context
@@ -672,7 +672,7 @@ class KubernetesKind:
         return PodPool(engine, context, size=terms.size)
 
 
-def _check_rights(api: Api, terms: KubernetesTerms, pool: str) -> str:
+def _check_rights(api: KubernetesApi, terms: KubernetesTerms, pool: str) -> str:
     """Make each kind of request that the pool makes, without effect. Returns a note, "" for none.
 
     Raises:

@@ -168,8 +168,9 @@ COMMAND = (sys.executable, "-m", "farandole.pool.ray_driver")
 
 
 class RayDriver:
-    """The driver process, started when it is needed. `opening`: the arguments of `ray_driver.Driver`. `log`: a file for
-    what Ray prints.
+    """The driver process, started when it is needed.
+
+    `opening`: the arguments of `ray_driver.RayClient`. `log`: a file for what Ray prints.
     """
 
     def __init__(self, opening: Mapping[str, str], log: Path) -> None:
@@ -178,7 +179,7 @@ class RayDriver:
         self._lock = asyncio.Lock()
 
     async def call(self, call: str, **arguments: object) -> Any:
-        """The result of a call of `ray_driver.Driver`. A cancelled caller leaves the call to its end.
+        """The result of a call of `ray_driver.RayClient`. A cancelled caller leaves the call to its end.
 
         Raises:
             EngineError: Ray refused it, or there was no answer.

@@ -97,7 +97,7 @@ CONNECT_S = 5.0
 CALLS_OF_ACTOR = 4  # calls of `serve` at a time
 
 
-class Driver:
+class RayClient:
     """A connection to a Ray cluster. `ticket`: as the run's ticket file has it."""
 
     def __init__(self, address: str, namespace: str, ticket: str) -> None:
@@ -195,19 +195,19 @@ class Driver:
 
 
 def main() -> None:
-    """Answer requests until standard input ends. The first has the arguments of `Driver`."""
+    """Answer requests until standard input ends. The first has the arguments of `RayClient`."""
     from farandole.platform.process import die_with_parent
 
     die_with_parent(os.getppid())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no answer
-    driver: Driver | None = None
+    driver: RayClient | None = None
     for line in sys.stdin:
         request = msgspec.json.decode(line)
         call, arguments = request["call"], request["arguments"]
         try:
             if driver is None:
-                driver = Driver(**arguments)
+                driver = RayClient(**arguments)
                 result = None
             else:
                 result = getattr(driver, call)(**arguments)
