@@ -50,7 +50,7 @@ def sizes(gradient: Tensor) -> list[list[str]]:
     rows: list[list[str]] = []
     for codec in CODECS.values():
         encoded, speed = codec.encode(gradient), ""
-        size = encoded.nbytes
+        size = encoded.nbytes if codec.quantization is None else codec.quantization.bytes_of(gradient.numel())
         if codec.compresses:
             began = time.process_time()
             size = compress(encoded).nbytes

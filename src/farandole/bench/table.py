@@ -1,4 +1,4 @@
-"""The tables of `farandole bench steps`. Pure: figures in, rich renderables and lines of text out."""
+"""The tables of `farandole bench steps` and `bench network`. Pure: figures in, tables of rich and lines out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from farandole.bench.figures import Figures
+from farandole.bench.network import NetworkResult
 from farandole.bench.terms import ALONE, DDP, FARANDOLE
 
 PARTS = {
@@ -78,6 +79,26 @@ def plain_table(*titles: str, left: int = 1) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for number, title in enumerate(titles):
         table.add_column(title, justify="right" if number >= left else "left", no_wrap=True)
+    return table
+
+
+def links_table(result: NetworkResult) -> Table:
+    """Return the table of the links between the hosts."""
+    table = plain_table("from", "to", "Mbit/s", "least round trip, ms", left=2)
+    for link in result.links:
+        rate = "unknown" if link.mbit_per_s is None else f"{link.mbit_per_s:,.0f}"
+        table.add_row(link.source, link.target, rate, "unknown" if link.rtt_ms is None else f"{link.rtt_ms:.2f}")
+    return table
+
+
+def predictions_table(result: NetworkResult) -> Table:
+    """Return the table of the codecs. The exchange without one is measured, the others are predicted."""
+    table = plain_table("codec", "MB a host and step", "exchange, ms", "step, ms", "times faster")
+    for each in result.predictions:
+        table.add_row(
+            each.codec, f"{each.sent_mb:.1f}", f"{each.exchange_ms:,.0f}", f"{each.step_ms:,.0f}",
+            f"{each.times_faster:.2f}",
+        )  # fmt: skip
     return table
 
 

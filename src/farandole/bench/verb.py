@@ -1,12 +1,14 @@
-"""`farandole bench`: measures the cost of farandole for a script on this machine.
+"""`farandole bench`: measures the cost of farandole for a script, and the network between hosts.
 
 `bench steps` is a special run (`measuring.py`) in a temporary folder. Local workers run the unchanged script, and the
 contestants take turns in them (`loop.py`). No checkpoint is written. `bench scaling` is one such run after the other,
-with different numbers of workers (`scaling.py`).
+with different numbers of workers (`scaling.py`). `bench network` watches an ordinary run from outside
+(`network_run.py`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 SIGNALLED = 128  # exit codes from here on mean: ended by a signal
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Measure the cost of farandole for a script on this machine."
+    add_completion=False, no_args_is_help=True, help="Measure the cost of farandole for a script, and the network."
 )
 
 
@@ -279,3 +281,50 @@ def _draw(plot: Path, picture: str) -> None:
         page = Path(folder) / "chart.svg"
         page.write_text(picture)
         take_picture(find_browser(option, "use a name that ends in .svg"), option, page, plot.absolute())
+
+
+# --- network ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("network", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def network(
+    context: typer.Context,
+    *,
+    hosts: Annotated[int, typer.Option("--hosts", help="How many hosts to measure, with this one if it trains.")] = 2,
+    mb: Annotated[float, typer.Option("--mb", help="MB of gradients; 97 are those of a ResNet-50.")] = 97.0,
+    timed: Annotated[int, typer.Option("--steps", help="Steps to time, after three steps of warm-up.")] = 10,
+    compute_ms: Annotated[
+        float, typer.Option("--compute-ms", help="Milliseconds of a step of your training without the exchange.")
+    ] = 0.0,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file, for programs.")
+    ] = None,
+) -> None:
+    """Measure the links between hosts, and predict a step with each codec.
+
+    All other options are those of `farandole run`, which bring the hosts: --pool ssh,hosts.toml, or --listen 0.0.0.0
+    and `farandole join` on the other machines. Keeps no files.
+    """
+    import msgspec
+    from rich.console import Console
+
+    _check_file("--json", json)
+    for option, value, least in (("--hosts", hosts, 2), ("--steps", timed, 1)):
+        if value < least:
+            raise UsageError(f"{option} {value}: at least {least}")
+    if not (math.isfinite(mb) and mb > 0):
+        raise UsageError(f"--mb {mb:g}: above 0")
+    if not (math.isfinite(compute_ms) and compute_ms >= 0):
+        raise UsageError(f"--compute-ms {compute_ms:g}: at least 0")
+    from farandole.bench.network_run import measure
+    from farandole.bench.table import links_table, predictions_table
+
+    result = measure(hosts, mb, timed, compute_ms / 1e3, context.args)
+    console = Console(highlight=False, soft_wrap=True)
+    for table in (links_table(result), predictions_table(result)):
+        tell("")
+        console.print(table)
+    tell("")
+    tell(f"recommended: --codec {result.recommended}")
+    if json is not None:
+        _write("--json", json, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
