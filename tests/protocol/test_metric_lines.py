@@ -360,3 +360,16 @@ def test_lines_that_nobody_stands_for_when_the_run_ends_are_told() -> None:
     scene.say("a", m.Saved(path="p"))
     assert scene.lines == [*steps(*range(7))], "b is in step 6"
     assert scene.fields["lines lost"]["worker"] == "a"
+
+
+def test_no_line_follows_the_end_of_the_run() -> None:
+    """Readers would take the run for one that goes on."""
+    scene = trained("a")
+    beat(scene, "a", 3, *steps(0, 1, 2))
+    stopped(scene, "a")
+    scene.say("a", m.Saved(path="p"))
+    assert scene.events[-1] == "over"
+    before = list(scene.lines)
+    beat(scene, "a", 9, *steps(*range(9)), view=1)
+    assert scene.lines == before
+    assert scene.events[-1] == "over"

@@ -23,7 +23,13 @@ WAITING = 20 * m.MAX_LINES  # pending lines of one sender: twenty full heartbeat
 
 
 def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> None:
-    """Record the step and the lines of a heartbeat."""
+    """Record the step and the lines of a heartbeat.
+
+    Lines after the run's end are dropped: a worker sends all of its lines before it reports its end, and a step's line
+    after the run's last one would tell readers that the run goes on.
+    """
+    if state.over:
+        return
     if beat.view:  # without a view it is in no step
         note_step(state, worker, beat.step)
     saves = state.ending is not None and state.ending.saver == worker.id
