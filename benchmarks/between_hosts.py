@@ -105,7 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="of each host")
     parser.add_argument("--mbit", type=int, default=500, help="a second, in each direction")
     parser.add_argument("--mb", type=int, default=16, help="of gradients")
-    parser.add_argument("--codec", nargs="+", default=["none"], help="a run for each")
+    parser.add_argument("--codec", nargs="*", default=["none"], help="a run for each")
     parser.add_argument("--ddp", nargs="+", default=[], help="none, bf16, fp16 or powersgd (of rank 4); a run for each")
     parser.add_argument("--rounds", type=int, default=1, help="measure everything so often, in turns")
     parser.add_argument("--program", type=Path, help="another version's farandole")
