@@ -16,7 +16,7 @@ from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
 from farandole.collective.codec import CODECS, NONE, Codec
 from farandole.collective.schedule import MakeCommitMessage
-from farandole.protocol.view import Lineage
+from farandole.protocol.view import Lineage, View
 from tests.support.exchanging import (
     LANES,
     SHAPES,
@@ -74,6 +74,17 @@ def test_with_a_codec_too_and_with_half_the_bytes_of_what_is_rounded(codec: Code
             sent[name] = sum(sum(worker.links.bytes.values()) for worker in group if worker.links)
         assert {bucket.dtype for bucket in everyone[0].layout.buckets} == {codec.wire(torch.float32), torch.float64}
         assert 0 < sent[codec.name] <= (0.51 if codec.dtype else 1.0) * sent[""]
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS.values() if codec != NONE], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("shards", [1, 5, 8])
+def test_with_a_codec_a_single_worker_has_the_sums_of_the_whole_tree(codec: Codec, shards: int) -> None:
+    """Of eight shards the last one completes sums on three levels at once."""
+    worker = Worker("w0", None, codec=codec)
+    worker.enter(View(number=1, members=("w0",), group=1))
+    for step in range(2):
+        buckets = decoded(worker.layout, worker.step(step, shards, (("w0",),)))
+        assert_same(buckets, decoded(worker.layout, expected(worker.layout, step, shards)))
 
 
 def test_a_plain_sum_over_ranks_would_give_other_bits() -> None:

@@ -141,40 +141,37 @@ def _cost(codec: Codec, numbers: torch.Tensor) -> CodecCost:
     from torch import nn
 
     from farandole.collective.buckets import Layout, Partials
+    from farandole.collective.codec import NONE
     from farandole.collective.compression import compress, decompress
 
-    layout = Layout([nn.Parameter(torch.zeros_like(numbers))], lanes=0, codec=codec)
-    [bucket] = layout.buckets
-    partials, into = Partials(layout), torch.empty(bucket.numbers_before(bucket.numel))
+    def summed(codec: Codec) -> Callable[[], torch.Tensor]:
+        """Return a function that rounds two leaves and their sum, and returns the sum as it is sent."""
+        partials = Partials(Layout([nn.Parameter(torch.zeros_like(numbers))], lanes=0, codec=codec))
 
-    def work() -> int:
-        """One leaf, one sum, and the way back. Returns the bytes of the sum as they are sent."""
-        partials.begin(2)
-        for shard in range(2):
-            partials.open(shard, last=shard == 1)
-            partials.add_gradient(0, numbers.clone() if shard else torch.zeros_like(numbers))
-            partials.close(None)
-        total = next(iter(partials.nodes[0].values())).flat
-        size = total.nbytes
+        def work() -> torch.Tensor:
+            partials.begin(2)
+            for shard, gradient in enumerate((torch.zeros_like(numbers), numbers.clone())):
+                partials.open(shard, last=shard == 1)
+                partials.add_gradient(0, gradient)
+                partials.close(None)
+            (total,) = partials.nodes[0].values()
+            return total.flat
+
+        return work
+
+    rounded, plain = summed(codec), summed(NONE)
+    [bucket] = Layout([nn.Parameter(torch.zeros_like(numbers))], lanes=0, codec=codec).buckets
+    into = torch.empty(bucket.numbers_before(bucket.numel))
+
+    def there_and_back() -> int:
+        total = rounded()
+        frame = compress(total) if codec.compresses else total
         if codec.compresses:
-            frame = compress(total)
             decompress(frame, torch.empty_like(total))
-            size = frame.nbytes
         codec.decode(total, into)
-        return size
+        return frame.nbytes
 
-    plain = Layout([nn.Parameter(torch.zeros_like(numbers))], lanes=0)
-    partials_plain = Partials(plain)
-
-    def without() -> int:
-        partials_plain.begin(2)
-        for shard in range(2):
-            partials_plain.open(shard, last=shard == 1)
-            partials_plain.add_gradient(0, numbers.clone() if shard else torch.zeros_like(numbers))
-            partials_plain.close(None)
-        return numbers.nbytes
-
-    (size, seconds), (before, least) = _least(work), _least(without)
+    (size, seconds), (before, least) = _least(there_and_back), _least(lambda: plain().nbytes)
     return CodecCost(
         codec=codec.name, times_fewer_bytes=before / size, seconds=max(0.0, seconds - least) / (numbers.nbytes / 1e6)
     )

@@ -24,7 +24,7 @@ from farandole.control.api import Api
 from farandole.control.run_folder import METRICS, TICKET, Tail
 from farandole.control.status import Status
 from farandole.control.ticket import load
-from farandole.errors import CoordinatorUnreachable, FarandoleError
+from farandole.errors import FarandoleError
 from farandole.platform import files
 from farandole.platform.output import tell
 from farandole.protocol.metrics import StepLine, parse_line
@@ -148,7 +148,7 @@ class _Watch:
                 raise FarandoleError("\n".join([f"the run ended with exit code {code}:", *words]))
             try:
                 status = Api(load(str(self._folder / TICKET), files.opener)).status()
-            except (CoordinatorUnreachable, FileNotFoundError, FarandoleError):
+            except (FileNotFoundError, FarandoleError):
                 status = None  # it is starting
             if status is not None and condition(status):
                 return status
