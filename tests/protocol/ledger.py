@@ -297,7 +297,8 @@ class Ledger(Witness):
         if any(words in reason for words in DISBELIEVED) and not against_one:
             raise Violation(f"{worker.name} is honest, and is not believed: {reason}")
         absent = reason.startswith(ABSENT)  # not by one word alone: it could not be asked
-        if (against_one or WRONG in reason) and not absent and worker.member.synced:
+        confirmed = "; " in reason.partition(" (")[0]  # other accusations count against it too
+        if (against_one or (WRONG in reason and not confirmed)) and not absent and worker.member.synced:
             if self._wronged_at == world.now:
                 raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
             self._wronged_at = world.now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import BENEFITS, RETURNS
 from tests.support.mentioned import mentions
@@ -169,3 +170,16 @@ def test_where_others_can_tell_the_loss_says_why() -> None:
     accuses(scene, "a", "b", "c")
     answered(scene)
     assert (scene.fields["lost"]["worker"], scene.fields["lost"]["reason"]) == ("a", "connection reset")
+
+
+def test_the_record_of_who_goes_has_all_that_counts_against_it_and_nothing_that_is_settled() -> None:
+    """The connection of b and c is broken, and a says what is wrong of both: one of b and c goes, and one of a and b."""
+    scene = trained("a", "b", "c")
+    for worker, peer, reason in (("b", "c", "connection reset"), ("a", "b", "wrong"), ("a", "c", "wrong")):
+        scene.say(worker, m.Suspect(view=scene.coordinator.number, peer=peer, reason=reason))
+    answered(scene)
+    lost = {event.worker: event.reason for event in scene.recorded if isinstance(event, events.LostEvent)}
+    assert set(lost) == {"b", "c"}
+    assert mentions(lost["c"], "connection reset", "wrong")
+    assert mentions(lost["b"], "wrong")
+    assert not mentions(lost["b"], "connection reset")

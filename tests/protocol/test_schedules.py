@@ -119,6 +119,11 @@ def test_a_checkpoint_of_a_saver_that_was_followed_meanwhile_is_known() -> None:
     simulate(7_083_034)
 
 
+def test_a_worker_that_goes_for_a_broken_pair_has_not_gone_by_a_false_accusation() -> None:
+    """The connection of two workers breaks, and the third one accuses both."""
+    simulate(8_009_865)
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str) -> None:
     assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -66,6 +67,12 @@ def test_it_goes_on_from_another_machine(time: int, bits: str, tmp_path: Path) -
             first.process.kill()
         until(lambda: not agents() & {machines.names[number] for number in others})
     assert out.read_text() == bits
+
+
+def stored(store: Path) -> set[str]:
+    """The members of the view in the copy of the coordinator's state, which is written to the store by a thread."""
+    found = [json.loads(path.read_bytes()) for path in store.glob("run-*.json")]
+    return {member for copy in found for member in (copy["books"]["view"] or {}).get("members", ())}
 
 
 def joined(run: Elastic) -> set[str]:

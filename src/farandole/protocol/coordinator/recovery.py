@@ -222,9 +222,12 @@ def _convicted(state: CoordinatorState, stop: Stopping, answered: tuple[str, ...
     spent = disputes.benefits_used_up(state, answered)
     convictions = disputes.convict(tuple(stop.accusations), answered, synced, confirmed, spent)
     for each in convictions:
+        others = set(each.others)
         if each.alone and (each.others[0], each.worker) in stop.accusations:
             disputes.give_benefit(state, each.others[0])
-        (accuser, accused), why = next((pair, why) for pair, why in stop.accusations.items() if each.worker in pair)
+        against = {pair: why for pair, why in stop.accusations.items() if each.worker in pair and set(pair) & others}
+        accuser, accused = next(iter(against))
+        why = "; ".join(dict.fromkeys(against.values()))
         if each.alone and accused not in stop.stalls:
             why += f" (reported by {accuser} of {accused}; no third worker can confirm which of the two is at fault)"
         state.remove(each.worker, Removal.EVICTED, why)
