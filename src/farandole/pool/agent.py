@@ -272,6 +272,7 @@ class Agent:
                 if not self._reconciler.running and self._terminated:
                     break
                 if not self._over:
+                    self._changed.clear()  # the next report tells it; set, it would end each pause at once
                     await up_to(pause_s, self._changed)
                     pause_s = min(2 * pause_s, LONGEST_S)
         finally:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from farandole.control.client import Subscription, subscribe
-from farandole.control.ticket import Ticket, load, newest
+from farandole.control.ticket import Ticket, load, new_secret, newest
 from farandole.coordinator import server
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.process import since
@@ -136,6 +136,28 @@ def test_an_agent_follows_the_run_s_ticket_in_a_folder_that_both_see(tmp_path: P
             await asyncio.gather(serving, return_exceptions=True)
 
     play(tmp_path, scenario)
+
+
+def test_without_a_coordinator_each_attempt_waits_whatever_has_changed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears of a change then, and an event that stays set would end each pause at once: a core is lost."""
+    ended_at_once: list[bool] = []
+    nowhere = Ticket(run="r", secret=new_secret(), address="http://127.0.0.1:1")
+    identity = AgentIdentity(folder=prepared(tmp_path / "agent", nowhere), pool="rack", host="node", notices="none")
+
+    async def up_to(seconds: float, event: asyncio.Event) -> None:
+        ended_at_once.append(event.is_set())
+        its._over = len(ended_at_once) == 3
+        event.set()  # one of its workers has ended
+        assert seconds > 0
+
+    monkeypatch.setattr(agent, "up_to", up_to)
+    its = Agent(identity, lambda _: None)
+    its._reconciler.state = "ready"
+    its._changed.set()
+    asyncio.run(its.serve())
+    assert ended_at_once == [False, False, False]
 
 
 def test_a_ticket_of_who_was_there_before_does_not_replace_that_of_who_has_taken_over(tmp_path: Path) -> None:
