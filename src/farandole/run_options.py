@@ -158,11 +158,23 @@ RUN_OPTIONS: dict[str, Option] = {
     ),
     "codec": Option(
         flag="--codec",
-        choices=("none", "bf16", "fp16", "int8", "int4", "float32+zstd", "bf16+zstd", "fp16+zstd"),
+        choices=(
+            "none",
+            "bf16",
+            "fp16",
+            "int8",
+            "int4",
+            "float32+zstd",
+            "bf16+zstd",
+            "fp16+zstd",
+            "auto",
+            "bf16+auto",
+            "fp16+auto",
+        ),
         help="bf16, fp16: round each micro-batch's gradients and all sums of them to 16 bits, which halves the bytes "
         "that workers exchange. int8, int4: round them to blocks of integers of 8 or 4 bits with a common scale. "
         "The bits of the result do not depend on which workers come and go, as without it. "
-        "+zstd: compress what goes between hosts, at the same bits.",
+        "+zstd: compress what goes between hosts, at the same bits. auto, +auto: compress where that saves time.",
         default="none",
         variable="FARANDOLE_CODEC",
         is_kept=True,

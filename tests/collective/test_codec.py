@@ -130,7 +130,7 @@ def test_the_other_half_is_an_error_too() -> None:
 
 @pytest.mark.parametrize("codec", ROUNDED, ids=lambda codec: codec.name)
 def test_a_codec_that_would_change_nothing_is_an_error(codec: Codec) -> None:
-    for one in (codec, CODECS[f"{codec.name}+zstd"], CODECS["float32+zstd"]):
+    for one in (codec, CODECS[f"{codec.name}+auto"], CODECS["float32+zstd"], CODECS["auto"]):
         with pytest.raises(UsageError, match=re.escape(one.name)):
             one.check_used({"a": torch.ones(1, dtype=codec.dtype)})
         one.check_used({"a": torch.ones(1, dtype=codec.dtype), "b": torch.ones(1)})

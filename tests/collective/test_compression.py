@@ -11,11 +11,23 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.collective.compression import LEAST, Compressed, compress, decompress, frame_bytes
+from farandole.collective.compression import (
+    LEAST,
+    LEAST_ACKNOWLEDGED,
+    PROBE,
+    Compressed,
+    Payoff,
+    compress,
+    decompress,
+    frame_bytes,
+    is_plain,
+    plain,
+)
 from farandole.collective.fake import FakeNetwork
+from farandole.collective.link_meter import LinkMeter, Transfer
 from farandole.collective.transport import PeerLost, Room
 from farandole.protocol.view import View
-from tests.support.linking import in_memory
+from tests.support.linking import in_memory, measured
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -78,7 +90,7 @@ def cut(frame: torch.Tensor) -> torch.Tensor:
 
 
 def longer(frame: torch.Tensor) -> torch.Tensor:
-    frame[:8] = 255
+    frame[:8] = torch.tensor([255] * 7 + [127], dtype=torch.uint8)
     return frame
 
 
@@ -100,7 +112,7 @@ def of_more(frame: torch.Tensor) -> torch.Tensor:
 def test_a_frame_that_is_damaged_is_a_lost_peer(spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     view = View(number=1, members=("a", "b"), group=1)
     ours, theirs = in_memory(FakeNetwork(), view)
-    links = Compressed(ours, torch.bfloat16)
+    links = Compressed(measured(ours), torch.bfloat16)
     borrowing = links.borrow(Room.of(torch.empty(LEAST, dtype=torch.bfloat16)), "b", 5)
     theirs.send(spoil(compress(gradients(LEAST, torch.bfloat16))), "a", 5)
     with pytest.raises(PeerLost) as lost:
@@ -111,7 +123,7 @@ def test_a_frame_that_is_damaged_is_a_lost_peer(spoil: Callable[[torch.Tensor], 
 def test_other_dtypes_and_small_tensors_pass_through() -> None:
     view = View(number=1, members=("a", "b"), group=1)
     ours, theirs = in_memory(FakeNetwork(), view)
-    links = Compressed(ours, torch.bfloat16)
+    links = Compressed(measured(ours), torch.bfloat16)
     for tag, tensor in enumerate([torch.randn(LEAST), torch.ones(LEAST - 1, dtype=torch.bfloat16)]):
         pending = theirs.receive(received := torch.empty_like(tensor), "a", tag)
         links.lend(tensor, "b", tag).wait()
@@ -122,7 +134,7 @@ def test_other_dtypes_and_small_tensors_pass_through() -> None:
 def test_sends_that_were_started_are_sent_though_the_links_are_closed() -> None:
     view = View(number=1, members=("a", "b"), group=1)
     ours, theirs = in_memory(FakeNetwork(), view)
-    links, others = Compressed(ours, torch.bfloat16), Compressed(theirs, torch.bfloat16)
+    links, others = (Compressed(measured(each), torch.bfloat16) for each in (ours, theirs))
     tensors = [gradients(1 << 20, torch.bfloat16) + number for number in range(4)]
     rooms = [others.borrow(Room.of(torch.empty_like(tensor)), "a", tag) for tag, tensor in enumerate(tensors)]
     for tag, tensor in enumerate(tensors):
@@ -130,3 +142,98 @@ def test_sends_that_were_started_are_sent_though_the_links_are_closed() -> None:
     links.close()
     links.close()
     assert all(same(room.wait(), tensor) for room, tensor in zip(rooms, tensors, strict=True))
+
+
+# --- where it pays ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_plain_frame_has_the_numbers_as_they_are(dtype: torch.dtype) -> None:
+    numbers = gradients(5000, dtype)
+    frame = plain(numbers)
+    assert (len(frame), is_plain(frame), is_plain(compress(numbers))) == (frame_bytes(5000, dtype), True, False)
+    into = torch.zeros_like(numbers)
+    decompress(torch.cat([frame, torch.ones(9, dtype=torch.uint8)]), into)
+    assert same(into, numbers)
+
+
+def at(bytes_per_s: float, megabytes: int = 100) -> Transfer:
+    """The kernel's figures after so many bytes at this rate."""
+    sent = megabytes * 1_000_000
+    return Transfer(acknowledged_bytes=sent, sending_us=round(sent / bytes_per_s * 1e6))
+
+
+def payoff(saved: float = 0.3, encode_ns: float = 3.0, decode_ns: float = 2.0) -> Payoff:
+    """With the times for a byte."""
+    made = Payoff()
+    made.encoded(10**6, round(10**6 * (1 - saved)), encode_ns / 1000)
+    made.decoded(10**6, decode_ns / 1000)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "bytes_per_s", "pays"),
+    [
+        (payoff(), 50e6, True),  # the link needs 6 ns for the saved part of a byte, and coding 5 ns
+        (payoff(), 70e6, False),
+        (payoff(saved=0.5), 70e6, True),
+        (payoff(encode_ns=6.0), 50e6, False),
+        (payoff(decode_ns=6.0), 50e6, False),
+        (payoff(saved=0.0), 1e3, False),
+        (payoff(saved=-1e-5), 1e3, False),
+    ],
+)
+def test_it_pays_if_the_link_would_need_longer_than_the_codec(made: Payoff, bytes_per_s: float, *, pays: bool) -> None:
+    assert made.pays("b", at(bytes_per_s)) is pays
+
+
+def test_a_message_is_compressed_while_a_figure_is_unknown() -> None:
+    fast = at(1e12)
+    assert Payoff().pays("b", fast), "no message was compressed yet"
+    assert payoff().pays("b", Transfer()), "a system without these figures"
+    assert payoff().pays("b", Transfer(acknowledged_bytes=LEAST_ACKNOWLEDGED - 1, sending_us=1))
+    made = Payoff()
+    made.encoded(10**6, 700_000, 0.003)
+    assert not made.pays("b", fast), "decompression takes as long as compression until it was measured"
+    assert made.pays("b", at(40e6, megabytes=200))
+
+
+def test_each_link_has_a_rate_of_its_own_and_the_newest_one() -> None:
+    made = payoff()
+    assert (made.pays("b", at(1e9)), made.pays("c", at(1e6))) == (False, True)
+    slower = Transfer(*(a + b for a, b in zip(at(1e9), at(1e6), strict=True)))
+    assert (made.pays("b", slower), made.pays("c", at(1e6))) == (True, True)
+    assert made.pays("b", Transfer()), "a new group: its connections begin with 0"
+    assert not made.pays("b", at(1e9))
+
+
+def test_some_messages_are_compressed_anyway_for_new_figures() -> None:
+    made = payoff()
+    assert sum(made.pays("b", at(1e9)) for _ in range(3 * PROBE)) == 3
+
+
+def test_the_newest_messages_decide() -> None:
+    made = payoff(saved=0.0)
+    assert not made.pays("b", at(50e6))
+    for _ in range(20):
+        made.encoded(10**6, 600_000, 0.003)
+    assert made.pays("b", at(50e6))
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_what_its_sender_has_chosen_arrives_at_a_receiver_that_compresses_all(
+    *, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it has saved is counted."""
+    monkeypatch.setattr(Payoff, "pays", lambda *_: pays)
+    ours, theirs = in_memory(FakeNetwork(), View(number=1, members=("a", "b"), group=1))
+    meter = LinkMeter()
+    links = Compressed(meter.metered(ours, {"b": "other"}, lambda _: ()), torch.float32, made := Payoff())
+    numbers = gradients(1 << 20, torch.float32)
+    borrowing = Compressed(measured(theirs), torch.float32).borrow(Room.of(torch.empty_like(numbers)), "a", 5)
+    links.lend(numbers, "b", 5).wait()
+    assert same(borrowing.wait(), numbers)
+    (use,) = meter.said({})
+    assert use.exchange_bytes + use.saved_bytes in (numbers.nbytes, numbers.nbytes + 8)
+    assert (use.saved_bytes > 0.1 * numbers.nbytes) is pays
+    assert (made._saved.value is not None) is pays

@@ -173,7 +173,7 @@ def test_where_others_can_tell_the_loss_says_why() -> None:
 
 
 def test_the_record_of_who_goes_has_all_that_counts_against_it_and_nothing_that_is_settled() -> None:
-    """The connection of b and c is broken, and a says what is wrong of both: one of b and c goes, and one of a and b."""
+    """The connection of b and c is broken, and a accuses both: one of b and c goes, and one of a and b."""
     scene = trained("a", "b", "c")
     for worker, peer, reason in (("b", "c", "connection reset"), ("a", "b", "wrong"), ("a", "c", "wrong")):
         scene.say(worker, m.Suspect(view=scene.coordinator.number, peer=peer, reason=reason))

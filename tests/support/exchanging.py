@@ -18,13 +18,13 @@ from torch import nn
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Bucket, Layout, Partials
 from farandole.collective.codec import NONE, Codec
-from farandole.collective.compression import Compressed
+from farandole.collective.compression import Compressed, Payoff
 from farandole.collective.exchange import Exchange, WaitRecord
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.plan.shards import assign
 from farandole.protocol.view import CommitMessage, Lineage, View
-from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill
+from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill, measured
 
 DEADLINE_S = 30.0
 SHAPES = [(33, 7), (5,), (600, 500), (2, 3, 4), (1,)]  # two buckets and the lanes
@@ -264,7 +264,8 @@ def workers(
     elif count > 1:
         links = in_memory(network, view) if network else connect(names, doomed)
         if codec.compressed is not None:
-            links = [Compressed(each, codec.compressed) for each in links]
+            payoff = Payoff() if codec.adapts else None
+            links = [Compressed(measured(each), codec.compressed, payoff) for each in links]
     everyone = [
         Worker(name, links[rank], shapes, device, memory[rank], addresses.get(rank, ""), codec)
         for rank, name in enumerate(names)

@@ -12,7 +12,7 @@ from farandole.collective.compression import Compressed
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.transport import Links
 from farandole.protocol.view import View
-from tests.support.linking import by_host, connect, cut, in_memory, kill
+from tests.support.linking import by_host, connect, cut, in_memory, kill, measured
 
 NAMES = ("a", "b", "c")
 
@@ -40,7 +40,7 @@ class OfGloo:
 class Compressing(OfGloo):
     def __init__(self) -> None:
         super().__init__()
-        self.links: Sequence[Links] = [Compressed(links, torch.float32) for links in self.links]
+        self.links: Sequence[Links] = [Compressed(measured(links), torch.float32) for links in self.links]
 
 
 class OfOneHost:

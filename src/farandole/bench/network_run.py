@@ -63,7 +63,9 @@ def measure(hosts: int, mb: float, steps: int, compute_s: float, options: Sequen
             process.wait()
         shutil.rmtree(place, ignore_errors=True)
     tell("timing the codecs on this machine")
-    costs: tuple[CodecCost, ...] = codec_costs(name for name in CODECS if name != "none")
+    costs: tuple[CodecCost, ...] = codec_costs(
+        name for name, codec in CODECS.items() if name != "none" and not codec.adapts
+    )
     predictions = predict(mb, len(names), median(seconds), costs, compute_s)
     return NetworkResult(
         hosts=names, mb=mb, exchange_ms=1e3 * median(seconds), links=links, predictions=predictions,

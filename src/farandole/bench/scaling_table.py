@@ -12,6 +12,7 @@ from farandole.bench.scaling import ScalingResult, ScalingRow
 from farandole.bench.table import plain_table
 from farandole.bench.terms import DDP
 from farandole.observe.text import in_words, rate_words
+from farandole.platform.extras import compresses
 
 UNKNOWN = "unknown"
 IDLE = 0.25  # other processes that take less than this part of the cores are not mentioned
@@ -84,7 +85,7 @@ def notes(
         if shards % count:
             busiest, fewest = -(-shards // count), shards // count
             yield f"{count} workers: {shards} micro-batches a step are {fewest} or {busiest} for each; the others wait"
-    if any(row.run.codec.endswith("+zstd") for row in rows):
+    if any(compresses(row.run.codec) for row in rows):
         yield "MB a step is before compression, which applies between workers that share no memory"
     for reason in dict.fromkeys(result.left_out for result in results if result.left_out):
         yield f"{DDP} is left out: {reason}"

@@ -153,7 +153,8 @@ def _bits(value: str | None, before: str, folder: Path) -> str:
 
 def _codec(value: str | None, before: str, folder: Path) -> str:
     """Returns the codec. The format of the sums stays, because it decides the results; their compression may change."""
-    formats = [(codec or before).removesuffix("+zstd").replace("float32", "none") for codec in (value, before)]
+    formats = [(codec or before).split("+")[0] for codec in (value, before)]
+    formats = ["none" if name in ("float32", "auto") else name for name in formats]
     return (value or before) if formats[0] == formats[1] else _unchanged("--codec", value, before, folder)
 
 

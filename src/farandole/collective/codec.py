@@ -8,7 +8,8 @@ workers come and go. The sums have half the bytes of float32, in memory and betw
 A codec of 8 or 4 bits rounds in the same places, to blocks of small integers with a common scale, at random but
 reproducibly (`quantization.py`).
 
-Compression (`compression.py`) changes no value: a codec with it has the bits of the one without.
+Compression (`compression.py`) changes no value: a codec with it has the bits of the one without. With `auto` each
+sender compresses where that saves time.
 
 Only float32 gradients are rounded. The float64 lanes (loss, counts, buffers) are summed as without a codec.
 """
@@ -35,6 +36,7 @@ class Codec:
         quantization: how such numbers are quantized; None for another format.
         scale: a power of two by which gradients are multiplied before they are rounded. The sums are divided by it.
         compresses: what goes between hosts is compressed without loss.
+        adapts: it is compressed only where that saves time.
     """
 
     name: str = "none"
@@ -42,6 +44,7 @@ class Codec:
     quantization: Quantization | None = None
     scale: float = 1.0
     compresses: bool = False
+    adapts: bool = False
 
     @property
     def compressed(self) -> torch.dtype | None:
@@ -115,6 +118,9 @@ CODECS = {
     for codec in (
         NONE, _BF16, _FP16, _INT8, _INT4, Codec(name="float32+zstd", compresses=True),
         replace(_BF16, name="bf16+zstd", compresses=True), replace(_FP16, name="fp16+zstd", compresses=True),
+        Codec(name="auto", compresses=True, adapts=True),
+        replace(_BF16, name="bf16+auto", compresses=True, adapts=True),
+        replace(_FP16, name="fp16+auto", compresses=True, adapts=True),
     )
 }  # fmt: skip
 

@@ -106,6 +106,12 @@ class LinkMeter:
                 else:
                     use.exchange_bytes += size
 
+    def saved(self, peer: str, size: int) -> None:
+        """Counts `size` bytes that need not be sent to `peer`, since its message is compressed."""
+        with self._lock:
+            if host := self._host_of.get(peer):
+                self._use(host).saved_bytes += size
+
     def closed(self, links: Metered) -> None:
         """Adds the last figures of `links` to the sums. Idempotent."""
         with self._lock:
@@ -141,6 +147,7 @@ class _HostUse:
 
     exchange_bytes: int = 0
     state_bytes: int = 0
+    saved_bytes: int = 0
     transfers: list[Transfer] = field(default_factory=list[Transfer])
 
     def said(self, host: str, open_: Iterable[Transfer], waited_us: int) -> LinkUse:
@@ -152,6 +159,7 @@ class _HostUse:
             acknowledged_bytes=sum(each.acknowledged_bytes for each in every),
             sending_us=sum(each.sending_us for each in every), resent_bytes=sum(each.resent_bytes for each in every),
             rtt_us=max(each.rtt_us for each in every), waited_us=waited_us,
+            saved_bytes=self.saved_bytes,
         )  # fmt: skip
 
 
@@ -177,6 +185,15 @@ class Metered:
                     if newest.acknowledged_bytes >= self._newest[place].acknowledged_bytes:
                         self._newest[place] = newest
         return [(peer, newest) for (peer, _, _), newest in zip(self._connections, self._newest, strict=True)]
+
+    def sent_to(self, peer: str) -> Transfer:
+        """Returns the kernel's figures of the connections to `peer`, added up."""
+        columns = zip(*(transfer for to, transfer in self.transfers() if to == peer), strict=True)
+        return Transfer(*map(sum, columns))
+
+    def saved(self, peer: str, size: int) -> None:
+        """Counts `size` bytes that need not be sent to `peer`, since its message is compressed."""
+        self._meter.saved(peer, size)
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         self._meter.sent(peer, tag, tensor.nbytes)

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from farandole.collective.arena import PAGE, Arena, Mapped, Memory, Unusable, mapped
-from farandole.collective.compression import Compressed
+from farandole.collective.compression import Compressed, Payoff
 from farandole.collective.gloo import NONCE_BYTES, PROOF_BYTES, Gloo, Rendezvous, proof
 from farandole.collective.link_meter import LinkMeter
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
@@ -623,14 +623,15 @@ def _user(connection: socket.socket) -> int:
 
 class ByHost:
     """The transport of a run. Tensors in `memory` can be lent, and those of dtype `compressed` are compressed between
-    hosts; `meter` measures what goes between hosts; the other arguments are those of `Gloo`.
+    hosts, with a `payoff` only where that saves time; `meter` measures what goes between hosts; the other arguments are
+    those of `Gloo`.
     """
 
     def __init__(
         self, rendezvous: Rendezvous, key: bytes, interface: str, *, memory: Memory,
-        compressed: torch.dtype | None = None, meter: LinkMeter | None = None,
+        compressed: torch.dtype | None = None, payoff: Payoff | None = None, meter: LinkMeter | None = None,
     ) -> None:  # fmt: skip
-        self._compressed = compressed
+        self._compressed, self._payoff = compressed, payoff
         self._meter = meter or LinkMeter()
         self._rendezvous, self._key, self._interface = rendezvous, key, interface
         self._arena = memory if isinstance(memory, Arena) else None
@@ -645,7 +646,9 @@ class ByHost:
         gloo = Gloo(self._rendezvous, self._key, self._interface).connect(view, me)
         far = {member: host for member, host in zip(view.members, hosts, strict=True) if host != mine}
         others = self._meter.metered(gloo, far, gloo.sockets)
-        return LinksByHost(pairs, others if self._compressed is None else Compressed(others, self._compressed))
+        if self._compressed is None:
+            return LinksByHost(pairs, others)
+        return LinksByHost(pairs, Compressed(others, self._compressed, self._payoff))
 
     def _all_stand(self, view: View) -> bool:
         self._rendezvous.wait([f"shared {member}" for member in view.members])

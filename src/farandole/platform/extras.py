@@ -13,9 +13,14 @@ from urllib.parse import unquote, urlsplit
 from farandole.errors import UsageError
 
 
+def compresses(codec: str) -> bool:
+    """Return True if the `--codec` of this name compresses, always or where that saves time."""
+    return codec.split("+")[-1] in ("zstd", "auto")
+
+
 def require_zstd(codec: str) -> None:
     """Raise `UsageError` if `codec` compresses and the package for that is not installed here."""
-    if codec.endswith("+zstd") and importlib.util.find_spec("zstandard") is None:
+    if compresses(codec) and importlib.util.find_spec("zstandard") is None:
         raise UsageError(f"--codec {codec} needs the package zstandard on every worker: {how_to_install('zstd')}")
 
 

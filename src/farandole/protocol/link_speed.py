@@ -52,6 +52,7 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
         resent: the part of its bytes that were sent again.
         rtt_ms: the newest round-trip time in milliseconds, None if unknown.
         waited: the part of its time for which the receiver's worker that waited longest waited for `source`.
+        saved: the part of the bytes of rounds that compression saved.
     """
 
     source: str
@@ -63,6 +64,7 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
     resent: float
     rtt_ms: float | None
     waited: float
+    saved: float = 0.0
 
 
 class SlowLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,10 +169,13 @@ def _speed(source: str, target: str, uses: Sequence[tuple[float, LinkUse, LinkUs
     resent = sum(max(0, new.resent_bytes - old.resent_bytes) for _, old, new in uses)
     sending_s = [max(0, new.sending_us - old.sending_us) / MICRO for _, old, new in uses]
     rtt_us = max(new.rtt_us for _, _, new in uses)
+    saved = sum(max(0, new.saved_bytes - old.saved_bytes) for _, old, new in uses)
+    exchanged = sum(max(0, new.exchange_bytes - old.exchange_bytes) for _, old, new in uses)
     return LinkSpeed(
         source=source, target=target, seconds=max(seconds for seconds, _, _ in uses), sent_bytes=acknowledged,
         bytes_per_s=acknowledged / sum(sending_s) if acknowledged and sum(sending_s) else None,
         sending=min(1.0, max(each / seconds for each, (seconds, _, _) in zip(sending_s, uses, strict=True))),
         resent=resent / acknowledged if acknowledged else 0.0,
         rtt_ms=rtt_us / 1000 if rtt_us else None, waited=min(1.0, max(0.0, waited)),
+        saved=saved / (saved + exchanged) if saved else 0.0,
     )  # fmt: skip

@@ -303,6 +303,7 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         resent_bytes: bytes that TCP has sent again, because they were lost.
         rtt_us: the round-trip time in microseconds, the largest of the connections; 0 if unknown.
         waited_us: microseconds for which this worker's rounds waited for messages from that host.
+        saved_bytes: bytes that compression has saved: with them `exchange_bytes` would be greater.
     """
 
     host: Name
@@ -313,6 +314,7 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     resent_bytes: Count = 0
     rtt_us: Count = 0
     waited_us: Count = 0
+    saved_bytes: Count = 0
 
 
 MOST_LINKS = 1000  # other hosts in a heartbeat

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 
 from farandole.collective.arena import Memory
 from farandole.collective.codec import NONE
+from farandole.collective.compression import Payoff
 from farandole.collective.gloo import Rendezvous
 from farandole.collective.link_meter import LinkMeter
 from farandole.collective.shm import ByHost
@@ -49,6 +50,7 @@ class Groups:
         self._tell = tell
         self._memory = memory
         self._meter = meter
+        self._payoff = Payoff()
         self._rendezvous: dict[int, Rendezvous] = {}
         self._unused: list[Links] = []  # to be closed
 
@@ -112,6 +114,7 @@ class Groups:
             self.interface,
             memory=self._memory,
             compressed=self.codec.compressed,
+            payoff=self._payoff if self.codec.adapts else None,
             meter=self._meter,
         )
         return transport.connect(view, worker)
