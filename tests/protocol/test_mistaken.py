@@ -284,3 +284,24 @@ def test_a_view_of_before_the_last_decision_is_known_to_the_next_coordinator() -
         scene.report(worker, 8, view=first)
     assert scene.members("a", "b") == ("a", "b")
     assert "lost" not in scene.events
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_who_has_answered_a_stop_stays_in_its_round_also_for_the_next_coordinator(*, dies: bool) -> None:
+    """Nobody has heard the decision; the one that could contradict the longest-standing worker is gone."""
+    scene = trained("a", "b", "c")
+    first = scene.issued(1)
+    scene.lose("c")
+    for worker in "ab":
+        scene.report(worker, 8, view=first, has_result=True)
+    if dies:
+        scene = scene.restarted()
+        scene.back("a", "b")
+    else:
+        scene.close("a", "b")
+        scene.back("a", "b")
+    scene.report("a", 9, view=first)
+    scene.report("b", 8, view=first, has_result=True)
+    assert scene.fields["lost"]["worker"] == "a"
+    assert mentions(scene.fields["lost"]["reason"], "round 9", "round 8")
+    assert scene.members("b") == ("b",)

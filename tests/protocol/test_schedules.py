@@ -119,6 +119,11 @@ def test_a_checkpoint_of_a_saver_that_was_followed_meanwhile_is_known() -> None:
     simulate(7_083_034)
 
 
+def test_a_worker_stays_in_the_round_in_which_it_has_answered_a_stop() -> None:
+    """It reports a later one to the next stop, after those who could contradict it were removed."""
+    simulate(8_023_333)
+
+
 def test_a_worker_that_goes_for_a_broken_pair_has_not_gone_by_a_false_accusation() -> None:
     """The connection of two workers breaks, and the third one accuses both."""
     simulate(8_009_865)

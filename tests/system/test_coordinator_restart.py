@@ -111,7 +111,8 @@ def test_killed_again_and_again_it_takes_up_where_it_was(launch: Any) -> None:
     } == {7}
     assert run.process.wait(200) == 0
 
-    assert run.written() == list(range(len(run.written()))), "no step is lost, none is written twice"
+    written = run.written()
+    assert written == list(range(len(written))), "no step is lost, none is written twice"
     assert len(run.written()) > 120
     assert [(line["time"], line["event"]) for line in run.lines() if "event" in line] == run.journal()
     assert run.events("lost") == []
@@ -134,5 +135,6 @@ def test_rank_0_ends_while_it_is_away(launch: Any) -> None:
     until(lambda: run.agree(second))
     step = run.trainers[second].step
     until(lambda: run.written()[-1] > step)
-    assert run.written() == list(range(len(run.written())))
+    written = run.written()
+    assert written == list(range(len(written)))
     assert [event["worker"] for event in run.events("lost")] == [first]

@@ -1,11 +1,12 @@
-"""Three machines whose links are equal but for one direction of one, which is far slower: the status names it."""
+"""Three machines with a link that is far slower than the others: the status names it, and `auto` compresses for it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,28 +25,12 @@ pytestmark = [
 FAST, SLOW = 200, 10  # Mbit/s; of the fast ones, short messages do not reach all
 MACHINES = 3
 PRICE = 0.02  # dollars a GB
+LEAST_SAVED, MOST_SAVED = 0.05, 0.02  # parts of the bytes: of float32 gradients, and of each 64th message
 
 
 def test_the_slow_link_is_named_and_the_bytes_are_priced(tmp_path: Path) -> None:
-    out = (str(tmp_path / "out"), "--width", "65536", "--epochs", "1000")
-    listen = Mesh(MACHINES).addresses[0]
-    options = ["--listen", listen, "--max", str(MACHINES), "--traffic-price", str(PRICE)]
-    with ExitStack() as stack:
-        mesh = stack.enter_context(Mesh(MACHINES))
-        for here, there in permutations(range(MACHINES), 2):
-            mesh.limit(here, there, SLOW if (here, there) == (1, 2) else FAST)
-        run = stack.enter_context(Elastic(tmp_path / "run", JOB, *out, workers=1, options=options, on=mesh.on(0)))
-        run.until_members(1)
-        for number in range(1, MACHINES):
-            log = tmp_path / f"guest-{number}"
-            stack.enter_context(external_worker(mesh.on(number), run.folder, log, JOB, *out, host=f"there{number}"))
-        run.until_members(MACHINES)
-
-        def status() -> dict[str, Any]:
-            command = [*mesh.on(0), *FARANDOLE, "status", "--json", "--run", str(run.folder)]
-            done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True, timeout=60)
-            return json.loads(done.stdout)
-
+    rates = {pair: SLOW if pair == (1, 2) else FAST for pair in permutations(range(MACHINES), 2)}
+    with training(tmp_path, rates, "--traffic-price", str(PRICE)) as (run, status):
         run.until(lambda: bool(status()["slow_links"]), "a slow link")
         named = status()
         (slow,) = named["slow_links"]
@@ -58,3 +43,48 @@ def test_the_slow_link_is_named_and_the_bytes_are_priced(tmp_path: Path) -> None
         assert traffic["dollars"] == pytest.approx(traffic["sent_bytes"] / 1e9 * PRICE)
         assert {each["host"] for each in traffic["hosts"]} >= {"there1", "there2"}
         assert sum(each["sent_bytes"] for each in traffic["hosts"]) == traffic["sent_bytes"]
+
+
+def test_with_the_codec_auto_messages_are_compressed_where_the_link_is_slow(tmp_path: Path) -> None:
+    """The other links have no limit."""
+    with training(tmp_path, dict.fromkeys(((1, 2), (2, 1)), SLOW), "--codec", "auto") as (run, status):
+
+        def saved() -> dict[str, float]:
+            """By target, of what there1 sends."""
+            return {link["target"]: link["saved"] for link in status()["links"] if link["source"] == "there1"}
+
+        def is_settled() -> bool:
+            found = saved()
+            return len(found) == MACHINES - 1 and found.pop("there2") > LEAST_SAVED and max(found.values()) < MOST_SAVED
+
+        run.until(is_settled, f"the choice; saved: {saved()}")
+
+
+@contextmanager
+def training(
+    folder: Path, rates: Mapping[tuple[int, int], int], *options: str
+) -> Iterator[tuple[Elastic, Callable[[], dict[str, Any]]]]:
+    """A run on three machines, the last two of them there1 and there2, with its status.
+
+    `rates`: of links in Mbit/s; the others have no limit.
+    """
+    out = (str(folder / "out"), "--width", "65536", "--epochs", "1000")
+    options = ("--listen", Mesh(MACHINES).addresses[0], "--max", str(MACHINES), *options)
+    with ExitStack() as stack:
+        mesh = stack.enter_context(Mesh(MACHINES))
+        for (here, there), mbit in rates.items():
+            mesh.limit(here, there, mbit)
+        run = Elastic(folder / "run", JOB, *out, workers=1, options=list(options), on=mesh.on(0))
+        stack.enter_context(run)
+        run.until_members(1)
+        for number in range(1, MACHINES):
+            log = folder / f"guest-{number}"
+            stack.enter_context(external_worker(mesh.on(number), run.folder, log, JOB, *out, host=f"there{number}"))
+        run.until_members(MACHINES)
+
+        def status() -> dict[str, Any]:
+            command = [*mesh.on(0), *FARANDOLE, "status", "--json", "--run", str(run.folder)]
+            done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True, timeout=60)
+            return json.loads(done.stdout)
+
+        yield run, status

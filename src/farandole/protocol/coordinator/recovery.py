@@ -492,6 +492,7 @@ def on_stopped(state: CoordinatorState, worker: str, report: m.Stopped) -> None:
         stop.unanswered.discard(worker)
         stop.overdue.pop(worker, None)
         stop.reports[worker] = report
-        if report.synced:
+        if report.synced and report.view is not None:
+            state.workers[worker].answered = report.view.number, report.round
             failures.note_progress(state, worker, report.step)
         recover_if_ready(state)
