@@ -3,6 +3,7 @@
     python benchmarks/between_hosts.py                  # two and two workers, 500 Mbit/s; a minute
     python benchmarks/between_hosts.py --program PATH   # another version's farandole, to compare with
     python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec none bf16 fp16
+    python benchmarks/between_hosts.py --workers 1 --micro 4 --mbit 100 --codec none int4   # one micro-batch a worker
     python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec bf16 --ddp bf16 --rounds 3
 
 Two network namespaces are joined by a cable of that rate in both directions. A wide layer is trained, whose step is
@@ -53,7 +54,7 @@ def measure(options: argparse.Namespace, codec: str) -> list[str]:
         names = stack.enter_context(cable(options.mbit))
         here, there = (["ip", "netns", "exec", name] for name in names)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-        job = [str(JOB), "--mb", str(options.mb)]
+        job = [str(JOB), "--mb", str(options.mb), "--micro", str(options.micro)]
         command = [*here, program, "run", "--workers", str(options.workers), "--listen", "0.0.0.0", "--threads", "1"]
         command += ["--codec", codec] if codec != "none" else []
         stack.enter_context(process([*command, "--max", str(2 * options.workers), "--folder", str(folder), *job]))
@@ -105,6 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="of each host")
     parser.add_argument("--mbit", type=int, default=500, help="a second, in each direction")
     parser.add_argument("--mb", type=int, default=16, help="of gradients")
+    parser.add_argument("--micro", type=int, default=1, help="samples of a micro-batch; all workers have 8 in a step")
     parser.add_argument("--codec", nargs="*", default=["none"], help="a run for each")
     parser.add_argument("--ddp", nargs="+", default=[], help="none, bf16, fp16 or powersgd (of rank 4); a run for each")
     parser.add_argument("--rounds", type=int, default=1, help="measure everything so often, in turns")

@@ -16,12 +16,14 @@ INPUTS = 250
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=int, required=True)
+    parser.add_argument("--micro", type=int, default=1, help="samples of a micro-batch; a step has 8 samples")
     options = parser.parse_args()
     run = farandole.join()
     model = nn.Linear(INPUTS, options.mb * 1_000_000 // 4 // INPUTS, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     run.replicate(model=model, optimizer=optimizer)
-    loader = run.loader(TensorDataset(torch.ones(64, INPUTS)), batch=farandole.GlobalBatch(8, micro=1), num_workers=0)
+    batch = farandole.GlobalBatch(8, micro=options.micro)
+    loader = run.loader(TensorDataset(torch.ones(64, INPUTS)), batch=batch, num_workers=0)
     for step in run.steps(loader, epochs=10_000):
         for (rows,) in step:
             step.backward(model(rows).square().mean())

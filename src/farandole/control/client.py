@@ -103,15 +103,15 @@ class Subscription:
 
 
 @asynccontextmanager
-async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscription, None]:
-    """Connect and send `hello`.
+async def subscribe(ticket: Ticket, hello: m.Hello, timeout_s: float = ANSWER_S) -> AsyncGenerator[Subscription, None]:
+    """Connect within `timeout_s` and send `hello`.
 
     Raises:
         CoordinatorUnreachable: nothing answers at the ticket's address, or another server does.
     """
     async with AsyncExitStack() as stack:
         try:
-            socket = await stack.enter_async_context(dial(ticket))
+            socket = await stack.enter_async_context(dial(ticket, timeout_s))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({reason})") from None

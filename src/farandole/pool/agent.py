@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.control.client import Subscription, subscribe, unpacked
+from farandole.control.client import ANSWER_S, Subscription, subscribe, unpacked
 from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
 from farandole.platform import cpu, files
@@ -295,7 +295,8 @@ class Agent:
             kind="host_agent", host=self._host, pid=os.getpid(), pool=self._identity.pool, session=secrets.token_hex(8)
         )
         loop = asyncio.get_running_loop()
-        async with subscribe(ticket, hello) as subscription:
+        # Later the coordinator may have another address by now, so the ticket is read again soon.
+        async with subscribe(ticket, hello, SILENT_S if self._reconciler.order else ANSWER_S) as subscription:
             self._answered = loop.time()
             exchanging = asyncio.ensure_future(self._exchange(subscription, ticket))
             try:
