@@ -5,7 +5,7 @@
 Slurm is slurmctld, three slurmd and munged on this machine (Debian's packages, and root). A training of the digits has
 all three nodes. An urgent job of two nodes is submitted to a partition that preempts the training's. Two workers leave,
 the urgent job runs, and the training goes on with one worker. After the urgent job the two nodes join again. The same
-script then trains undisturbed, as one process.
+script then trains undisturbed, as one process. `--nodes 1` lends one node.
 
 It prints the times of the loan, what the training lost, and whether the weights have the same bits. The exit code is 0
 only if nothing was lost and the bits are the same.
@@ -32,7 +32,6 @@ from tests.support.slurm import CAN, NODES, WHY_NOT, Slurm, slurm
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 FARANDOLE = [sys.executable, "-m", "farandole"]
-URGENT_NODES = 2
 LIMIT_S = 600.0
 
 
@@ -82,16 +81,16 @@ class Loan:
     given: float
 
 
-def lend(cluster: Slurm, training: Training, folder: Path, urgent_s: float) -> Loan:
+def lend(cluster: Slurm, training: Training, folder: Path, urgent_s: float, nodes: int) -> Loan:
     """Wait until the training has all nodes, run the urgent job, and wait until the training has all nodes again."""
     training.until_workers(NODES)
     first = training.views()[-1].step
     training.until(lambda: any(isinstance(x, StepLine) and x.step > first + 20 for x in training.lines()), "20 steps")
     script = f"date +%s.%N > {folder}/began; sleep {urgent_s:g}; date +%s.%N > {folder}/ended"
     submitted = time.time()
-    job = cluster.submit(script, "--partition=high", f"--nodes={URGENT_NODES}")
+    job = cluster.submit(script, "--partition=high", f"--nodes={nodes}")
     training.until((folder / "began").exists, "the urgent job's start")
-    training.until_workers(NODES - URGENT_NODES)
+    training.until_workers(NODES - nodes)
     training.until(lambda: cluster.state(job) == "COMPLETED", "the urgent job's end")
     training.until_workers(NODES)
     began, ended = (float((folder / name).read_text()) for name in ("began", "ended"))
@@ -107,16 +106,16 @@ def undisturbed(job: Sequence[str]) -> str:
     return printed.rsplit("fingerprint ", 1)[-1].strip()
 
 
-def report(training: Training, loan: Loan, epochs: int, alone: str) -> bool:
+def report(training: Training, loan: Loan, epochs: int, nodes: int, alone: str) -> bool:
     """Print the table. Returns True if nothing was lost and the bits are the same."""
     lines = training.lines()
     steps = [line for line in lines if isinstance(line, StepLine)]
     notices = [line for line in lines if isinstance(line, events.NoticeEvent)]
     left = [line for line in lines if isinstance(line, events.LeftEvent) and line.time < loan.ended]
     views = [view for view in training.views() if view.time > loan.submitted]
-    [fewest] = [view for view in views if len(view.members) == NODES - URGENT_NODES][:1]
+    [fewest] = [view for view in views if len(view.members) == NODES - nodes][:1]
     [again] = [view for view in views if view.time > loan.ended and len(view.members) == NODES][:1]
-    meanwhile = [line for line in steps if line.workers == NODES - URGENT_NODES]
+    meanwhile = [line for line in steps if line.workers == NODES - nodes]
     waits = [next(s.step for s in steps if s.time >= notice.time) for notice in notices]
     delivered, expected = count(training.folder / "ledger"), epochs * sum(s.samples for s in steps if s.epoch == 0)
     lost_steps = steps[-1].step + 1 - len({line.step for line in steps})
@@ -126,8 +125,8 @@ def report(training: Training, loan: Loan, epochs: int, alone: str) -> bool:
         ("urgent job: from its submission to its start", f"{loan.began - loan.submitted:.1f} s"),
         ("of this, from Slurm's first signal to the last exit", f"{left[-1].time - notices[0].time:.1f} s"),
         ("of this, from the last exit to its start", f"{loan.began - left[-1].time:.1f} s"),
-        ("steps from the first notice to the view without both", str(fewest.step - min(waits))),
-        ("steps with one worker", str(len(meanwhile))),
+        ("steps from the first notice to the view without them", str(fewest.step - min(waits))),
+        ("steps meanwhile", str(len(meanwhile))),
         ("from the urgent job's end to the first step with all", f"{again.time - loan.ended:.1f} s"),
         ("of this, until Slurm starts the last job for it", f"{max(loan.given - loan.ended, 0.0):.0f} s"),
         ("of this, from there to the first step with all", f"{again.time - loan.given:.0f} s"),
@@ -148,6 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--urgent", type=float, default=15.0, help="how long the urgent job takes, in seconds")
+    parser.add_argument("--nodes", type=int, default=2, help="how many of the three nodes it takes: 1 or 2")
     parser.add_argument("--folder", type=Path, help="the run's folder; left out: a temporary one")
     args = parser.parse_args()
     if not CAN:
@@ -157,14 +157,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place, slurm(Path(place)) as cluster:
         training = Training(args.folder or Path(place, "run"), job)
         try:
-            loan = lend(cluster, training, Path(place), args.urgent)
+            loan = lend(cluster, training, Path(place), args.urgent, args.nodes)
             if training.process.wait(LIMIT_S) != 0:
                 sys.exit(f"the training ended with code {training.process.returncode}")
         finally:
             training.end()
         left = cluster.jobs()
         print("the same script, undisturbed, as one process", flush=True)
-        good = report(training, loan, args.epochs, undisturbed(job)) and not left
+        good = report(training, loan, args.epochs, args.nodes, undisturbed(job)) and not left
     print("Everything as promised." if good else "NOT as promised.")
     return 0 if good else 1
 
