@@ -41,6 +41,7 @@ class Settings:
     executed. interface: the address that the data plane binds to, "" for the one on the route to the coordinator.
     shared_memory: exchange through shared memory with workers of the same host, where possible. slot: this worker's
     slot on its host, if a pool has assigned one. bench: what this worker measures, for `farandole bench`.
+    zone: the zone of its host, "" if unknown.
     """
 
     ticket: str = ""
@@ -63,6 +64,7 @@ class Settings:
     shared_memory: bool = True
     slot: int | None = None
     bench: str = ""
+    zone: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -95,6 +97,7 @@ class Settings:
             shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
             slot=read(environ, SLOT, _count, None),
             bench=environ.get("FARANDOLE_BENCH", ""),
+            zone=read(environ, "FARANDOLE_ZONE", _name, ""),
         )
 
 

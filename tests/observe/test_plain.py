@@ -95,7 +95,7 @@ def test_names(name: str, good: bool) -> None:
         return
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(name, Name)
-    for variable in ("FARANDOLE_WORKER", "FARANDOLE_POOL", "FARANDOLE_HOST"):
+    for variable in ("FARANDOLE_WORKER", "FARANDOLE_POOL", "FARANDOLE_HOST", "FARANDOLE_ZONE"):
         with pytest.raises(UsageError, match=rf"{variable}='.*\b{LONGEST_NAME}\b"):
             Settings.read({variable: name})
 

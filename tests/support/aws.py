@@ -106,6 +106,8 @@ class Metadata:
                     self._answer(200, me)
                 elif what == "placement/region":
                     self._answer(200, AWS["AWS_DEFAULT_REGION"])
+                elif found and what == "placement/availability-zone":
+                    self._answer(200, found[0]["Placement"]["AvailabilityZone"])
                 elif found and what.startswith("tags/instance/") and (value := tags(found[0]).get(what[14:])):
                     self._answer(200, value)
                 elif text := said.get((me, what)):

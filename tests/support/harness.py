@@ -82,6 +82,11 @@ class Elastic:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line.get("event") == name]
 
+    def zones(self) -> dict[str, str]:
+        """The zone of each worker, by the host that it reports, as `farandole status --json` shows them."""
+        shown = run([*FARANDOLE, "status", "--run", str(self.folder), "--json"])
+        return {worker["host"]: worker["zone"] for worker in json.loads(shown.stdout)["workers"]}
+
     @property
     def step(self) -> int:
         return max((line["step"] for line in self.lines() if "event" not in line), default=-1)

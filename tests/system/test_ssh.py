@@ -28,14 +28,16 @@ def seen(run: Elastic, host: str, state: str) -> str:
 
 
 def test_hosts_come_and_go_with_their_lines_to_the_same_bits(tmp_path: Path) -> None:
-    """Also the first; more slots, and fewer."""
+    """Also the first; more slots, and fewer. One host has a zone."""
     with Sshd(tmp_path, 2) as hosts:
         rack = Rack(hosts, tmp_path)
-        rack.write(rack.line(0))
+        first = f"{rack.line(0)} zone=east"
+        rack.write(first)
         with rack.run(JOB) as run:
             run.until_members(1)
-            rack.write(rack.line(0), rack.line(1, slots=2))
+            rack.write(first, rack.line(1, slots=2))
             run.until_members(3)
+            assert run.zones() == {rack.name(0): "east", rack.name(1): ""}
             rack.write(rack.line(1, slots=2))
             seen(run, rack.name(0), "gone")
             run.until_members(2, without=("w1",))

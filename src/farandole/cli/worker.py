@@ -164,6 +164,7 @@ def agent(
         float,
         typer.Option("--grace", help="SIGTERM announces that this host goes in so many seconds; 0: SIGTERM ends it."),
     ] = 0.0,
+    zone: Annotated[str, typer.Option("--zone", help="This host's zone, as its workers report it.")] = "",
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
     from farandole.control.ticket import load
@@ -181,6 +182,7 @@ def agent(
         notices=notices,
         threads=threads,
         grace_s=grace,
+        zone=zone,
         source="" if ticket == "-" else os.path.abspath(ticket),
     )
     marked.leave_ticket(folder, loaded)

@@ -43,7 +43,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. `state`: starting (not admitted yet), ready (asks to join), member, leaving, finished.
 
     `speed`: relative to the fastest worker, 1 for that one, None until it is measured. `shards`: the number of
-    micro-batches of the worker in its newest step, of `of` in total.
+    micro-batches of the worker in its newest step, of `of` in total. `zone`: that of its host, "" if it reports none.
     """
 
     id: str
@@ -55,6 +55,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     speed: float | None = None
     shards: int = 0
     of: int = 0
+    zone: str = ""
 
 
 class Stalled(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +156,7 @@ def describe(
                 speed=speeds.get(w.id),
                 shards=coordinator.speeds.newest(w.id).shards,
                 of=coordinator.speeds.newest(w.id).shards_total,
+                zone=w.zone,
             )
             for w in coordinator.workers.values()
         ),

@@ -96,7 +96,8 @@ class AgentIdentity:
     `notices`: the cloud that is asked for preemption notices of this host, see `watch` in `preemption.py`. `threads`:
     the number of threads of its workers; 0: nothing is preloaded for them before the run's order arrives. `grace_s`:
     SIGTERM is a preemption notice with this deadline; 0: SIGTERM ends the agent. `source`: a file in which the run
-    keeps its current ticket, "" for none.
+    keeps its current ticket, "" for none. `zone`: the zone of the host, "" if unknown: then that of the agent's own
+    FARANDOLE_ZONE.
     """
 
     folder: Path
@@ -107,12 +108,14 @@ class AgentIdentity:
     threads: int = 0
     grace_s: float = 0.0
     source: str = ""
+    zone: str = ""
 
     def command(self, ticket: Path) -> list[str]:
         """The arguments of the interpreter that runs this agent."""
         arguments = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
         arguments += ["--interface", self.interface, "--notices", self.notices]
         arguments += ["--grace", f"{self.grace_s:g}"] if self.grace_s else []
+        arguments += ["--zone", self.zone] if self.zone else []
         return [*arguments, "--threads", str(self.threads)]
 
 
@@ -396,6 +399,8 @@ class Agent:
         environment = {**environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
         if self._identity.interface:
             environment["FARANDOLE_INTERFACE"] = self._identity.interface
+        if self._identity.zone:
+            environment["FARANDOLE_ZONE"] = self._identity.zone
         return LocalPool(
             command,
             logs=self._folder / LOGS,

@@ -1506,9 +1506,10 @@ def _join(metadata: InstanceMetadata, instance_id: str, until: float) -> tuple[s
     if not run:
         return f"{instance_id} has no tag {RUN}, or may not read its tags: it belongs to no run", False
     region = metadata.read("placement/region") or ""
+    zone = metadata.read("placement/availability-zone") or ""
     ticket = Aws(region).secret(secret_name(run, pool))
     command = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", instance_id, "--wait"]
-    command += ["--notices", clouds.EC2]
+    command += ["--notices", clouds.EC2, "--zone", zone]
     environ = {**os.environ, "FARANDOLE_METADATA": metadata.address}
     remaining_s = until - time.time()
     try:

@@ -41,12 +41,13 @@ from farandole.protocol.settings import PoolTerms
 #
 #     # comment
 #     node1 slots=8
-#     ann@node2.lab:2222 slots=4 interface=10.0.0.2 python=/opt/ml/bin/python
+#     ann@node2.lab:2222 slots=4 interface=10.0.0.2 python=/opt/ml/bin/python zone=east
 #     localhost slots=2
 #
 # The whole first word is the host's name: one address with two ports is two hosts. `slots`: the number of workers that
 # fit, default 1. `interface`: the host's address for the data plane, if it is not the one that leads to the
-# coordinator. `python`: the interpreter there that has farandole. `localhost` is this machine, without SSH.
+# coordinator. `python`: the interpreter there that has farandole. `zone`: the host's zone, such as a data center.
+# `localhost` is this machine, without SSH.
 
 LOCAL = "localhost"
 MOST_SLOTS = 1000
@@ -63,6 +64,7 @@ class HostLine:
     slots: int = 1
     interface: str = ""
     python: str = ""
+    zone: str = ""
 
     @property
     def host(self) -> Host:
@@ -116,6 +118,8 @@ def _line(words: list[str]) -> HostLine:
     port = int(match["port"] or 0)
     if port > 65535:
         raise ValueError(f"{name}: port {port} is above 65535")
+    if not is_name(zone := options.get("zone", "")):
+        raise ValueError(f"zone={zone[:LONGEST_NAME]!r} is not a name of at most {LONGEST_NAME} characters")
     user, address = match["user"], match["address"].strip("[]")
     return HostLine(
         name=name,
@@ -124,6 +128,7 @@ def _line(words: list[str]) -> HostLine:
         slots=_slots(options.get("slots", "1")),
         interface=options.get("interface", ""),
         python=options.get("python", ""),
+        zone=zone,
     )
 
 
@@ -131,8 +136,8 @@ def _options(words: list[str]) -> Mapping[str, str]:
     options: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if key not in ("slots", "interface", "python") or not equals or not value:
-            raise ValueError(f"{word!r} is none of slots=NUMBER, interface=ADDRESS, python=PATH")
+        if key not in ("slots", "interface", "python", "zone") or not equals or not value:
+            raise ValueError(f"{word!r} is none of slots=NUMBER, interface=ADDRESS, python=PATH, zone=NAME")
         if key in options:
             raise ValueError(f"{key} is given twice")
         options[key] = value
@@ -151,7 +156,7 @@ def changes(before: Mapping[str, HostLine], now: Mapping[str, HostLine]) -> Iter
         old = before.get(name, line)
         if line.slots != old.slots:
             yield name, f"{line.slots} slots, it had {old.slots}"
-        for option in ("interface", "python"):
+        for option in ("interface", "python", "zone"):
             value = getattr(line, option)
             if value != getattr(old, option):
                 yield name, f"{option}={value or 'none'} counts when its agent restarts: delete the line for a while"
@@ -555,6 +560,7 @@ class SshPool:
         """Start the host's agent, if none runs there."""
         arguments = ["agent", "-", "--pool", self.name, "--host", line.name]
         arguments += ["--interface", line.interface] if line.interface else []
+        arguments += ["--zone", line.zone] if line.zone else []
         arguments += ["--threads", str(self._ahead)] if self._ahead else []
         reason, output = await run_command(self._remote.farandole(line, *arguments), self._ticket)
         if self._reach.tried(line.name, self._loop.time(), reason):

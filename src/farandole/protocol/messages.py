@@ -737,6 +737,7 @@ class Hello(Message):
 
     A worker whose connection broke returns with the id of its `Welcome`, the random `session` of its process, and an
     `attempt` that only grows, so that a replayed old Hello can't take its place. `synced`: it holds the run's state.
+    `zone`: the zone of its host, "" if unknown.
     """
 
     kind: Name  # "worker", "pool", "observer"; "host_agent": the agent of a host; "agent_pool": the pool of such hosts
@@ -747,6 +748,7 @@ class Hello(Message):
     session: Name = ""
     attempt: Count = 0
     synced: bool = False
+    zone: Name = ""
 
 
 class Ready(Message):

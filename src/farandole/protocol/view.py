@@ -55,9 +55,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         unchecked: members that pass their admission check in the first step that is trained in this view.
         undecided: the members compute different results, no third worker can decide who is right, and they check each
             other no more.
+        zones: the zones of the members' hosts, parallel to `hosts`, empty if all are in one zone or no host reports
+            one. Zone "" is that of the hosts that report none.
 
     Raises:
-        ValueError: the number of shares or hosts is not that of the members.
+        ValueError: the number of shares, hosts or zones is not that of the members, or one host is in two zones.
     """
 
     number: int
@@ -68,6 +70,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[Name, ...] = ()
     unchecked: tuple[Name, ...] = msgspec.field(default=(), name="unproven")  # its name in journals
     undecided: bool = False
+    zones: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.shares, self.members)
@@ -75,6 +78,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"{len(self.hosts)} hosts for {len(self.members)} workers: give one for each, or none if there is one"
             )
+        if self.zones:
+            _check_zones(self.zones, self.hosts, self.members)
 
     @property
     def size(self) -> int:
@@ -106,6 +111,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         if not self.hosts or not set(workers) <= set(self.members):
             return ()
         return tuple(self.hosts[self.rank(worker)] for worker in workers)
+
+    def zones_of(self, workers: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the zones of `workers`; empty if all members are in one, or if one of `workers` is no member."""
+        if not self.zones or not set(workers) <= set(self.members):
+            return ()
+        return tuple(self.zones[self.rank(worker)] for worker in workers)
 
     def lineage(self, workers: tuple[str, ...]) -> Lineage:
         """Return the lineage of a round that begins in this view, its shards assigned to `workers`, host by host."""
@@ -173,3 +184,14 @@ def _check(shares: tuple[int, ...], workers: tuple[str, ...]) -> None:
         raise ValueError(
             f"{len(shares)} shares for {len(workers)} workers: give one for each, or none if they are equal"
         )
+
+
+def _check_zones(zones: tuple[str, ...], hosts: tuple[str, ...], workers: tuple[str, ...]) -> None:
+    if not len(zones) == len(hosts) == len(workers):
+        raise ValueError(
+            f"{len(zones)} zones and {len(hosts)} hosts for {len(workers)} workers: give one for each, or no zones"
+        )
+    zone_of_host: dict[str, str] = {}
+    for host, zone in zip(hosts, zones, strict=True):
+        if zone_of_host.setdefault(host, zone) != zone:
+            raise ValueError(f"host {host!r} is in the zones {zone_of_host[host]!r} and {zone!r}: give it one zone")

@@ -66,7 +66,7 @@ class Connected(WorkerContext):
     def __init__(self, ticket: Ticket, settings: Settings, *, leave: Callable[..., None] = exit_after_grace) -> None:
         hello = m.Hello(
             kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool,
-            session=secrets.token_hex(16),
+            session=secrets.token_hex(16), zone=settings.zone,
         )  # fmt: skip
         member = WorkerStateMachine(settings.worker)
         self._session = Session(hello, member, self.activity, lambda: self._training.waiting_for(), time.monotonic())

@@ -33,6 +33,7 @@ def test_instances_join_train_the_same_bits_and_are_ended(moto: Moto, tmp_path: 
         run.until_members(2)
         living = moto.living()
         assert len(living) == 2
+        assert run.zones() == {each["InstanceId"]: each["Placement"]["AvailabilityZone"] for each in living}
         run.until(lambda: {tags(each)["farandole:state"] for each in moto.living()} == {"joined"}, "tags that say so")
         moto.client().terminate_instances(InstanceIds=[living[0]["InstanceId"]])  # it is taken back
         run.until(lambda: len({each["InstanceId"] for each in moto.instances()}) >= 3, "another instance")

@@ -18,7 +18,7 @@ def test_what_it_says() -> None:
     # a rack
     node1 slots=8
     ann@node2.lab:2222 slots=4 interface=10.0.0.2 python=/opt/bin/python  # by the window
-    [fd00::5]:22
+    [fd00::5]:22 zone=east
     localhost slots=2
     localhost:2222
     """
@@ -30,6 +30,7 @@ def test_what_it_says() -> None:
     )  # fmt: skip
     assert lines["node1"].host == Host(name="node1", slots=8)
     assert lines["[fd00::5]:22"].address == "fd00::5"
+    assert [line.zone for line in lines.values()] == ["", "", "east", "", ""]
     assert [name for name, line in lines.items() if line.local] == ["localhost"]
 
 
@@ -41,6 +42,8 @@ def test_what_it_says() -> None:
         ("node1 slots=-1", r"\bslots=-1\b"),
         ("node1 slots=1 slots=2", r"\bslots\b"),
         ("node1 color=red", r"'color=red'.*\bslots=NUMBER"),
+        ("node1 zone=", r"'zone='.*\bzone=NAME"),
+        (f"node1 zone={'z' * 257}", r"zone='z+'.*\b256\b"),
         ("node1 8", r"'8'.*\bslots=NUMBER"),
         ("node1:99999", r"\b99999\b.*\b65535\b"),
         ("-oProxyCommand=evil", r"-oProxyCommand=evil\b"),
@@ -124,10 +127,11 @@ def test_a_file_without_a_host_begins_nothing(tmp_path: Path) -> None:
 
 
 def test_what_has_become_of_a_line_is_told_in_words() -> None:
-    before = parse("a slots=2\nb\nc python=/x\nd")
-    now = parse("d\nb\na slots=3\nc interface=10.0.0.2 python=/x\ne slots=4")
+    before = parse("a slots=2\nb zone=east\nc python=/x\nd")
+    now = parse("d\nb zone=west\na slots=3\nc interface=10.0.0.2 python=/x\ne slots=4")
     assert dict(changes(before, before)) == {}
     told = dict(changes(before, now))
-    assert list(told) == ["a", "c"]
+    assert list(told) == ["b", "a", "c"]
     assert re.findall(r"\d+", told["a"]) == ["3", "2"]
     assert "interface=10.0.0.2" in told["c"]
+    assert "zone=west" in told["b"]

@@ -42,6 +42,9 @@ def on_ready(state: CoordinatorState, worker: Worker, message: m.Ready) -> None:
     if refusal := numerics_refusal(differences, state.settings.bits):
         _refuse(state, worker, refusal, of_its_host=True)
         return
+    if refusal := _other_zone(state, worker):
+        _refuse(state, worker, refusal, of_its_host=True)
+        return
     if difference := first_difference(expected, got):
         _refuse(state, worker, difference)
         return
@@ -95,6 +98,17 @@ def _refuse(state: CoordinatorState, worker: Worker, difference: str, *, of_its_
     state.dismiss(worker, difference, 1, started=False, refused=not of_its_host)
     if not of_its_host:
         failures.on_refused(state, worker, difference)
+
+
+def _other_zone(state: CoordinatorState, worker: Worker) -> str:
+    """Return why the worker's zone is refused: an admitted worker of its host has another one. "" if none has."""
+    for other in state.workers.values():
+        if other.state != "starting" and other.host == worker.host and other.zone != worker.zone:
+            return (
+                f"it reports zone {worker.zone!r} for host {worker.host}, and {other.id} on the same host reports "
+                f"{other.zone!r}: set the same FARANDOLE_ZONE for all workers of a host"
+            )
+    return ""
 
 
 def _other_code(state: CoordinatorState, signature: m.Signature) -> list[str]:

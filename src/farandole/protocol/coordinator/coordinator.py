@@ -213,7 +213,7 @@ class Coordinator(CoordinatorState):
         self.failure_detector.begin(silence := Silence(), now)
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, silence=silence, session=hello.session,
-            attempt=hello.attempt,
+            attempt=hello.attempt, zone=hello.zone,
         )  # fmt: skip
         on_arrival(self, worker)
         return worker

@@ -137,6 +137,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
     entered: int = -1
     unreached: str = ""
     answered: tuple[int, int] = (0, 0)
+    zone: str = ""
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +211,7 @@ def to_durable(state: CoordinatorState) -> Durable:
                 entered=w.entered,
                 unreached=w.unreached,
                 answered=w.answered,
+                zone=w.zone,
             )
             for w in state.workers.values()
         ),
@@ -249,7 +251,7 @@ def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
             state="member" if w.state == "finished" else w.state,  # it reports its end again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
-            may_write=True, answered=w.answered,
+            may_write=True, answered=w.answered, zone=w.zone,
         )  # fmt: skip
         state.failure_detector.begin(state.workers[w.id].silence, now, grace_s)
     state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in durable.workers)))

@@ -271,7 +271,7 @@ def _resume(
     """Issue the next view, and send it to its members."""
     view = state.view = View(
         number=state.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
-        hosts=state.hosts_of(outcome.members),
+        hosts=state.hosts_of(outcome.members), zones=state.zones_of(outcome.members),
         unchecked=disputes.unchecked({w: reports[w] for w in outcome.members}, commit=outcome.commit),
         undecided=any(set(outcome.members) <= set(pair) for pair in verdict.undecided),
     )  # fmt: skip

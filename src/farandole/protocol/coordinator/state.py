@@ -160,6 +160,7 @@ class Worker:
     answered: tuple[int, int] = (0, 0)
     data_unavailable: str = ""  # why its host cannot get the data, "" if it can
     heartbeat: m.Heartbeat = field(default_factory=m.Heartbeat)
+    zone: str = ""  # of its host, "" if it reports none
 
     @property
     def reaches(self) -> bool:
@@ -783,6 +784,11 @@ class CoordinatorState:
     def hosts_of(self, workers: Iterable[str]) -> tuple[str, ...]:
         """Return the hosts of these workers, as their first Hello reported them."""
         return tuple(self.workers[w].host for w in workers)
+
+    def zones_of(self, workers: Iterable[str]) -> tuple[str, ...]:
+        """Return the zones of these workers, as their first Hello reported them; empty if there is only one zone."""
+        zones = tuple(self.workers[w].zone for w in workers)
+        return zones if len(set(zones)) > 1 else ()
 
     # --- writing ---------------------------------------------------------------------------------------------
 

@@ -211,6 +211,7 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
                 joining=(helper,),
                 group=number,
                 hosts=state.hosts_of(members),
+                zones=state.zones_of(members),
                 unchecked=(helper,),
             ), f"{helper} joins to save the checkpoint: no member reaches the store"
         return View(number=number, members=(), group=view.group), state.ending.reason
@@ -226,9 +227,14 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
             _give_up(state)
             return None
         number = state.next_number()
-        hosts = state.hosts_of(first)
         return View(
-            number=number, members=first, joining=first[1:], group=number, hosts=hosts, unchecked=first
+            number=number,
+            members=first,
+            joining=first[1:],
+            group=number,
+            hosts=state.hosts_of(first),
+            zones=state.zones_of(first),
+            unchecked=first,
         ), "first view"
     leavers = [w for w in view.members if state.workers[w].leaving]
     room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
@@ -252,6 +258,7 @@ def next_view(state: CoordinatorState) -> tuple[View, str] | None:
         group=group,
         shares=shares,
         hosts=state.hosts_of(members),
+        zones=state.zones_of(members),
         unchecked=(*disputes.carried(state, stay), *joiners),
     ), ", ".join(causes)
 
