@@ -200,7 +200,8 @@ RUN_OPTIONS: dict[str, Option] = {
         metavar="DOLLARS",
         unit="dollars per GB",
         most=1000,
-        help="Dollars for each GB that a worker sends to another host, for `farandole account`.",
+        help="Dollars for each GB that a worker sends to another zone, or to another host if no host reports its zone, "
+        "for `farandole account`.",
         default=None,
         shown_default="unknown",
         group=WATCHING,

@@ -254,10 +254,12 @@ def test_the_classes_add_up_whatever_the_lines_say(lines: list[Line]) -> None:
 # --- traffic ----------------------------------------------------------------------------------------------------------
 
 
-def sent(time: float, worker: str, host: str, *ended: str, **to: tuple[int, int]) -> events.TimeSpentEvent:
+def sent(
+    time: float, worker: str, host: str, *ended: str, zone: str = "", **to: tuple[int, int]
+) -> events.TimeSpentEvent:
     """`to`: for each other host, the bytes of rounds and those of the state for joiners."""
     told = WorkerTime(
-        host=host, pool="local", step=1, seconds={"compute": time - 100.0},
+        host=host, zone=zone, pool="local", step=1, seconds={"compute": time - 100.0},
         sent={name: SentBytes(exchange=exchange, state=state) for name, (exchange, state) in to.items()},
     )  # fmt: skip
     return events.TimeSpentEvent(workers={worker: told}, ended=ended, time=time)
@@ -273,11 +275,42 @@ def test_bytes_between_hosts_are_added_up_and_priced() -> None:
     assert (found.sent_bytes, found.at_least_bytes, found.state_bytes) == (7 * GB, 7 * GB, GB)
     assert found.exchange_bytes_per_step == 3 * GB, "of the steps before the newest sums"
     assert (found.price, found.dollars, found.unknown) == (0.02, pytest.approx(0.14), ())
+    assert found.between_zones_bytes is None, "no host reports a zone"
     assert found.hosts == (
         HostTraffic(host="x", sent_bytes=4 * GB, received_bytes=3 * GB),
         HostTraffic(host="y", sent_bytes=3 * GB, received_bytes=3 * GB),
         HostTraffic(host="z", sent_bytes=0, received_bytes=GB),
     )
+
+
+def test_the_price_is_that_of_the_bytes_between_zones_if_a_host_reports_its_zone() -> None:
+    found = of(
+        came("a", host="x"), came("b", host="y"), came("c", host="z"),
+        sent(110.0, "a", "x", zone="east", y=(GB, 0), z=(2 * GB, GB)), sent(110.0, "b", "y", zone="east", x=(GB, 0)),
+        sent(110.0, "c", "z", x=(GB, 0), y=(0, 4 * GB)),
+        prices=Prices(traffic_price=0.02),
+    ).traffic  # fmt: skip
+    assert (found.sent_bytes, found.between_zones_bytes) == (10 * GB, 8 * GB)
+    assert found.dollars == pytest.approx(0.16)
+    assert [(each.host, each.zone) for each in found.hosts] == [("x", "east"), ("y", "east"), ("z", "")]
+
+
+def test_within_one_zone_nothing_is_paid() -> None:
+    lines = sent(110.0, "a", "x", zone="east", y=(GB, 0)), sent(110.0, "b", "y", zone="east", x=(GB, 0))
+    found = of(*lines, prices=Prices(traffic_price=0.02)).traffic
+    assert (found.sent_bytes, found.between_zones_bytes, found.dollars) == (2 * GB, 0, 0.0)
+
+
+def test_what_went_to_a_host_of_an_unknown_zone_has_no_price() -> None:
+    found = of(sent(110.0, "a", "x", zone="east", y=(GB, 0)), prices=Prices(traffic_price=0.02)).traffic
+    assert (found.sent_bytes, found.between_zones_bytes, found.dollars) == (GB, None, None)
+
+
+def test_with_a_worker_whose_bytes_are_unknown_there_is_no_price_and_the_least_between_zones() -> None:
+    lines = sent(110.0, "a", "x", zone="east", y=(GB, 0)), sent(110.0, "b", "y", zone="west", x=(GB, 0))
+    unknown = spent(110.0, {"c": (1, {"compute": 1.0})})
+    found = of(*lines, unknown, prices=Prices(traffic_price=0.02)).traffic
+    assert (found.sent_bytes, found.between_zones_bytes, found.dollars) == (None, 2 * GB, None)
 
 
 def test_a_process_that_comes_again_adds_its_own_bytes() -> None:

@@ -249,6 +249,15 @@ def test_bytes_are_written_with_the_times() -> None:
     assert made.links.links() == ()
 
 
+def test_the_zone_is_written_with_the_times() -> None:
+    made = state("a", "b")
+    made.workers["b"].zone = "east"
+    for worker in "ab":
+        say(made, worker, 0.0, compute=1.0)
+    accounting.tick(made, 0.0)
+    assert {worker: each.zone for worker, each in written(made)[-1].workers.items()} == {"a": "", "b": "east"}
+
+
 @pytest.mark.parametrize(
     "links",
     [

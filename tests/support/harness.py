@@ -154,13 +154,14 @@ class Elastic:
 
 @contextmanager
 def external_worker(
-    on: list[str], run: Path, log: Path, script: Path, *arguments: str, host: str = "there"
+    on: list[str], run: Path, log: Path, script: Path, *arguments: str, host: str = "there", zone: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker that joins the run in a folder, as one of `host`, by a command that begins with `on`."""
+    """A worker that joins the run in a folder, as one of `host` in `zone`, by a command that begins with `on`."""
     with log.open("wb") as output:
         started = subprocess.Popen(
             [*on, *FARANDOLE, "join", str(run / "ticket"), str(script), *arguments],
-            env={**ENVIRON, "FARANDOLE_HOST": host}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env={**ENVIRON, "FARANDOLE_HOST": host, "FARANDOLE_ZONE": zone},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
     try:
         yield started

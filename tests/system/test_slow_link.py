@@ -38,11 +38,13 @@ def test_the_slow_link_is_named_and_the_bytes_are_priced(tmp_path: Path) -> None
         assert slow["link"]["bytes_per_s"] == pytest.approx(SLOW * 1e6 / 8, rel=0.3)
         assert slow["others_bytes_per_s"] >= 10 * slow["link"]["bytes_per_s"] > 0
         assert len(named["links"]) == MACHINES * (MACHINES - 1)
-        run.until(lambda: bool((status()["account"] or {}).get("traffic", {}).get("sent_bytes")), "an account")
+        run.until(lambda: bool((status()["account"] or {}).get("traffic", {}).get("dollars")), "an account")
         traffic = status()["account"]["traffic"]
-        assert traffic["dollars"] == pytest.approx(traffic["sent_bytes"] / 1e9 * PRICE)
-        assert {each["host"] for each in traffic["hosts"]} >= {"there1", "there2"}
+        zones = {each["host"]: each["zone"] for each in traffic["hosts"]}
+        assert (len(zones), zones["there1"], zones["there2"]) == (MACHINES, "east", "")
         assert sum(each["sent_bytes"] for each in traffic["hosts"]) == traffic["sent_bytes"]
+        assert 0 < traffic["between_zones_bytes"] < traffic["sent_bytes"]
+        assert traffic["dollars"] == pytest.approx(traffic["between_zones_bytes"] / 1e9 * PRICE)
 
 
 def test_with_the_codec_auto_messages_are_compressed_where_the_link_is_slow(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_with_the_codec_auto_messages_are_compressed_where_the_link_is_slow(tmp_
 def training(
     folder: Path, rates: Mapping[tuple[int, int], int], *options: str
 ) -> Iterator[tuple[Elastic, Callable[[], dict[str, Any]]]]:
-    """A run on three machines, the last two of them there1 and there2, with its status.
+    """A run on three machines, the last two of them there1 in zone east and there2, with its status.
 
     `rates`: of links in Mbit/s; the others have no limit.
     """
@@ -79,7 +81,8 @@ def training(
         run.until_members(1)
         for number in range(1, MACHINES):
             log = folder / f"guest-{number}"
-            stack.enter_context(external_worker(mesh.on(number), run.folder, log, JOB, *out, host=f"there{number}"))
+            place = {"host": f"there{number}", "zone": "east" if number == 1 else ""}
+            stack.enter_context(external_worker(mesh.on(number), run.folder, log, JOB, *out, **place))
         run.until_members(MACHINES)
 
         def status() -> dict[str, Any]:

@@ -453,9 +453,11 @@ def dollars(cost: Cost) -> str:
 
 def _hosts_table(traffic: Traffic) -> Table:
     """Returns a table of the bytes that each host sent to others and received from them."""
-    table = _table("host", "GB sent", "GB received")
+    zones = any(each.zone for each in traffic.hosts)
+    table = _table("host", *(["zone"] if zones else []), "GB sent", "GB received")
     for each in traffic.hosts:
-        table.add_row(_text(each.host), f"{each.sent_bytes / GB:.4f}", f"{each.received_bytes / GB:.4f}")
+        zone = [_text(each.zone)] if zones else []
+        table.add_row(_text(each.host), *zone, f"{each.sent_bytes / GB:.4f}", f"{each.received_bytes / GB:.4f}")
     return table
 
 

@@ -338,6 +338,8 @@ def traffic_words(traffic: Traffic) -> str:
     if not traffic.sent_bytes:
         return "0 GB between hosts"
     parts = [f"{_gb(traffic.sent_bytes)} between hosts"]
+    if traffic.between_zones_bytes is not None:
+        parts.append(f"{_gb(traffic.between_zones_bytes)} of it between zones")
     if traffic.exchange_bytes_per_step is not None:
         parts.append(f"{traffic.exchange_bytes_per_step / 1e6:.4g} MB a step")
     if traffic.state_bytes:

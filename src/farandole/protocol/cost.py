@@ -30,7 +30,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `pools`: for each host of a pool. `hosts`: for one host by name, which comes first. `date`: the day of the prices,
     as 2026-11-01; "" if there are no prices. `traffic_price`: dollars for each GB (1e9 bytes) that a worker sends to
-    another host; None: unknown.
+    another zone, or to another host if no host reports a zone; None: unknown.
 
     Raises:
         UsageError: a price is not above 0 and finite; names it.
@@ -52,7 +52,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         RUN_OPTIONS["traffic_price"].check(self.traffic_price)
 
     def with_traffic_price(self, dollars: float | None) -> Prices:
-        """Return these prices with `dollars` for each GB between hosts; None: as they are."""
+        """Return these prices with `dollars` for each GB of traffic; None: as they are."""
         return self if dollars is None else msgspec.structs.replace(self, traffic_price=dollars)
 
     def of(self, host: str, pool: str) -> float | None:
@@ -62,18 +62,23 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 # --- traffic ----------------------------------------------------------------------------------------------------------
 #
-# The bytes between hosts, and their cost. A cloud charges for each GB that leaves a zone, usually nothing within one.
-# Zones of hosts are not known here, so each GB between two hosts has the price.
+# The bytes between hosts and between zones, and their cost. A cloud charges for each GB that leaves a zone, usually
+# nothing within one. So if a host reports its zone, each GB between two zones has the price; else each GB between two
+# hosts. The hosts that report none are in one zone, whose name is "".
 
 GB = 1_000_000_000
 
 
 class HostTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that the workers of one host sent to other hosts, and received from those."""
+    """Bytes that the workers of one host sent to other hosts, and received from those.
+
+    `zone`: that of the host, "" if it reports none.
+    """
 
     host: str
     sent_bytes: int
     received_bytes: int
+    zone: str = ""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +89,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         at_least_bytes: those of the other workers.
         state_bytes: the part of `at_least_bytes` that was the state for joiners.
         exchange_bytes_per_step: the rest of `sent_bytes`, by the number of steps; None before the first step.
+        between_zones_bytes: the part of `at_least_bytes` that went to another zone; None if no host reports a zone, or
+            if one that received bytes is unknown.
         hosts: by host, sorted by name.
         price: dollars for each GB; None: unknown.
-        dollars: the cost of `sent_bytes`. It is not in the cost of the hosts.
+        dollars: the cost of `between_zones_bytes` if a host reports a zone, else of `sent_bytes`. It is not in the cost
+            of the hosts.
         unknown: the workers whose bytes are unknown.
     """
 
@@ -94,6 +102,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     at_least_bytes: int
     state_bytes: int
     exchange_bytes_per_step: float | None
+    between_zones_bytes: int | None
     hosts: tuple[HostTraffic, ...]
     price: float | None
     dollars: float | None
@@ -102,17 +111,24 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTraffic:
-    """Bytes that one worker sent to each other host: in rounds, and as the state for joiners; None: unknown."""
+    """Bytes that one worker sent to each other host: in rounds, and as the state for joiners; None: unknown.
+
+    `zone`: that of `host`, "" if it reports none.
+    """
 
     worker: str
     host: str
+    zone: str = ""
     sent: Mapping[str, tuple[int, int]] | None
 
 
 def traffic(workers: Iterable[WorkerTraffic], steps: int, price: float | None) -> Traffic:
     """Return the traffic of all workers, which took `steps` steps. `price`: dollars for each GB, None if unknown."""
+    workers = list(workers)
+    zones = {each.host: each.zone for each in workers}
     sent, received = Counter[str](), Counter[str]()
     exchanged = state = 0
+    between: int | None = 0 if any(zones.values()) else None
     unknown: list[str] = []
     for each in workers:
         sent[each.host] += 0
@@ -123,15 +139,23 @@ def traffic(workers: Iterable[WorkerTraffic], steps: int, price: float | None) -
             received[host] += exchange_bytes + state_bytes
             exchanged += exchange_bytes
             state += state_bytes
+            if host not in zones:
+                between = None
+            elif between is not None and zones[host] != each.zone:
+                between += exchange_bytes + state_bytes
     known = None if unknown or not sent else exchanged + state
+    paid = between if known is not None and any(zones.values()) else known
     return Traffic(
         sent_bytes=known, at_least_bytes=exchanged + state, state_bytes=state,
         exchange_bytes_per_step=exchanged / steps if known is not None and steps else None,
+        between_zones_bytes=between,
         hosts=tuple(
-            HostTraffic(host=host, sent_bytes=sent[host], received_bytes=received[host])
+            HostTraffic(
+                host=host, sent_bytes=sent[host], received_bytes=received[host], zone=zones.get(host, "")
+            )
             for host in sorted({*sent, *received})
         ),
-        price=price, dollars=None if known is None or price is None else known / GB * price, unknown=tuple(unknown),
+        price=price, dollars=None if paid is None or price is None else paid / GB * price, unknown=tuple(unknown),
     )  # fmt: skip
 
 

@@ -283,7 +283,8 @@ class SentBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds that a worker spent in each time class since its process began. `step`: its current one, -1 for none.
 
-    `sent`: what it sent to each other host; None: unknown, as in files of earlier versions.
+    `sent`: what it sent to each other host; None: unknown, as in files of earlier versions. `zone`: that of its host,
+    "" if it reports none.
     """
 
     host: str
@@ -291,6 +292,7 @@ class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     step: Step
     seconds: dict[TimeClass, Seconds]
     sent: dict[str, SentBytes] | None = None
+    zone: str = ""
 
 
 class TimeSpentEvent(Recorded, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         seconds: of all workers, for every class; they add up to `total_s`.
         goodput: the part of `total_s` that computed results that count.
         dollars: the total cost, None if the price of a host is unknown (see `cost`).
-        traffic: the bytes between hosts, and their cost, which is not in `dollars`.
+        traffic: the bytes between hosts and between zones, and their cost, which is not in `dollars`.
         silent: workers of which no times are known.
         damaged: the number of damaged lines, which were skipped.
         doubtful: the number of impossible sums, which were skipped.
@@ -93,6 +93,7 @@ class _Process:
 
     worker: str
     host: str = ""
+    zone: str = ""
     pool: str = ""
     came: float | None = None
     redo: int = -1
@@ -203,7 +204,7 @@ class AccountReader:
         process.again_s += computed_s * self._part(process, spent.step)
         process.host, process.pool, process.step = spent.host, spent.pool, max(process.step, spent.step)
         process.spent, process.newest_at, process.ended = spent.seconds, time, ended
-        process.sent = spent.sent
+        process.sent, process.zone = spent.sent, spent.zone
 
     def _part(self, process: _Process, step: int) -> float:
         """Return the fraction of the steps since its previous line that had been taken before."""
@@ -234,7 +235,7 @@ class AccountReader:
         accounts = [(process, process.account()) for process in self._all if process.spent]
         uses = [HostUse(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in accounts]
         paid = cost(uses, prices, map(self._host_price, self._priced.values()))
-        sent = [WorkerTraffic(worker=p.worker, host=p.host, sent=_sums(p.sent)) for p, _ in accounts]
+        sent = [WorkerTraffic(worker=p.worker, host=p.host, zone=p.zone, sent=_sums(p.sent)) for p, _ in accounts]
         seconds: dict[TimeClass, float] | None = None
         total_s = goodput = None
         if accounts:

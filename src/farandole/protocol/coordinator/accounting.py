@@ -37,8 +37,8 @@ def on_heartbeat(state: CoordinatorState, worker: Worker, beat: Heartbeat, now: 
     if record is None:
         if worker.attempt > 1 or sum(reported) <= EARLY_S * MICRO:
             state.reported_times[worker.id] = ReportedTime(
-                session=worker.session, host=worker.host, pool=worker.pool, first_us=sum(reported), first_at=now,
-                reported=reported, heard_at=now, step=beat.step if beat.view else -1,
+                session=worker.session, host=worker.host, zone=worker.zone, pool=worker.pool, first_us=sum(reported),
+                first_at=now, reported=reported, heard_at=now, step=beat.step if beat.view else -1,
             )  # fmt: skip
     elif _plausible(record, reported, now, late_s=state.settings.heartbeat_timeout_s):
         record.reported, record.heard_at, record.step = reported, now, beat.step if beat.view else record.step
@@ -114,7 +114,7 @@ def _left_gracefully(state: CoordinatorState, worker: str) -> bool:
 def _time(record: ReportedTime, rest: TimeClass = "lost", rest_s: float = 0.0) -> WorkerTime:
     """Return the record of a worker's times, with `rest_s` seconds more in class `rest`."""
     spent = worker_time(record.reported, host=record.host, pool=record.pool, step=record.step, rest=rest, rest_s=rest_s)
-    return msgspec.structs.replace(spent, sent=sent_bytes(record.links))
+    return msgspec.structs.replace(spent, zone=record.zone, sent=sent_bytes(record.links))
 
 
 def sent_bytes(links: Sequence[LinkUse] | None) -> dict[str, SentBytes] | None:

@@ -190,11 +190,12 @@ class ReportedTime:
 
     Its first report, of `first_us` in total, arrived at `first_at` and its newest, `reported`, at `heard_at`, both on
     the coordinator's clock in seconds. `written` is the total that has been written to a line. `links`: its use of
-    the links to each other host, None before it reports any.
+    the links to each other host, None before it reports any. `zone`: that of its host, "" if it reports none.
     """
 
     session: str
     host: str
+    zone: str
     pool: str
     first_us: int
     first_at: float
