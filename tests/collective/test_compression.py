@@ -21,7 +21,7 @@ from farandole.collective.compression import (
     decompress,
     frame_bytes,
     is_plain,
-    plain,
+    plain_frame,
 )
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.link_meter import LinkMeter, Transfer
@@ -150,7 +150,7 @@ def test_sends_that_were_started_are_sent_though_the_links_are_closed() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_plain_frame_has_the_numbers_as_they_are(dtype: torch.dtype) -> None:
     numbers = gradients(5000, dtype)
-    frame = plain(numbers)
+    frame = plain_frame(numbers)
     assert (len(frame), is_plain(frame), is_plain(compress(numbers))) == (frame_bytes(5000, dtype), True, False)
     into = torch.zeros_like(numbers)
     decompress(torch.cat([frame, torch.ones(9, dtype=torch.uint8)]), into)
@@ -166,8 +166,8 @@ def at(bytes_per_s: float, megabytes: int = 100) -> Transfer:
 def payoff(saved: float = 0.3, encode_ns: float = 3.0, decode_ns: float = 2.0) -> Payoff:
     """With the times for a byte."""
     made = Payoff()
-    made.encoded(10**6, round(10**6 * (1 - saved)), encode_ns / 1000)
-    made.decoded(10**6, decode_ns / 1000)
+    made.on_encoded(10**6, round(10**6 * (1 - saved)), encode_ns / 1000)
+    made.on_decoded(10**6, decode_ns / 1000)
     return made
 
 
@@ -193,7 +193,7 @@ def test_a_message_is_compressed_while_a_figure_is_unknown() -> None:
     assert payoff().pays("b", Transfer()), "a system without these figures"
     assert payoff().pays("b", Transfer(acknowledged_bytes=LEAST_ACKNOWLEDGED - 1, sending_us=1))
     made = Payoff()
-    made.encoded(10**6, 700_000, 0.003)
+    made.on_encoded(10**6, 700_000, 0.003)
     assert not made.pays("b", fast), "decompression takes as long as compression until it was measured"
     assert made.pays("b", at(40e6, megabytes=200))
 
@@ -203,6 +203,8 @@ def test_each_link_has_a_rate_of_its_own_and_the_newest_one() -> None:
     assert (made.pays("b", at(1e9)), made.pays("c", at(1e6))) == (False, True)
     slower = Transfer(*(a + b for a, b in zip(at(1e9), at(1e6), strict=True)))
     assert (made.pays("b", slower), made.pays("c", at(1e6))) == (True, True)
+    faster = Transfer(*(a + b for a, b in zip(at(1e6), at(1e9), strict=True)))
+    assert not made.pays("c", faster)
     assert made.pays("b", Transfer()), "a new group: its connections begin with 0"
     assert not made.pays("b", at(1e9))
 
@@ -216,7 +218,7 @@ def test_the_newest_messages_decide() -> None:
     made = payoff(saved=0.0)
     assert not made.pays("b", at(50e6))
     for _ in range(20):
-        made.encoded(10**6, 600_000, 0.003)
+        made.on_encoded(10**6, 600_000, 0.003)
     assert made.pays("b", at(50e6))
 
 

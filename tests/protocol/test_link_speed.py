@@ -129,16 +129,21 @@ def use(host: str, sent: int, sending_us: int, **others: int) -> LinkUse:
 
 def test_rates_follow_from_two_reports() -> None:
     history = LinkHistory()
-    history.take("w1", "a", [use("b", 7 * MB, 100_000, waited_us=1_000_000)], 10.0)
+    history.take("w1", "a", [use("b", 7 * MB, 100_000, waited_us=1_000_000, exchange_bytes=MB, saved_bytes=MB)], 10.0)
     assert history.links() == (), "one report is no rate"
     history.take("w2", "b", [use("a", 0, 0)], 10.0)
-    history.take("w1", "a", [use("b", 27 * MB, 2_100_000, resent_bytes=MB, rtt_us=1500, waited_us=2_000_000)], 14.0)
+    newest = use(
+        "b", 27 * MB, 2_100_000, resent_bytes=MB, rtt_us=1500, waited_us=2_000_000, exchange_bytes=4 * MB,
+        saved_bytes=2 * MB,
+    )  # fmt: skip
+    history.take("w1", "a", [newest], 14.0)
     history.take("w2", "b", [use("a", 0, 0, waited_us=3_000_000)], 14.0)
     there, back = history.links()
     assert there == LinkSpeed(
         source="a", target="b", seconds=4.0, sent_bytes=20 * MB, bytes_per_s=10.0 * MB, sending=0.5, resent=0.05,
-        rtt_ms=1.5, waited=0.75,
+        rtt_ms=1.5, waited=0.75, saved=0.25,
     )  # fmt: skip
+    assert back.saved == 0.0
     assert (back.source, back.target, back.bytes_per_s, back.rtt_ms, back.waited) == ("b", "a", None, None, 0.25)
 
 

@@ -86,7 +86,7 @@ def compress(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(frame[: rest + len(content)])
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain_frame(tensor: torch.Tensor) -> torch.Tensor:
     """Return the frame, uint8, that has the numbers of a flat tensor as they are."""
     frame = torch.empty(frame_bytes(tensor.numel(), tensor.dtype), dtype=torch.uint8)
     frame[: _LENGTH.size] = torch.frombuffer(bytearray(_LENGTH.pack(PLAIN)), dtype=torch.uint8)
@@ -141,7 +141,7 @@ def _unsigned(tensor: torch.Tensor) -> NDArray[Any]:
 class Payoff:
     """The costs and the gain of compression at one worker, and the rates of its links, over all of its groups.
 
-    The thread that compresses calls `encoded` and `pays`, the one that decompresses `decoded`.
+    The thread that compresses calls `on_encoded` and `pays`, the one that decompresses `on_decoded`.
     """
 
     def __init__(self) -> None:
@@ -149,12 +149,12 @@ class Payoff:
         self._encode_s, self._decode_s = _Mean(), _Mean()  # for a byte of a message before compression
         self._links: dict[str, _Link] = {}
 
-    def encoded(self, size: int, packed: int, seconds: float) -> None:
+    def on_encoded(self, size: int, packed: int, seconds: float) -> None:
         """Record that a message of `size` bytes was compressed to `packed` bytes."""
         self._saved.add(1.0 - packed / size)
         self._encode_s.add(seconds / size)
 
-    def decoded(self, size: int, seconds: float) -> None:
+    def on_decoded(self, size: int, seconds: float) -> None:
         """Record that a message was decompressed to `size` bytes."""
         self._decode_s.add(seconds / size)
 
@@ -203,8 +203,8 @@ class _Link:
 class MeteredLinks(Links, Protocol):
     """Links whose use is measured (`link_meter.Metered`)."""
 
-    def sent_to(self, peer: str) -> Transfer: ...
-    def saved(self, peer: str, size: int) -> None: ...
+    def transfer_to(self, peer: str) -> Transfer: ...
+    def count_saved(self, peer: str, size: int) -> None: ...
 
 
 class Compressed:
@@ -259,13 +259,13 @@ class Compressed:
 
     def _frame(self, links: MeteredLinks, tensor: torch.Tensor, peer: str) -> torch.Tensor:
         """Return the frame of a message to `peer`."""
-        if self._payoff and not self._payoff.pays(peer, links.sent_to(peer)):
-            return plain(tensor)
+        if self._payoff and not self._payoff.pays(peer, links.transfer_to(peer)):
+            return plain_frame(tensor)
         began = time.perf_counter()
         frame = compress(tensor)
         if self._payoff:
-            self._payoff.encoded(tensor.nbytes, len(frame), time.perf_counter() - began)
-        links.saved(peer, max(0, tensor.nbytes - len(frame)))
+            self._payoff.on_encoded(tensor.nbytes, len(frame), time.perf_counter() - began)
+        links.count_saved(peer, max(0, tensor.nbytes - len(frame)))
         return frame
 
     def _open(self, peer: str) -> MeteredLinks:
@@ -310,6 +310,6 @@ class _Decompressing:
         except ValueError as error:
             raise PeerLost(self._peer, f"its message can't be decompressed: {error}") from None
         if self._payoff and not is_plain(self._frame):
-            self._payoff.decoded(self._room.memory.nbytes, time.perf_counter() - began)
+            self._payoff.on_decoded(self._room.memory.nbytes, time.perf_counter() - began)
         self._free.append(self._frame)
         return self._room.memory

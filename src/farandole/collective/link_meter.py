@@ -106,7 +106,7 @@ class LinkMeter:
                 else:
                     use.exchange_bytes += size
 
-    def saved(self, peer: str, size: int) -> None:
+    def count_saved(self, peer: str, size: int) -> None:
         """Counts `size` bytes that need not be sent to `peer`, since its message is compressed."""
         with self._lock:
             if host := self._host_of.get(peer):
@@ -186,14 +186,14 @@ class Metered:
                         self._newest[place] = newest
         return [(peer, newest) for (peer, _, _), newest in zip(self._connections, self._newest, strict=True)]
 
-    def sent_to(self, peer: str) -> Transfer:
+    def transfer_to(self, peer: str) -> Transfer:
         """Returns the kernel's figures of the connections to `peer`, added up."""
         columns = zip(*(transfer for to, transfer in self.transfers() if to == peer), strict=True)
         return Transfer(*map(sum, columns))
 
-    def saved(self, peer: str, size: int) -> None:
+    def count_saved(self, peer: str, size: int) -> None:
         """Counts `size` bytes that need not be sent to `peer`, since its message is compressed."""
-        self._meter.saved(peer, size)
+        self._meter.count_saved(peer, size)
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         self._meter.sent(peer, tag, tensor.nbytes)

@@ -136,7 +136,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
     leaving: str
     entered: int = -1
     unreached: str = ""
-    answered: tuple[int, int] = (0, 0)
+    last_answer: tuple[int, int] = (0, 0)
     zone: str = ""
 
 
@@ -210,7 +210,7 @@ def to_durable(state: CoordinatorState) -> Durable:
                 leaving=w.leaving,
                 entered=w.entered,
                 unreached=w.unreached,
-                answered=w.answered,
+                last_answer=w.last_answer,
                 zone=w.zone,
             )
             for w in state.workers.values()
@@ -251,7 +251,7 @@ def restore(state: CoordinatorState, durable: Durable, now: float) -> None:
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
             state="member" if w.state == "finished" else w.state,  # it reports its end again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
-            may_write=True, answered=w.answered, zone=w.zone,
+            may_write=True, last_answer=w.last_answer, zone=w.zone,
         )  # fmt: skip
         state.failure_detector.begin(state.workers[w.id].silence, now, grace_s)
     state.record(events.CoordinatorBackEvent(workers=tuple(w.id for w in durable.workers)))

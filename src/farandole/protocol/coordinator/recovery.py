@@ -493,6 +493,6 @@ def on_stopped(state: CoordinatorState, worker: str, report: m.Stopped) -> None:
         stop.overdue.pop(worker, None)
         stop.reports[worker] = report
         if report.synced and report.view is not None:
-            state.workers[worker].answered = report.view.number, report.round
+            state.workers[worker].last_answer = report.view.number, report.round
             failures.note_progress(state, worker, report.step)
         recover_if_ready(state)

@@ -134,7 +134,7 @@ class Worker:
         saves: the newest value sent to it of whether it writes checkpoints; None if it is unknown what it received.
         may_write: it was told to write checkpoints once, or a killed coordinator may have told it.
         step: the newest step that it reported, -1 for none.
-        answered: the view and the round in its newest answer to a stop; view 0 for none.
+        last_answer: the view and the round in its newest answer to a stop; view 0 for none.
     """
 
     id: str
@@ -157,7 +157,7 @@ class Worker:
     saves: bool | None = False
     may_write: bool = False
     step: int = -1
-    answered: tuple[int, int] = (0, 0)
+    last_answer: tuple[int, int] = (0, 0)
     data_unavailable: str = ""  # why its host cannot get the data, "" if it can
     heartbeat: m.Heartbeat = field(default_factory=m.Heartbeat)
     zone: str = ""  # of its host, "" if it reports none
@@ -533,7 +533,7 @@ def issued_denial(state: CoordinatorState, worker: str, report: Stopped) -> str:
     earliest = max(issued_view.round, beat.round if beat.view == view.number else 0)
     if report.round < earliest:
         return f"it reports round {report.round} of view {view.number}, but it was already in round {earliest}"
-    stopped_in, stopped_at = state.workers[worker].answered
+    stopped_in, stopped_at = state.workers[worker].last_answer
     if view.number == stopped_in and report.round != stopped_at:
         return f"it reports round {report.round} of view {view.number}, and has answered a stop in round {stopped_at}"
     if report.lineage not in issued_view.deals(report.round):
