@@ -7,7 +7,8 @@ import torch
 
 from farandole.collective.arena import Ordinary
 from farandole.collective.buckets import Staging
-from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
+from farandole.collective.codec import CODECS, NONE, Codec
+from tests.support.exchanging import Worker, assert_same, decoded, expected, on_all, workers
 from tests.support.gpu import GPU, NEEDS_GPU, ON_EACH
 
 
@@ -20,6 +21,19 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, sha
         for step in range(5):
             for buckets in on_all(everyone, lambda w, step=step: w.step(step, shards, lineage)):
                 assert_same(buckets, expected(reference, step, shards))  # type: ignore[arg-type]
+
+
+@ON_EACH
+@pytest.mark.parametrize("codec", [codec for codec in CODECS.values() if codec != NONE], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("count", [1, 3])
+def test_with_a_codec_too(count: int, codec: Codec, device: torch.device) -> None:
+    reference = Worker("on the host", None, codec=codec).layout
+    with workers(count, device=device, codec=codec) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+        for step in range(2):
+            wanted = decoded(reference, expected(reference, step, 7))
+            for buckets in on_all(everyone, lambda w, step=step: w.step(step, 7, lineage)):
+                assert_same(decoded(reference, buckets), wanted)  # type: ignore[arg-type]
 
 
 @NEEDS_GPU

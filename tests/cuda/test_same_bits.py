@@ -82,6 +82,23 @@ def test_through_a_join_and_a_kill(undisturbed: dict[str, Any], tmp_path: Path) 
     assert result(tmp_path / "out") == of(undisturbed)
 
 
+@pytest.mark.parametrize("way", [way for way in on_device.WAYS if way != "float32"])
+def test_in_other_precisions_on_another_stream_and_compiled(
+    way: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """A loop on a stream of its own has the bits of the default stream; the others have their own bits."""
+    arguments = ["--way", way]
+    alone(tmp_path / "alone", JOB, str(tmp_path / "alone.json"), *arguments)
+    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), *arguments, workers=2, options=[]) as run:
+        run.until_step(2)
+        run.command("scale", "3")
+        run.until_members(3)
+        run.signal(run.members[0], signal.SIGKILL)
+        run.finish()
+    assert result(tmp_path / "out") == result(tmp_path / "alone.json")
+    assert (result(tmp_path / "out") == of(undisturbed)) == (way == "stream")
+
+
 def test_from_a_checkpoint(undisturbed: dict[str, Any], tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.touch()

@@ -1,9 +1,10 @@
 """A small job on whatever device its run gives: convolutions, dropout, batch norm, Adam, an evaluation each epoch.
 
-    python on_device.py OUT [--pace FILE] [--operator NAME]
+    python on_device.py OUT [--pace FILE] [--operator NAME] [--way WAY]
 
-While there is a FILE, steps are slow. With an operator that of its name in `OPERATORS` is used too. The leader writes
-to OUT, as JSON, the bits of what was trained and of the last evaluation, and what was in force.
+While there is a FILE, steps are slow. With an operator that of its name in `OPERATORS` is used too. WAY is one of
+`WAYS`: how the loop uses the device. The leader writes to OUT, as JSON, the bits of what was trained and of the last
+evaluation, and what was in force.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 3).sum(),
 }
 
+# float16: autocast, and a GradScaler; bfloat16: autocast; stream: the whole loop on a stream of its own.
+WAYS = ("float32", "float16", "bfloat16", "stream", "compiled")
 
-def net(device: torch.device) -> nn.Module:
+
+def net(device: torch.device) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(),
         nn.Flatten(), nn.Dropout(0.2), nn.Linear(16 * 9, 10),
@@ -46,25 +50,37 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--operator", choices=OPERATORS)
+    parser.add_argument("--way", choices=WAYS, default="float32")
     args = parser.parse_args()
 
     run = farandole.join()
     drawn = torch.rand(3, device=run.device).tolist()
     model = net(run.device)
+    if args.way == "compiled":
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    run.replicate(model=model, optimizer=optimizer)
+    scaler = torch.amp.GradScaler(run.device.type, enabled=args.way == "float16")
+    run.replicate(model=model, optimizer=optimizer, scaler=scaler)
     generator = torch.Generator().manual_seed(5)
     images = torch.randn(SAMPLES, 1, 12, 12, generator=generator)
     rows = TensorDataset(images, (images.sum((1, 2, 3)) > 0).long())
     found: list[float] = []
-    for step in run.steps(run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=MICRO)), epochs=EPOCHS):
+    loader = run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
+    if args.way == "stream":
+        torch.cuda.set_stream(torch.cuda.Stream())
+    half = args.way if args.way in ("float16", "bfloat16") else None
+    for step in run.steps(loader, epochs=EPOCHS):
         for x, y in step:
             if args.pace is not None and args.pace.exists():
                 time.sleep(0.1)
-            features = model[:3](x.to(run.device))
-            loss = F.cross_entropy(model[3:](features), y.to(run.device))
-            step.backward(loss + 1e-3 * OPERATORS[args.operator](features) if args.operator else loss)
-        optimizer.step()
+            inputs = x.to(run.device)
+            with torch.autocast(run.device.type, getattr(torch, half or "bfloat16"), enabled=half is not None):
+                loss = F.cross_entropy(model(inputs), y.to(run.device))
+            if args.operator:
+                loss = loss + 1e-3 * OPERATORS[args.operator](model[:3](inputs))
+            step.backward(scaler.scale(loss))
+        scaler.step(optimizer)
+        scaler.update()
         if step.ends_epoch:
             found.append(run.evaluate(model, rows, F.cross_entropy))
             run.log(loss_of_all=found[-1])
