@@ -15,11 +15,16 @@ from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import ROTATION, StepDigest
 from farandole.training.gradients import ShardDigests
-from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
+from farandole.training.replica import KINDS, LARGEST_LANE_BUFFER, Replica
 from tests.support.gpu import CPU, ON_EACH
 
 pytestmark = ON_EACH
 SETTINGS = {"setting": "on"}
+BUFFERS = {
+    "mean": torch.tensor([1e-3, 2.0, 3e5, 0.1]), "sum": torch.arange(4), "max": torch.full((4,), 0.1),
+    "last": torch.arange(4, dtype=torch.int16), "gathered": torch.zeros(4, dtype=torch.complex64),
+    "constant": torch.tensor(2**60 + 1),
+}  # fmt: skip
 
 
 class Trained:
@@ -104,3 +109,28 @@ def test_a_checkpoint_holds_host_memory_and_is_taken_over_on_either_device(
             resumed = Trained(other, torch.optim.AdamW)
             resumed.replica.load(loaded)
             assert digest.each(resumed.replica, SETTINGS) == digest.each(there.replica, SETTINGS)
+
+
+def test_buffers_of_all_kinds_are_reduced_as_on_the_cpu(device: torch.device) -> None:
+    result: dict[torch.device, list[torch.Tensor]] = {}
+    for where in (CPU, device):
+        model = nn.Linear(7, 2)
+        for name, value in BUFFERS.items():
+            model.register_buffer(name, value.clone())
+        kinds = {f"model.{name}": name for name in BUFFERS if name in KINDS}
+        replica = Replica({"model": model.to(where)}, kinds, shards=3)
+        lanes, total = torch.zeros(replica.lanes, dtype=torch.float64), torch.zeros(replica.lanes, dtype=torch.float64)
+        replica.begin_shards()
+        for shard in range(3):
+            replica.reset_buffers(shard, 3)
+            with torch.no_grad():
+                for name in kinds.values():
+                    buffer = model.get_buffer(name)
+                    buffer[shard] += torch.tensor(0.3 * shard + 1.1, device=where).to(buffer.dtype)
+            replica.buffers_to(lanes)
+            total += lanes
+        replica.buffers_from(total, 3)
+        result[where] = [buffer.cpu() for buffer in model.buffers()]
+    assert all(here.equal(there) for here, there in zip(result[CPU], result[device], strict=True))
+    changed = [not value.equal(now) for value, now in zip(BUFFERS.values(), result[device], strict=True)]
+    assert changed == [name in KINDS for name in BUFFERS]

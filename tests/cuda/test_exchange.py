@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -31,9 +33,14 @@ def test_with_a_codec_too(count: int, codec: Codec, device: torch.device) -> Non
     with workers(count, device=device, codec=codec) as everyone:
         lineage = (tuple(worker.name for worker in everyone),)
         for step in range(2):
-            wanted = decoded(reference, expected(reference, step, 7))
+            wanted = one_nan(decoded(reference, expected(reference, step, 7)))
             for buckets in on_all(everyone, lambda w, step=step: w.step(step, 7, lineage)):
-                assert_same(decoded(reference, buckets), wanted)  # type: ignore[arg-type]
+                assert_same(one_nan(decoded(reference, buckets)), wanted)  # type: ignore[arg-type]
+
+
+def one_nan(buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """With the same bits for each NaN: a GPU and a CPU give the difference of two infinities another sign."""
+    return [torch.where(bucket.isnan(), torch.nan, bucket) for bucket in buckets]
 
 
 @NEEDS_GPU

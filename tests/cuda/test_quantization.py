@@ -1,4 +1,4 @@
-"""Numbers that are quantized on a GPU become the bytes that they become on the CPU; so do their sums."""
+"""Numbers that are quantized on a GPU have the values that they have on the CPU; so do their sums."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ def numbers(count: int, seed: int) -> torch.Tensor:
 
 @ON_EACH
 @pytest.mark.parametrize("kind", [Quantization(8), Quantization(4)], ids=lambda kind: f"int{kind.bits}")
-def test_the_bytes_are_those_of_the_cpu(kind: Quantization, device: torch.device) -> None:
+def test_the_values_are_those_of_the_cpu(kind: Quantization, device: torch.device) -> None:
     count = GROUPS[device.type] * kind.group
-    groups: dict[torch.device, list[torch.Tensor]] = {}
+    values: dict[torch.device, list[torch.Tensor]] = {}
     for where in (CPU, device):
         left, right, total = (torch.empty(kind.bytes_of(count), dtype=torch.uint8, device=where) for _ in range(3))
         kind.quantize(numbers(count, 1).to(where), left, HERE)
         kind.quantize(numbers(count, 2).to(where), right, HERE)
         kind.add(left, right, total, HERE)
-        values = torch.empty(count, device=where)
-        kind.dequantize(total, values)
-        groups[where] = [each.cpu() for each in (left, right, total, values.view(torch.int32))]
-    for here, there in zip(groups[CPU], groups[device], strict=True):
-        assert here.equal(there)
+        values[where] = [dequantized(kind, groups, count) for groups in (left, right, total)]
+    for here, there in zip(values[CPU], values[device], strict=True):
+        assert here.isfinite().any()
+        assert here.isnan().any()
+        assert here.view(torch.int32).equal(there.view(torch.int32))
+
+
+def dequantized(kind: Quantization, groups: torch.Tensor, count: int) -> torch.Tensor:
+    values = torch.empty(count, device=groups.device)
+    kind.dequantize(groups, values)
+    return values.cpu()

@@ -87,13 +87,16 @@ def test_in_other_precisions_on_another_stream_and_compiled(
     way: str, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     """A loop on a stream of its own has the bits of the default stream; the others have their own bits."""
-    arguments = ["--way", way]
+    pace = tmp_path / "pace"
+    arguments = ["--way", way, "--pace", str(pace)]
     alone(tmp_path / "alone", JOB, str(tmp_path / "alone.json"), *arguments)
+    pace.touch()
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), *arguments, workers=2, options=[]) as run:
-        run.until_step(2)
-        run.command("scale", "3")
-        run.until_members(3)
-        run.signal(run.members[0], signal.SIGKILL)
+        run.until_members(2)
+        run.signal(victim := run.members[0], signal.SIGKILL)
+        run.until_members(2, without=(victim,))
+        assert run.step < on_device.STEPS - 1
+        pace.unlink()
         run.finish()
     assert result(tmp_path / "out") == result(tmp_path / "alone.json")
     assert (result(tmp_path / "out") == of(undisturbed)) == (way == "stream")

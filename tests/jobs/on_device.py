@@ -25,6 +25,7 @@ import farandole
 from farandole.numerics import settings
 
 SAMPLES, BATCH, MICRO, EPOCHS = 200, 32, 8, 6
+PACE_S = 0.4  # longer than a worker needs to start, over all steps
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -72,7 +73,7 @@ def main() -> None:
     for step in run.steps(loader, epochs=EPOCHS):
         for x, y in step:
             if args.pace is not None and args.pace.exists():
-                time.sleep(0.1)
+                time.sleep(PACE_S)
             inputs = x.to(run.device)
             with torch.autocast(run.device.type, getattr(torch, half or "bfloat16"), enabled=half is not None):
                 loss = F.cross_entropy(model(inputs), y.to(run.device))

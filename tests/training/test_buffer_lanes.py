@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,16 @@ from torch import nn
 
 import farandole
 from farandole.errors import UsageError
-from farandole.training.replica import EXACT, KINDS, Replica
+from farandole.training import replica as replicas
+from farandole.training.replica import EXACT, KINDS, HostCopies, Replica
 from tests.support.steps import BATCH, data
 
 SHARDS = 5
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in place", "copied as from a GPU"])
+def _copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "HostCopies", partial(HostCopies, force=request.param))
 
 
 class Holder(nn.Module):

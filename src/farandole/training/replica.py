@@ -87,6 +87,8 @@ class _Part:
 class BufferLanes:
     """The lanes of `buffers`, by full name: first one lane per buffer, 1 if it has changed, then those of the kinds.
 
+    All values that its methods take are in host memory (`HostCopies`).
+
     `kinds`: kind by pattern of names (`fnmatch`), for buffers that do not use the default kind. `shards`: the largest
     number of shards in a step, 0 if unknown.
 
@@ -185,7 +187,7 @@ class BufferLanes:
             part.values(lanes).copy_(code)
             part.select(lanes)[-1] = 1.0
         elif part.kind == "gathered":
-            other = _other(real(start), real(value)).cpu()
+            other = _other(real(start), real(value))
             part.values(lanes).copy_(torch.where(other, code, 0.0))
             part.select(lanes)[part.numel :] = other.reshape(-1)
         elif part.kind == "max":
@@ -231,7 +233,7 @@ class BufferLanes:
                         f"buffer {part.name}: several micro-batches of a step have changed the same element; a "
                         f"'gathered' buffer has a row for each sample: write to buffer[step.rows]"
                     )
-                target.copy_(torch.where((times == 1).to(target.device), _decoded(part, before, values), real(before)))
+                target.copy_(torch.where(times == 1, _decoded(part, before, values), real(before)))
             else:
                 rows = part.select(lanes).view(self._shards, 1 + part.numel)
                 target.copy_(_decoded(part, before, rows[rows[:, 0] > 0][:, 1:].amax(0).view(part.shape)))
@@ -302,8 +304,8 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 def _encoded(part: _Part, start: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return the numbers for the lanes: the values, or for integers their difference to `start`."""
     if not _is_integer(value):
-        return real(value).to("cpu", torch.float64)
-    difference = (value.to(torch.int64) - start.to(torch.int64)).cpu()
+        return real(value).to(torch.float64)
+    difference = value.to(torch.int64) - start.to(torch.int64)
     if difference.numel() and int(difference.abs().max()) > EXACT:
         raise UsageError(_too_large(part.name))
     return difference.double()
@@ -312,8 +314,8 @@ def _encoded(part: _Part, start: torch.Tensor, value: torch.Tensor) -> torch.Ten
 def _decoded(part: _Part, start: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return the buffer's values from numbers of lanes. Raises UsageError if one does not fit into its dtype."""
     if not _is_integer(start):
-        return values.to(start.device)
-    whole = start.to(torch.int64) + values.to(start.device, torch.int64)
+        return values
+    whole = start.to(torch.int64) + values.to(torch.int64)
     if start.dtype not in (torch.bool, torch.int64) and whole.numel():
         limits = torch.iinfo(start.dtype)
         if int(whole.min()) < limits.min or int(whole.max()) > limits.max:
@@ -328,11 +330,10 @@ def _other(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _added(start: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     added = value.to(torch.float64) - start.to(torch.float64)
-    return torch.where(_other(start, value), added, 0.0).cpu()
+    return torch.where(_other(start, value), added, 0.0)
 
 
 def _total(start: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-    added = added.to(start.device)
     return torch.where(added == 0, start.to(torch.float64), start.to(torch.float64) + added)
 
 
@@ -347,6 +348,77 @@ def _residue(values: torch.Tensor) -> torch.Tensor:
 def real(buffer: torch.Tensor) -> torch.Tensor:
     """Return the buffer itself, or for complex numbers a view of it as real numbers."""
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+
+class HostCopies:
+    """Copies of `buffers` in host memory. A buffer in host memory is its own copy.
+
+    Those of an accelerator are moved together, in one transfer for each dtype: a net with batch normalization has a
+    hundred buffers, and each transfer waits for the device.
+
+    `values`: the copies, in the order of the buffers.
+    `force`: copy buffers in host memory too, to test without a device.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], *, force: bool = False) -> None:
+        self.values = list(buffers)
+        self._transfers: list[_Transfer] = []
+        for places in _alike(buffers):
+            tensors = [buffers[place] for place in places]
+            if force or tensors[0].device.type != "cpu":
+                transfer = _Transfer(tensors)
+                self._transfers.append(transfer)
+                for place, value in zip(places, transfer.values, strict=True):
+                    self.values[place] = value
+
+    def fetch(self) -> list[torch.Tensor]:
+        """Set the copies to the buffers' present values, and return them."""
+        for transfer in self._transfers:
+            transfer.fetch()
+        return self.values
+
+    def put_back(self) -> None:
+        """Set the buffers to the copies' values."""
+        for transfer in self._transfers:
+            transfer.put_back()
+
+
+class _Transfer:
+    """Buffers of one device and dtype, and their `values` in host memory."""
+
+    def __init__(self, buffers: list[torch.Tensor]) -> None:
+        self._buffers = buffers
+        sizes = [buffer.numel() for buffer in buffers]
+        device, dtype = buffers[0].device, buffers[0].dtype
+        self._there = torch.empty(sum(sizes), dtype=dtype, device=device)
+        self._here = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+        shapes = [buffer.shape for buffer in buffers]
+        self.values = [part.view(shape) for part, shape in zip(self._here.split(sizes), shapes, strict=True)]
+        self._arrived = [part.view(shape) for part, shape in zip(self._there.split(sizes), shapes, strict=True)]
+
+    def fetch(self) -> None:
+        torch.cat([buffer.detach().reshape(-1) for buffer in self._buffers], out=self._there)
+        self._here.copy_(self._there)
+
+    def put_back(self) -> None:
+        self._there.copy_(self._here)
+        torch._foreach_copy_(self._buffers, self._arrived)  # pyright: ignore
+
+
+def _alike(buffers: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Return the places of the buffers, grouped by device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, buffer in enumerate(buffers):
+        groups.setdefault((buffer.device, buffer.dtype), []).append(place)
+    return [*groups.values()]
+
+
+def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into others of the same shapes, dtypes and devices, by one call for all that are alike."""
+    with torch.no_grad():
+        for places in _alike(targets):
+            some = [targets[place] for place in places], [sources[place] for place in places]
+            torch._foreach_copy_(*some)  # pyright: ignore
 
 
 # --- tensor listing ---------------------------------------------------------------------------------------------------
@@ -748,6 +820,7 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._copies = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
+        self._start_on_host, self._now_on_host = HostCopies(self._start), HostCopies(self._in_lanes)
         small = {n: b for n, b in self.buffers.items() if n not in self._constants}
         check_kinds(buffer_kinds, small, self._constants)
         self.buffer_kinds = buffer_kinds
@@ -871,8 +944,7 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self.plain.keep((*self.parameters.values(), *self._constants.values()))
         self._flags = [parameter.requires_grad for parameter in self.parameters.values()]
-        for copied, buffer in zip(self._copies, self._in_lanes, strict=True):
-            copied.copy_(buffer.detach())
+        _copy_all(self._copies, self._in_lanes)
         for name, thing in self.objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._keep_groups(name, thing)
@@ -892,17 +964,14 @@ class Replica:
         """
         self._listing.adopt()
         self._check_constants("by the loop body between a step's beginning and its inner loop")
-        for start, buffer in zip(self._start, self._in_lanes, strict=True):
-            start.copy_(buffer.detach())
-        self._lanes.begin(self._start)
+        _copy_all(self._start, self._in_lanes)
+        self._lanes.begin(self._start_on_host.fetch())
 
     def reset_buffers(self, shard: int = 0, shards: int = 1) -> None:
         """Reset the buffers for shard number `shard` of `shards` in the step."""
         self._listing.adopt()
         self._shard, self._is_last = shard, shard == shards - 1
-        with torch.no_grad():
-            for start, buffer in zip(self._start, self._in_lanes, strict=True):
-                buffer.copy_(start)
+        _copy_all(self._in_lanes, self._start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
         """Fill `lanes`, shape (self.lanes,), the same memory in each call, after a shard.
@@ -913,7 +982,8 @@ class Replica:
         self._listing.adopt()
         self._check_constants("in a forward pass")
         with torch.no_grad():
-            self._lanes.write(lanes, self._start, self._in_lanes, shard=self._shard, last=self._is_last)
+            start, now = self._start_on_host.values, self._now_on_host.fetch()
+            self._lanes.write(lanes, start, now, shard=self._shard, last=self._is_last)
 
     def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
         """Set the buffers from the reduced lanes, shape (self.lanes,), after a step of `shards` shards.
@@ -922,7 +992,8 @@ class Replica:
             UsageError: the shards' values of a buffer can't be reduced by its kind.
         """
         with torch.no_grad():
-            self._lanes.read(lanes, self._start, self._in_lanes, shards)
+            self._lanes.read(lanes, self._start_on_host.values, self._now_on_host.values, shards)
+            self._now_on_host.put_back()
 
     def _check_constants(self, where: str) -> None:
         for name, buffer in self._constants.items():
