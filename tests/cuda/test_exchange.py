@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from farandole.collective.arena import Ordinary
+from farandole.collective.arena import Arena, Ordinary
 from farandole.collective.buckets import Staging
 from farandole.collective.codec import CODECS, NONE, Codec
 from tests.support.exchanging import Worker, assert_same, decoded, expected, on_all, workers
@@ -15,9 +15,12 @@ from tests.support.gpu import GPU, NEEDS_GPU, ON_EACH
 
 
 @ON_EACH
+@pytest.mark.parametrize("hosts", ["", "aaa", "aba"], ids=["network", "one host", "two hosts"])
 @pytest.mark.parametrize(("count", "shards"), [(1, 5), (2, 1), (2, 8), (3, 7)])
-def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, shards: int, device: torch.device) -> None:
-    with workers(count, device=device) as everyone:
+def test_every_rank_has_the_bits_of_the_reference_in_every_round(
+    count: int, shards: int, hosts: str, device: torch.device
+) -> None:
+    with workers(count, device=device, hosts=hosts[:count]) as everyone:
         lineage = (tuple(worker.name for worker in everyone),)
         reference = Worker("on the host", None).layout
         for step in range(5):
@@ -55,6 +58,16 @@ def test_a_bucket_has_one_mirror_in_pinned_memory() -> None:
     mirror.neg_()
     staging.back(flat, bucket)
     assert flat.cpu().equal(mirror)
+
+
+@NEEDS_GPU
+def test_a_mirror_in_an_arena_is_pinned_and_found_there() -> None:
+    layout, arena = Worker("w0", None, device=GPU).layout, Arena()
+    bucket, staging = layout.buckets[0], Staging(arena)
+    mirror = staging.out(torch.arange(bucket.numel, dtype=bucket.dtype, device=GPU), bucket)
+    assert mirror.is_pinned()
+    assert mirror.equal(torch.arange(bucket.numel, dtype=bucket.dtype))
+    assert arena.find(mirror) is not None
 
 
 @NEEDS_GPU

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from farandole.collective.arena import Memory, Ordinary
+from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.codec import NONE, Codec
 from farandole.collective.quantization import GROUP_BYTES, Place, Quantization
 from farandole.collective.schedule import MOST_BUCKETS
@@ -462,7 +462,7 @@ def _nobody(bucket: int) -> None:
 # Buckets of an accelerator go through pinned host memory where the device's own collective library is not used.
 #
 # Each flat tensor of the device has one mirror in host memory, allocated once. The exchange sends, receives and adds
-# in the mirrors. A bucket in host memory is its own mirror.
+# in the mirrors. Peers of this host read those that are in the arena. A bucket in host memory is its own mirror.
 
 
 class Staging:
@@ -478,10 +478,12 @@ class Staging:
         if not self.serves(bucket):
             return flat
         if id(flat) not in self._mirrors:
-            if flat.device.type == "cuda":
+            if flat.device.type == "cuda" and not isinstance(self._memory, Arena):
                 mirror = torch.zeros(flat.numel(), dtype=flat.dtype, pin_memory=True)
             else:
                 mirror = self._memory.empty(flat.numel(), flat.dtype)
+            if flat.device.type == "cuda" and isinstance(self._memory, Arena):
+                self._memory.pin(mirror)
             self._mirrors[id(flat)] = (flat, mirror)
         return self._mirrors[id(flat)][1]
 

@@ -291,10 +291,9 @@ class ExchangeBuffers:
     def _sum(self, bucket: Bucket) -> Sum:
         if self._alone:
             return SingleProcessSums()
-        in_place = self._lends and bucket.large and not self.staging.serves(bucket)
-        own = self._levels.stretch(bucket, self._worker)
-        if in_place and isinstance(self._memory, Arena) and self._memory.works:
-            return InPlace(bucket, own, self._memory, self._stamp)
+        if self._lends and bucket.large and isinstance(self._memory, Arena) and self._memory.works:
+            own = self._levels.stretch(bucket, self._worker)
+            return InPlace(bucket, own, self._memory, self._stamp, Staging(Ordinary(), self._stage))
         return Copied(bucket, self._stage)
 
     def _more(self, bucket: Bucket, number: int, act: HostSum) -> torch.Tensor:

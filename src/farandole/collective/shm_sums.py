@@ -1,7 +1,8 @@
 """The sum of one bucket in one view at one worker: the slice that it computes for all, and the slices of the others.
 
 `Copied` is private memory, into which the slices of others are copied or received. `InPlace` is for large buckets that
-workers of one host exchange: each slice is used in the memory of its owner, as `.grad` of the parameters. Its rules:
+workers of one host exchange: each slice is read in the memory of its owner, and on CPUs it is used there, as `.grad` of
+the parameters. Its rules:
 
 - *How long a slice is used.* It is used until the update is done, and no message reports that. But a worker that begins
   the next training round has done its update, and signals this by its partial sums, which an owner receives before it
@@ -18,6 +19,8 @@ workers of one host exchange: each slice is used in the memory of its owner, as 
   worker that does not find the stamp with a slice treats the peer as lost, and sends no commit message. A worker that
   does not find it after its update has an invalid replica (`sums_intact`). Small buckets are sent and not lent, so this
   can't happen to them.
+- *Buckets of an accelerator.* The slices are copied into a mirror in pinned memory, and from there to the device. So
+  nothing is mapped, and no slice is used after this worker's commit message.
 - *Loops that write.* Gradient clipping writes into `.grad`. Then the kernel copies page by page (`Row`): no other
   worker sees the change, but that is slow, and the page no longer shows its file. Before a row shows the next sums,
   this worker checks it: after the first write that it finds, it copies its sums.
@@ -126,6 +129,17 @@ def _mmap() -> ctypes.CDLL:
 _libc = _mmap()
 
 
+class OwnRow:
+    """A row of private memory: all slices are copied into it."""
+
+    written = False
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def own(self, start: int) -> None: ...
+
+
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 STAMP = torch.int64
@@ -199,26 +213,37 @@ class InPlace:
 
     `own` is the range `[start, stop)` of elements that this worker provides to the others of its host: the sums that it
     computes, and those that it receives from other hosts. `stamp` is equal for all places of this view and different
-    from that of any other view; it is not 0.
+    from that of any other view; it is not 0. `staging` has mirrors of the bucket if it is on an accelerator.
     """
 
-    def __init__(self, bucket: Bucket, own: tuple[int, int], arena: Arena, stamp: int) -> None:
+    def __init__(self, bucket: Bucket, own: tuple[int, int], arena: Arena, stamp: int, staging: Staging) -> None:
         numel = own[1] - own[0]
+        self._bucket = bucket
         self._arena = arena
+        self._staging = staging
+        self._on_device = flat(bucket, Ordinary()) if staging.serves(bucket) else None
         self._own = own
         self._stamp = stamp
         self._new_place = lambda: _Place(numel, bucket.dtype, arena, stamp)
         self._places = [self._new_place()]
-        self._rows = [Row(bucket.numel, bucket.dtype) for _ in range(2)]
+        self._rows: list[Row] | list[OwnRow]
+        if self._on_device is None:
+            self._rows = [Row(bucket.numel, bucket.dtype) for _ in range(2)]
+        else:
+            self._rows = [OwnRow(staging.host(self._on_device, bucket))] * 2
         self._turn = 0
         self._begun = False
-        self._row = self._rows[0]
+        self._row: Row | OwnRow = self._rows[0]
         self._looked = False
         self._stamps: list[torch.Tensor] = []  # of the slices in use
 
     @property
     def flat(self) -> torch.Tensor:
-        return self._row.tensor
+        return self._row.tensor if self._on_device is None else self._on_device
+
+    @property
+    def _copies(self) -> bool:
+        return self._on_device is not None or self._arena.copies_sums
 
     def begin(self, *, all_begun: bool) -> None:
         if not all_begun and self._begun:
@@ -226,7 +251,7 @@ class InPlace:
             if len(self._places) == self._turn:
                 self._places.append(self._new_place())
         self._begun = True
-        if self._arena.copies_sums:  # no commit message is sent before all is copied: one place is enough
+        if self._copies:  # no commit message is sent before all is copied: one place is enough
             self._rows = self._rows[:1] * 2
         self._row = self._rows[self._turn]
         self._looked = False
@@ -246,7 +271,7 @@ class InPlace:
             self._looked = True
             self._arena.copies_sums = self._arena.copies_sums or self._row.written
         theirs = lent(tensor)
-        if self._arena.copies_sums or not self._show(start, tensor, theirs or self._arena.find(tensor)):
+        if self._copies or not self._show(start, tensor, theirs or self._arena.find(tensor)):
             self._row.own(start)
             self._row.tensor[start:stop].copy_(tensor)
         if theirs is not None:
@@ -255,6 +280,8 @@ class InPlace:
 
     def complete(self) -> None:
         self.put(*self._own, self._places[self._turn].slice)
+        if self._on_device is not None:
+            self._staging.back(self._on_device, self._bucket)
 
     @property
     def sums_intact(self) -> bool:
@@ -268,7 +295,7 @@ class InPlace:
 
     def _show(self, start: int, tensor: torch.Tensor, location: tuple[Mapped | Segment, int] | None) -> bool:
         """Maps the tensor into the row. Returns False on failure. `location` is its segment and offset there."""
-        if location is None:
+        if location is None or isinstance(self._row, OwnRow):
             return False
         try:
             self._row.show(start, tensor.numel(), *location)
