@@ -414,11 +414,15 @@ def _alike(buffers: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensors into others of the same shapes, dtypes and devices, by one call for all that are alike."""
+    """Copy tensors into others of the same shapes, dtypes and devices; on a device by one call for all alike."""
     with torch.no_grad():
         for places in _alike(targets):
             some = [targets[place] for place in places], [sources[place] for place in places]
-            torch._foreach_copy_(*some)  # pyright: ignore
+            if some[0][0].device.type == "cpu":  # one call for all takes longer there
+                for target, source in zip(*some, strict=True):
+                    target.copy_(source)
+            else:
+                torch._foreach_copy_(*some)  # pyright: ignore
 
 
 # --- tensor listing ---------------------------------------------------------------------------------------------------
