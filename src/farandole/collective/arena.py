@@ -103,7 +103,10 @@ class Segment:
         if self._pinned:
             return
         self._pinned = True
-        self._populate(self.size)
+        try:
+            self._populate(self.size)
+        except OSError:  # no pages for the part that is not used yet
+            return
         cuda: Any = torch.cuda.cudart()
         if not int(cuda.cudaHostRegister(self.address, self.size, 0)):
             weakref.finalize(self, cuda.cudaHostUnregister, self.address).atexit = False

@@ -478,12 +478,13 @@ class Staging:
         if not self.serves(bucket):
             return flat
         if id(flat) not in self._mirrors:
-            if flat.device.type == "cuda" and not isinstance(self._memory, Arena):
-                mirror = torch.zeros(flat.numel(), dtype=flat.dtype, pin_memory=True)
-            else:
+            if flat.device.type != "cuda":
                 mirror = self._memory.empty(flat.numel(), flat.dtype)
-            if flat.device.type == "cuda" and isinstance(self._memory, Arena):
+            elif isinstance(self._memory, Arena) and self._memory.works:
+                mirror = self._memory.empty(flat.numel(), flat.dtype)
                 self._memory.pin(mirror)
+            else:
+                mirror = torch.zeros(flat.numel(), dtype=flat.dtype, pin_memory=True)
             self._mirrors[id(flat)] = (flat, mirror)
         return self._mirrors[id(flat)][1]
 

@@ -40,9 +40,8 @@ def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
     """Yield each operation's name, and the digest of its results: 16 hexadecimal digits, of 63 bits."""
     inputs = Inputs(device)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        if (
-            device.type == "cuda"
-        ):  # cuBLAS warns if a thread, here that of backward passes, uses the device for it first
+        if device.type == "cuda":
+            # cuBLAS warns if it is the first to use the device in a thread, here in that of backward passes.
             (torch.ones(1, device=device, requires_grad=True) * 2).sum().backward()
         for name, operation, operands in _operations(inputs):
             yield OPERATION + name, _result(operation, operands, inputs)
