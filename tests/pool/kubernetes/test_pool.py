@@ -206,8 +206,6 @@ def test_after_a_crash_of_everything_pods_end_by_themselves_and_the_secret_s_del
 
 
 @pytest.mark.world
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="process namespaces take root and unshare")
-@pytest.mark.world
 def test_two_runs_in_one_namespace_use_and_remove_their_own_pods_only(
     cluster: Cluster, tmp_path: Path, expected: bytes
 ) -> None:
@@ -250,6 +248,8 @@ def test_pods_of_a_queue_wait_until_kueue_admits_them(cluster: Cluster, rig: Rig
     assert left(cluster) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="process namespaces take root and unshare")
+@pytest.mark.long
 @pytest.mark.world
 def test_an_agent_with_the_process_id_1_is_evicted_and_killed_like_any_other(
     cluster: Cluster, rig: Rig, expected: bytes
