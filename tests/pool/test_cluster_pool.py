@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.pool import cluster
 from farandole.pool.base import Event, HostPreempted, HostState, RunningWorker, Started, WorkerExited
 from farandole.pool.cluster import ClusterPool
 from farandole.protocol.messages import Job
@@ -114,6 +116,46 @@ def test_an_engine_that_does_not_answer_is_reported_once_and_costs_no_host(tmp_p
             await its.seen(state)
             assert not [event for event in its.reported if isinstance(event, HostState) and event.state == state]
             assert its.engine.submitted == [host]
+
+    asyncio.run(play())
+
+
+def test_a_pool_whose_engine_is_away_is_closed_as_soon_as_its_agents_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "CLOSE_S", math.inf)
+
+    async def play() -> None:
+        async with rig(tmp_path) as its:
+            its.pool.want(1)
+            host = (await its.seen("joined")).host
+            its.engine.away = True
+            its.pool.over()
+            await its.pool.close()
+            assert its.engine.submitted == [host]
+            await its.engine.ended(host)
+
+    asyncio.run(play())
+
+
+def test_a_pool_whose_engine_is_away_waits_for_what_has_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "CLOSE_S", math.inf)
+
+    async def play() -> None:
+        async with rig(tmp_path) as its:
+            its.engine.full = True
+            its.pool.want(1)
+            await its.seen("queued")
+            its.engine.away = True
+            closing = asyncio.create_task(its.pool.close())
+            while its.engine.unanswered < 5 and not closing.done():
+                await asyncio.sleep(0.01)
+            assert not closing.done()
+            its.engine.away = False
+            await closing
+            assert its.engine.waiting == set()
 
     asyncio.run(play())
 

@@ -36,13 +36,15 @@ def context(folder: Path, name: str, ticket: Ticket, job: Job) -> PoolContext:
 
 
 class Processes:
-    """A unit is a process, and its id the process's. `away`: the engine does not answer."""
+    """A unit is a process, and its id the process's. `away`: the engine does not answer; `full`: new units wait."""
 
     label, noun, remedy, fixed, kill_s = "Processes", "process", "kill", 0, 2.0
 
     def __init__(self, context: PoolContext, slots: int) -> None:
         self.context, self.slots = context, slots
-        self.away = False
+        self.away = self.full = False
+        self.unanswered = 0  # calls
+        self.waiting: set[str] = set()
         self.submitted: list[str] = []
         self._units: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -50,6 +52,9 @@ class Processes:
         del avoid
         self._answer()
         self.submitted.append(name)
+        if self.full:
+            self.waiting.add(name)
+            return name
         ticket = str(self.context.logs.parent / TICKET)
         words = ["agent", ticket, "--pool", self.context.name, "--host", name, "--wait", "--grace", f"{GRACE_S:g}"]
         with (self.context.logs / f"{name}.unit").open("wb") as output:
@@ -61,7 +66,7 @@ class Processes:
 
     async def list(self) -> Sequence[ListedUnit]:
         self._answer()
-        return [
+        return [ListedUnit(name=name, id=name, state=cluster.PENDING, reason="no room") for name in self.waiting] + [
             ListedUnit(
                 name=name,
                 id=str(process.pid),
@@ -74,6 +79,7 @@ class Processes:
 
     async def cancel(self, ids: Sequence[str]) -> None:
         self._answer()
+        self.waiting.difference_update(ids)
         for name, process in self._units.items():
             if str(process.pid) in ids:
                 await asyncio.to_thread(self.lose, name)
@@ -83,6 +89,10 @@ class Processes:
         kill_agents([mark(self.context.ticket, self.context.name, name)])
         self._units[name].kill()
         self._units[name].wait()
+
+    async def ended(self, name: str) -> None:
+        """Wait until the unit has ended."""
+        await asyncio.to_thread(self._units[name].wait)
 
     def notice(self, name: str) -> None:
         """The scheduler's signal, to the agent alone."""
@@ -99,6 +109,7 @@ class Processes:
 
     def _answer(self) -> None:
         if self.away:
+            self.unanswered += 1
             raise EngineError("Processes: it does not answer", doubt=True)
 
 

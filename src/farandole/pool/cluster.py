@@ -10,7 +10,6 @@ submission may be lost, and `farandole run` may be killed and started again: the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import secrets
@@ -182,6 +181,11 @@ class Unit:
     released_at: float = math.inf
     ends_itself: bool = False
     cancelled_at: float = -math.inf
+
+    @property
+    def has_ended_itself(self) -> bool:
+        """Return True if its agent was ordered to end and has no connection any more: the unit ends with its agent."""
+        return self.ends_itself and not self.connected
 
     @property
     def supply(self) -> bool:
@@ -689,14 +693,20 @@ class ClusterPool:
             )  # fmt: skip
 
     async def _wait_until_gone(self, until: float) -> Iterable[Unit]:
-        """Wait until the engine lists no unit twice in a row. Returns the units that may remain."""
+        """Wait until the engine lists no unit twice in a row. Returns the units that may remain.
+
+        If the engine does not answer, units that end by themselves need no more waiting.
+        """
         clean_lists = 0
         while self._loop.time() < until:
             self._reconcile()
-            with contextlib.suppress(EngineError):
+            try:
                 await self._list_once()
                 clean_lists = 0 if self.units.units or self._calls else clean_lists + 1
                 if clean_lists == 2:
+                    return ()
+            except EngineError:
+                if not self._calls and all(unit.has_ended_itself for unit in self.units.units.values()):
                     return ()
             await asyncio.sleep(min(self._look_s, 0.5))
         return tuple(self.units.units.values())
