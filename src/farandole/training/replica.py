@@ -413,15 +413,22 @@ def _alike(buffers: Sequence[torch.Tensor]) -> list[list[int]]:
     return [*groups.values()]
 
 
-def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensors into others of the same shapes, dtypes and devices; on a device by one call for all alike."""
-    with torch.no_grad():
-        for places in _alike(targets):
-            some = [targets[place] for place in places], [sources[place] for place in places]
-            if some[0][0].device.type == "cpu":  # one call for all takes longer there
-                for target, source in zip(*some, strict=True):
+class _Copying:
+    """Copies between lists of tensors that have the shapes, dtypes and devices of `buffers`."""
+
+    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+        on_host = all(buffer.device.type == "cpu" for buffer in buffers)
+        self._groups = None if on_host else _alike(buffers)
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copy each source to its target; on a device by one call for all that are alike."""
+        with torch.no_grad():
+            if self._groups is None:  # one call for all takes longer there
+                for target, source in zip(targets, sources, strict=True):
                     target.copy_(source)
-            else:
+                return
+            for places in self._groups:
+                some = [targets[place] for place in places], [sources[place] for place in places]
                 torch._foreach_copy_(*some)  # pyright: ignore
 
 
@@ -825,6 +832,7 @@ class Replica:
         self._copies = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start_on_host, self._now_on_host = HostCopies(self._start), HostCopies(self._in_lanes)
+        self._copying = _Copying(self._in_lanes)
         small = {n: b for n, b in self.buffers.items() if n not in self._constants}
         check_kinds(buffer_kinds, small, self._constants)
         self.buffer_kinds = buffer_kinds
@@ -948,7 +956,7 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self.plain.keep((*self.parameters.values(), *self._constants.values()))
         self._flags = [parameter.requires_grad for parameter in self.parameters.values()]
-        _copy_all(self._copies, self._in_lanes)
+        self._copying.copy(self._copies, self._in_lanes)
         for name, thing in self.objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._keep_groups(name, thing)
@@ -968,14 +976,14 @@ class Replica:
         """
         self._listing.adopt()
         self._check_constants("by the loop body between a step's beginning and its inner loop")
-        _copy_all(self._start, self._in_lanes)
+        self._copying.copy(self._start, self._in_lanes)
         self._lanes.begin(self._start_on_host.fetch())
 
     def reset_buffers(self, shard: int = 0, shards: int = 1) -> None:
         """Reset the buffers for shard number `shard` of `shards` in the step."""
         self._listing.adopt()
         self._shard, self._is_last = shard, shard == shards - 1
-        _copy_all(self._in_lanes, self._start)
+        self._copying.copy(self._in_lanes, self._start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
         """Fill `lanes`, shape (self.lanes,), the same memory in each call, after a shard.
