@@ -120,11 +120,14 @@ def test_an_engine_that_does_not_answer_is_reported_once_and_costs_no_host(tmp_p
     asyncio.run(play())
 
 
-def test_a_pool_whose_engine_is_away_is_closed_as_soon_as_its_agents_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that is closed waits for as long as it takes."""
     monkeypatch.setattr(cluster, "CLOSE_S", math.inf)
 
+
+@pytest.mark.usefixtures("_patient")
+def test_a_pool_whose_engine_is_away_is_closed_as_soon_as_its_agents_have_ended(tmp_path: Path) -> None:
     async def play() -> None:
         async with rig(tmp_path) as its:
             its.pool.want(1)
@@ -138,11 +141,8 @@ def test_a_pool_whose_engine_is_away_is_closed_as_soon_as_its_agents_have_ended(
     asyncio.run(play())
 
 
-def test_a_pool_whose_engine_is_away_waits_for_what_has_not_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "CLOSE_S", math.inf)
-
+@pytest.mark.usefixtures("_patient")
+def test_a_pool_whose_engine_is_away_waits_for_what_has_not_started(tmp_path: Path) -> None:
     async def play() -> None:
         async with rig(tmp_path) as its:
             its.engine.full = True

@@ -249,7 +249,6 @@ def test_pods_of_a_queue_wait_until_kueue_admits_them(cluster: Cluster, rig: Rig
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="process namespaces take root and unshare")
-@pytest.mark.long
 @pytest.mark.world
 def test_an_agent_with_the_process_id_1_is_evicted_and_killed_like_any_other(
     cluster: Cluster, rig: Rig, expected: bytes

@@ -42,7 +42,6 @@ def test_without_its_head_training_goes_on_to_the_same_bits_and_no_process_is_le
         until(lambda: not cluster.processes(), "the end of all processes")
 
 
-@pytest.mark.long
 def test_a_head_that_comes_back_is_used_again(tmp_path: Path) -> None:
     """Its actors are in a Redis meanwhile."""
     alone(tmp_path / "one", JOB, str(tmp_path / "expected"), *EPOCHS)

@@ -134,7 +134,6 @@ def test_a_raylet_that_is_killed_takes_all_its_processes_with_it_and_training_go
     assert cluster.processes() == []
 
 
-@pytest.mark.long
 def test_a_run_that_was_killed_goes_on_with_its_actors_at_another_address(
     cluster: RayCluster, rig: Rig, expected: bytes
 ) -> None:
@@ -167,7 +166,6 @@ def test_after_a_crash_of_the_run_actors_end_by_themselves_and_one_that_waited_a
     assert cluster.processes() == []
 
 
-@pytest.mark.long
 def test_what_can_t_be_had_waits_and_another_pool_fills_in(cluster: RayCluster, rig: Rig) -> None:
     pools = ("ray,size=1,label=kind:fast", "--pool", "local,size=1")
     with rig.run(*pools, workers=1, epochs=("--epochs", "4000")) as run:

@@ -82,7 +82,6 @@ def _processes(file: str) -> Iterator[Path]:
         yield path / file
 
 
-@pytest.mark.long
 def test_a_job_that_is_cancelled_from_outside_is_replaced(cluster: Slurm, rig: Rig) -> None:
     with rig.run("slurm,size=2,partition=low", workers=2, epochs=("--epochs", "4000")) as run:
         run.until_members(2)
@@ -100,9 +99,7 @@ def test_a_job_that_is_cancelled_from_outside_is_replaced(cluster: Slurm, rig: R
     assert cluster.jobs() == {}
 
 
-@pytest.mark.parametrize(
-    ("daemon", "words"), [(CONTROLLER, "slurmctld"), pytest.param(MUNGE, "munge", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("daemon", "words"), [(CONTROLLER, "slurmctld"), (MUNGE, "munge")])
 def test_a_daemon_that_is_killed_costs_no_worker_and_is_used_again(
     cluster: Slurm, rig: Rig, expected: bytes, daemon: str, words: str
 ) -> None:
@@ -189,7 +186,6 @@ def test_a_job_at_its_time_limit_is_left_and_replaced_before(cluster: Slurm, rig
     assert cluster.jobs() == {}
 
 
-@pytest.mark.long
 def test_another_pool_fills_in_while_jobs_are_queued(cluster: Slurm, rig: Rig) -> None:
     other = cluster.submit("sleep 1000", "--partition=high", f"--nodes={NODES}")
     until(lambda: cluster.state(other) == "RUNNING", "somebody else's job")
