@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.plan.shards import Check
-from farandole.protocol.messages import NO_DIGESTS, Resume, RunTerms
+from farandole.protocol.messages import NO_DIGESTS, Resume, RunTerms, Stop, Stopped
 from farandole.protocol.view import CommitMessage, Lineage, View, unlike
 from farandole.protocol.worker.state_machine import Checking, WorkerStateMachine
 from tests.support.mentioned import mentions
@@ -96,6 +96,21 @@ def test_what_has_been_found_is_kept_when_the_round_is_done_again_and_no_longer(
     mine.begin()
     mine.arrange(LINEAGE, 3, 1)
     assert mine.checks_left() == (0,)
+
+
+def test_everyone_says_whose_results_are_compared() -> None:
+    """Also one that is neither: it may be the only one that is left."""
+    view = View(number=1, members=("a", "b", "c"), group=1, unchecked=("b",))
+    for worker in view.members:
+        member, mine = checking(worker, view)
+        mine.arrange(LINEAGE, 3, 0)
+        (report,) = member.on_message(Stop(stop=1))
+        assert isinstance(report, Stopped)
+        assert set(report.compared) == {"a", "b"}
+        mine.arrange(LINEAGE, 0, 0)
+        (report,) = member.on_message(Stop(stop=2))
+        assert isinstance(report, Stopped)
+        assert report.compared == ()
 
 
 @pytest.mark.parametrize("undecided", [True, False])

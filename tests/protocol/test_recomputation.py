@@ -22,11 +22,12 @@ def found(holder: str, value: int, *shards: int) -> Computed:
 
 def said(
     own_results: Computed = NO_DIGESTS, check_results: Computed = NO_DIGESTS, *, new: bool = False, round_: int = 7,
-    view: View | None = None, step: int = 7,
+    compared: tuple[str, ...] = (), step: int = 7,
 ) -> m.Stopped:  # fmt: skip
     return m.Stopped(
-        stop=1, view=view or View(number=1, members=ABC, group=1), round=round_, step=step, has_result=True,
+        stop=1, view=View(number=1, members=ABC, group=1), round=round_, step=step, has_result=True,
         synced=True, lineage=Lineage(sets=(ABC,)), own_results=own_results, check_results=check_results, unchecked=new,
+        compared=compared,
     )  # fmt: skip
 
 
@@ -117,15 +118,24 @@ def test_only_the_round_in_hand_counts() -> None:
 
 @pytest.mark.parametrize("gone", ["a", "b"], ids=["the holder", "the checker"])
 def test_a_round_is_not_committed_without_one_that_was_to_be_compared(gone: str) -> None:
-    reports = {"a": said(found("a", 1, 3)), "b": said(check_results=found("a", 1, 3)), "c": said()}
+    known = {"compared": ("a", "b")}
+    reports = {"a": said(found("a", 1, 3), **known), "b": said(check_results=found("a", 1, 3), **known)}
+    reports["c"] = said(**known)
     del reports[gone]
     assert disputes.judge(reports).rechecks == ()
 
 
 def test_nor_without_one_that_was_to_prove_itself_beside_others() -> None:
-    view = View(number=1, members=ABC, joining=("b", "c"), group=1, unchecked=("b", "c"))
-    reports = {"a": said(found("a", 1, 0), view=view), "b": said(check_results=found("a", 1, 0), new=True, view=view)}
+    known = {"compared": ABC}
+    reports = {"a": said(found("a", 1, 0), **known), "b": said(check_results=found("a", 1, 0), new=True, **known)}
     assert disputes.judge(reports).rechecks == ()
+
+
+def test_nor_without_both_that_were_to_be_compared_where_one_that_is_neither_is_left() -> None:
+    """`c` has nothing to compare, and the wrong result of `b` may be in the sum that `c` holds."""
+    assert disputes.judge({"c": said(compared=("a", "b"))}).rechecks == ()
+    assert disputes.judge({"c": said(compared=("a", "c"))}).rechecks == ()
+    assert disputes.judge({"c": said()}).rechecks is None
 
 
 def test_who_has_not_been_compared_is_still_to_prove_itself() -> None:

@@ -224,6 +224,24 @@ def test_the_first_view_was_in_force_and_the_coordinator_did_not_know_it() -> No
     assert [type(message) for message in scene.sent["b"][-2:]] == [m.ViewWithdrawn, m.Propose]
 
 
+def test_the_last_holder_dies_before_the_coordinator_knows_that_the_first_view_was_in_force() -> None:
+    """The next workers begin from step 0, and what they report of step 0 is of their run: nobody is beyond it."""
+    scene = first_view_proposed().restarted()
+    view = view_of(1, "a", "b", joining=("b",))
+    scene.hello("a", synced=True)
+    scene.report("a", 9, view=view)
+    scene.lose("a")
+    scene.lose("b")
+    assert "state lost" in scene.events
+    scene.ready("c", "d")
+    second = scene.last("c", m.Propose).view
+    scene.switch(second, 0, "c", "d", synced=False)
+    scene.say("d", m.Synced(view=second.number))
+    for worker in "cd":
+        scene.say(worker, m.ShardsDiffer(step=0))
+    assert scene.coordinator.stopping is not None
+
+
 def test_a_leaving_worker_is_let_go() -> None:
     before = leave_switched_by_some()
     view = before.coordinator.view

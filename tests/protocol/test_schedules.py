@@ -132,3 +132,13 @@ def test_a_worker_that_goes_for_a_broken_pair_has_not_gone_by_a_false_accusation
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str) -> None:
     assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None
+
+
+def test_a_round_is_not_committed_by_one_that_is_left_of_three_of_whom_two_were_to_be_compared() -> None:
+    """A joiner computes wrong; it and the worker that it was compared with die while there is no coordinator."""
+    simulate(11_009_229, errs=True)
+
+
+def test_a_state_is_lost_whose_view_the_coordinator_knew_only_from_one_answer() -> None:
+    """It was killed with the first view proposed; the next run's reports of step 0 were taken for outdated."""
+    simulate(10_039_293, errs=True)

@@ -50,7 +50,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(
         m.Stopped, stop=numbers, view=st.none() | views, round=numbers, step=numbers, has_result=st.booleans(),
         synced=st.booleans(),
-        lineage=lineages, own_results=found, check_results=found, unchecked=st.booleans(),
+        lineage=lineages, own_results=found, check_results=found, unchecked=st.booleans(), compared=members,
     ),
     st.builds(m.ScriptFailed, traceback=texts),
     st.builds(m.DataUnavailable, reason=texts),

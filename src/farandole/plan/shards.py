@@ -253,6 +253,11 @@ def of_owner(checks: Iterable[Check], owner: str) -> tuple[int, ...]:
     return next((check.shards for check in checks if check.owner == owner), ())
 
 
+def compared(checks: Iterable[Check]) -> tuple[str, ...]:
+    """Returns the workers whose results are compared with another's: owners and checkers, each once."""
+    return tuple(dict.fromkeys(worker for check in checks for worker in (check.owner, check.checker)))
+
+
 def of_checker(checks: Iterable[Check], checker: str) -> Check | None:
     """Returns the check that `checker` does; None if there is none."""
     return next((check for check in checks if check.checker == checker), None)

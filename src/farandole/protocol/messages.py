@@ -245,6 +245,7 @@ class Stopped(Message):
         prepared: the newest view that it is ready to switch to, as in its commit message.
         own_results, check_results: its results for its own checked shards, and for those that it checks.
         unchecked: it has not passed its admission check yet.
+        compared: the workers whose results are compared in `round`, because they compute the same shard as another.
         cannot_end: it has seen that `round` cannot end: replicas, or two results of one shard, differ.
     """
 
@@ -260,6 +261,7 @@ class Stopped(Message):
     own_results: Computed = NO_DIGESTS
     check_results: Computed = NO_DIGESTS
     unchecked: bool = False
+    compared: tuple[Name, ...] = ()
     cannot_end: bool = False
 
 

@@ -96,7 +96,9 @@ class DataPlane(SimulatedClient):
         return member.view if member.phase == "member" and not member.synced else None
 
     def _lacks(self, sender: str, view: View) -> bool:
-        return view.number not in self.mail or sender not in self.mail[view.number][STATE]
+        """Returns True if something of the state has not come from `sender`: its part, or the first one's header."""
+        wanted = (HEADER, STATE) if sender == view.synced[0] else (STATE,)
+        return view.number not in self.mail or any(sender not in self.mail[view.number][kind] for kind in wanted)
 
     def _go_on(self) -> None:
         for exchange in list(self.exchanges.values()):

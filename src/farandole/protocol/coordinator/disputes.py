@@ -496,8 +496,7 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
         refused[worker] = f"{difference}: {UPDATES}, or {others} sends it wrong sums"
     reports = {worker: report for worker, report in reports.items() if worker not in refused}
     again = list[tuple[str, tuple[int, ...]]]()
-    compares = any(report.own_results.shards or report.check_results.shards for report in at_last.values())
-    differ = compares and any(_uncompared(at_last, worker) for worker in at_last)
+    differ = any(_uncompared(at_last, worker) for worker in at_last)
     for holder, report in at_last.items():
         results = _digests_by_holder(at_last, holder, report)
         if len({each.number for each in results.values()}) < 2:
@@ -580,14 +579,13 @@ def _checks(other: Stopped, holder: str, report: Stopped) -> bool:
 
 
 def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
-    """Return True if a comparison that involves `worker` is impossible since the other side is lost.
+    """Return True if a comparison that `worker` knows of is impossible, because a side of it is lost.
 
-    See docs/protocol.md, Recomputation 7.
+    `worker` need not be one of the two. See docs/protocol.md, Recomputation 7.
     """
     report = at_last[worker]
-    proving = report.view.unchecked if report.view and report.unchecked else ()
     alone = report.own_results.shards and not any(_checks(other, worker, report) for other in at_last.values())
-    return bool(alone) or report.check_results.owner not in ("", *at_last) or not set(proving) <= set(at_last)
+    return bool(alone) or not at_last.keys() >= set(report.compared)
 
 
 def _new(at_last: Mapping[str, Stopped], holder: str, results: Mapping[str, Computed]) -> list[str]:

@@ -87,9 +87,8 @@ def count_late_known_death(state: CoordinatorState, worker: str, reason: str, *,
 
 def on_all_lost(state: CoordinatorState, cause: str) -> None:
     """Count the loss of all workers that held the state: the next ones begin with an earlier step."""
-    assert state.view is not None
     if not state.ending:
-        _count(state, state.view.members, state.crash_loop.reason or cause)
+        _count(state, state.view.members if state.view else (), state.crash_loop.reason or cause)
     state.reached, state.steps = -1, {}
 
 

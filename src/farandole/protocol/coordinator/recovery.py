@@ -294,7 +294,9 @@ def _resume(
 
 def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Begin again from a checkpoint with the next first view: no worker that held the state is left."""
-    if state.view is not None and state.view.members:  # the workers of the empty view have done their part
+    known = state.view is not None and bool(state.view.members)  # the workers of the empty view have done their part
+    heard = state.view is None and state.reached >= 0  # by the answer of a holder: it is the only sign after a restart
+    if known or heard:
         state.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
         state.last_line, state.not_finite, state.corroborations = (-1, 0), -1, {}
         state.unwritten_lines.clear()

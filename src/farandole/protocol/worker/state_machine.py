@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farandole.errors import ProtocolError
-from farandole.plan.shards import Check, audit, of_checker, of_owner, select_checks
+from farandole.plan.shards import Check, audit, compared, of_checker, of_owner, select_checks
 from farandole.protocol import messages as m
 from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
@@ -239,6 +239,7 @@ class WorkerStateMachine:
                 own_results=self.own_results,
                 check_results=self.check_results,
                 unchecked=self.worker in self.unchecked,
+                compared=compared(self.checks),
                 cannot_end=bool(self.differing or self.unlike),
             )
         ]
