@@ -33,7 +33,9 @@ from tests.support.exchanging import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
 
 
-WHERE = {"network": "", "one host": "aaaa", "two hosts": "abba"}
+WHERE = {
+    "network": ("", ""), "one host": ("aaaa", ""), "two hosts": ("abba", ""), "two zones": ("abca", "eewe"),
+}  # fmt: skip
 TABLE = [
     (1, 5, "a world of one goes through the same tree"),
     (2, 1, "more ranks than shards: one has nothing to send"),
@@ -45,12 +47,12 @@ TABLE = [
 
 
 @pytest.mark.parametrize("stage", [None, True], ids=["direct", "staged"])
-@pytest.mark.parametrize("hosts", WHERE.values(), ids=WHERE)
+@pytest.mark.parametrize(("hosts", "zones"), WHERE.values(), ids=WHERE)
 @pytest.mark.parametrize(("count", "shards", "remark"), TABLE)
 def test_every_rank_has_the_bits_of_the_reference_in_every_round(
-    count: int, shards: int, remark: str, stage: bool | None, hosts: str
+    count: int, shards: int, remark: str, stage: bool | None, hosts: str, zones: str
 ) -> None:
-    with workers(count, stage=stage, hosts=hosts[:count]) as everyone:
+    with workers(count, stage=stage, hosts=hosts[:count], zones=zones[:count]) as everyone:
         lineage = (tuple(worker.name for worker in everyone),)
         for step in range(5):  # rounds count modulo 4 in the tags
             reduced = on_all(everyone, lambda w, step=step: w.step(step, shards, lineage))
@@ -60,9 +62,10 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS.values() if codec != NONE], ids=lambda codec: codec.name)
-@pytest.mark.parametrize("hosts", WHERE.values(), ids=WHERE)
-def test_with_a_codec_too_and_with_half_the_bytes_of_what_is_rounded(codec: Codec, hosts: str) -> None:
-    with workers(3, hosts=hosts[:3], codec=codec) as everyone, workers(3, hosts=hosts[:3]) as without:
+@pytest.mark.parametrize(("hosts", "zones"), WHERE.values(), ids=WHERE)
+def test_with_a_codec_too_and_with_half_the_bytes_of_what_is_rounded(codec: Codec, hosts: str, zones: str) -> None:
+    where = {"hosts": hosts[:3], "zones": zones[:3]}
+    with workers(3, codec=codec, **where) as everyone, workers(3, **where) as without:
         sent = {"": 0, codec.name: 0}
         for name, group in (("", without), (codec.name, everyone)):
             lineage = (tuple(worker.name for worker in group),)
@@ -132,9 +135,9 @@ def test_sums_are_made_as_the_training_thread_takes_denormal_numbers(*, flushed:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("hosts", WHERE.values(), ids=WHERE)
-def test_late_and_early_ranks_wait_for_each_other(hosts: str) -> None:
-    with workers(3, hosts=hosts[:3]) as everyone:
+@pytest.mark.parametrize(("hosts", "zones"), WHERE.values(), ids=WHERE)
+def test_late_and_early_ranks_wait_for_each_other(hosts: str, zones: str) -> None:
+    with workers(3, hosts=hosts[:3], zones=zones[:3]) as everyone:
         lineage = (tuple(worker.name for worker in everyone),)
 
         def slow(worker: Worker) -> list[torch.Tensor]:
@@ -146,10 +149,10 @@ def test_late_and_early_ranks_wait_for_each_other(hosts: str) -> None:
             assert_same(buckets, expected(everyone[0].layout, 0, 6))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("hosts", WHERE.values(), ids=WHERE)
-def test_less_than_a_slice_for_each_rank(hosts: str) -> None:
+@pytest.mark.parametrize(("hosts", "zones"), WHERE.values(), ids=WHERE)
+def test_less_than_a_slice_for_each_rank(hosts: str, zones: str) -> None:
     """Two parameters fill two aligned units, so of four ranks two own nothing of that bucket."""
-    with workers(4, shapes=[(3,), (2,)], hosts=hosts) as everyone:
+    with workers(4, shapes=[(3,), (2,)], hosts=hosts, zones=zones) as everyone:
         assert everyone[0].layout.buckets[0].numel == 32
         lineage = (tuple(worker.name for worker in everyone),)
         shapes_expected = expected(everyone[0].layout, 0, 6)

@@ -7,6 +7,7 @@ that the exchange follows are caught by the schedules (`tests/protocol/planted_b
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -37,7 +38,7 @@ PLANTED = [  # a module, a place in it, a bug
         "{id(taken[message.node]) for message in act.taken if round_.landed(message)}",
         "{id(flat) for flat in (values | taken).values()}",
     ),
-    (buffers, "bucket.index % LANDINGS, k)", "0, 1)"),
+    (buffers, "bucket.index % LANDINGS, -2, k)", "0, 1)"),
     (buffers, "            target.copy_(total)\n", "            pass\n"),
 ]
 
@@ -51,6 +52,14 @@ IN_SHARED_MEMORY = [
     (shm, "                    self._reading = False\n", "                    pass\n"),
     (shm, "if packet else CLOSED", "if packet else ''"),
     (arena, "return segment, address - segment.address", "return segment, 0"),
+]
+
+
+IN_ZONES = [
+    (buffers, "in_place = isinstance(act, HostSum) and not number", "in_place = not number"),
+    (buffers, "start = act.start if isinstance(act, ZoneSum) else -1", "start = -1"),
+    (buffers, "if memory is None or memory.numel() < numel:", "if memory is None:"),
+    (buffers, "if first <= start and stop <= last)", "if False)"),
 ]
 
 
@@ -156,3 +165,31 @@ def test_a_bug_planted_for_memory_that_is_shared_is_caught(
     monkeypatch.setattr(shm, "LIMIT_S", LIMIT_S)
     with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
         run_through("aaa")
+
+
+def between_zones() -> None:
+    """Raises, or does not come to its end, if anything is wrong. Sums of a host and of a zone come in several parts."""
+    shapes: list[tuple[int, ...]] = [(600, 50), (70, 30), (1500, 150)]
+    for hosts, zones in (("aabbcc", "eeeeww"), ("aabcdd", "eeewww")):
+        with workers(6, network=FakeNetwork(), hosts=hosts, zones=zones, shapes=shapes) as everyone:
+            lineage = (everyone[0].exchange.view.members,)
+            for number, shards in enumerate((11, 1, 9, 13)):
+                for worker in everyone:
+                    worker.reshape(shapes[: 1 + number % 2 * len(shapes)])
+                step = partial(Worker.step, step=number, shards=shards, lineage=lineage)
+                buckets = on_all(everyone, step)
+                check(buckets, everyone[0], number, shards)
+
+
+def test_without_a_bug_all_is_well_between_zones() -> None:
+    between_zones()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("module", "place", "by"), IN_ZONES, ids=[by.strip() for *_, by in IN_ZONES])
+def test_a_bug_planted_for_zones_is_caught(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str
+) -> None:
+    monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
+    with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
+        between_zones()

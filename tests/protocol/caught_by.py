@@ -42,6 +42,7 @@ CAUGHT_BY = {
     "driver: raise JoinAborted > yield Change() continue": 16,
     "state_machine: self.agreed, None, True, None  > self.agreed, None, True, None": 14,
     "disputes: if differ or refused or failed > if differ else None": 22,
+    "disputes: or not at_last.keys() >= set(r > ": 11_009_229,
     "disputes: if differ or refused or failed > if differ or refused else None": 162,
     "recovery: rechecks=None if outcome.commi > rechecks=None": 49,
     "disputes: for worker in (*checkers, thir > for worker in checkers": 49,

@@ -10,10 +10,12 @@ from farandole.collective import schedule
 from farandole.protocol.worker import session, state_machine
 
 TAKES, COMMITS = (
-    "serve += [*map(Take, gathered if routes.near else shared)]",
+    "serve += [*map(Take, gathered if routes.near else spread if routes.far else shared)]",
     "serve += [MakeCommitMessage(), SendMessages(routes.own_commits()), Take(commits)]",
 )
-SHARE, GATHER = "yield SendMessages(routes.to_share(bucket))", "yield SendMessages(routes.to_gather(bucket))"
+SHARE = "yield SendMessages(routes.to_spread(bucket) if routes.one_zone else routes.to_share(bucket))"
+GATHER = "yield SendMessages(routes.to_gather(bucket))"
+SPREAD = "yield Take(shared[bucket])\n            yield SendMessages(routes.to_spread(bucket))"
 SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"
 IN_THE_ORDER = (
     ("if isinstance(act, SendMessages):", "if False:  # settles no slice and no word"),
@@ -22,8 +24,8 @@ IN_THE_ORDER = (
     ("yield SendMessages(routes.across(bucket))", "pass  # keeps the host's sums"),
     ("yield Take(arrivals[bucket])", "pass  # sums up what is not here"),
     ("yield Take(arrivals[bucket])", f"{SHARE}; yield Take(arrivals[bucket])"),
-    ("yield Take(shared[bucket])", "pass  # passes on what is not here"),
-    (SHARE, "yield from [SendMessages(routes.to_share(bucket))][:bucket]"),
+    ("yield Take(spread[bucket] if routes.far else shared[bucket])", "pass  # passes on what is not here"),
+    (SHARE, "yield from [SendMessages(routes.to_spread(bucket))][:bucket]"),
     (GATHER, "yield from [SendMessages(routes.to_gather(bucket))][:bucket]"),
     ("*near[:LANDINGS]", "*near[: LANDINGS + 1]"),
     ("*across[:LANDINGS]", "*across[: LANDINGS + 1]"),
@@ -47,7 +49,19 @@ IN_THE_ROUTES = (
     ("self._of_hosts[self._levels.host(sender)]", "self.nodes_of_host"),
     ("for number, whose in enumerate(self._senders(self._worker), start=1)",
      "for number, whose in enumerate(self._senders(self._worker)[::-1], start=1)"),
-    ("self._host if own else", "self._host if not own else"),
+    ("column, self._worker if own else peer", "column, self._worker if not own else peer"),
+)  # fmt: skip
+BETWEEN_ZONES = (
+    ("yield Take(across[bucket])", "pass  # adds up what is not here"),
+    (SPREAD, SPREAD.replace("yield Take(shared[bucket])", "pass  # spreads what is not here")),
+    (SPREAD, "yield Take(shared[bucket])  # keeps its strips"),
+    (SHARE, SHARE.replace(" else routes.to_share(bucket)", " else ()")),
+    ("yield SendMessages(routes.out_of_zone(bucket))", "pass  # keeps the zone's sums"),
+    ("*of_zones[:LANDINGS]", "*of_zones[: LANDINGS + 1]"),
+    ("return self._across(bucket) if self.far else self._out_of_zone(bucket)", "return self._across(bucket)"),
+    ("self._of_zones[levels.zone(sender)]", "self.nodes_of_zone"),
+    ("+ len(self.sums_of_hosts(bucket)))", ")  # what comes from its zone and from others lands in one place"),
+    ("column, strip, self._worker if own else peer", "column, strip, peer"),
 )  # fmt: skip
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
     (state_machine, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
@@ -59,6 +73,7 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
     ),
     *((schedule, place, by, {}) for place, by in IN_THE_ORDER),
     *((schedule, place, by, {}) for place, by in IN_THE_ROUTES),
+    *((schedule, place, by, {"zones": True}) for place, by in BETWEEN_ZONES),
     (schedule, "self.serve[served:]", "self.serve[served + 1 :]", {"focus": ("kill",)}),
     (schedule, "view.number % VIEWS << 21 | ", "", {}),
     (schedule, "bucket << 9 | ", "", {"focus": ("break",)}),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from farandole.collective.schedule import Levels
 from farandole.protocol.worker import state_machine
 from farandole.simulate.replica import alone
 from tests.protocol.bugs import BUGS
@@ -33,6 +34,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_schedules(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
         simulate(seed)
+
+
+def test_schedules_of_hosts_in_two_zones() -> None:
+    worlds = [simulate(seed, zones=True) for seed in range(SEEDS // 10)]
+    views = [view for world in worlds for view in (world.coordinator.view,) if view]
+    assert any(len(Levels.of(view).zones) > 1 for view in views)
 
 
 def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:

@@ -95,15 +95,19 @@ class Worker:
         self.memory = memory or Ordinary()
         self._address = address
         self.links = Counting(links) if links else None
-        self.device = device
-        parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
-        self.layout = Layout(parameters, LANES, codec=codec)
-        self.partials = Partials(self.layout, self.memory)
+        self.device, self._codec = device, codec
+        self.reshape(shapes)
         self.waits = WaitRecord()
         self.agreement: Agreement
         self.exchange: Exchange
         self.done: set[int] = set()
         self.stage: bool | None = None
+
+    def reshape(self, shapes: list[tuple[int, ...]]) -> None:
+        """It trains other parameters from now on."""
+        parameters = [nn.Parameter(torch.zeros(shape, device=self.device)) for shape in shapes]
+        self.layout = Layout(parameters, LANES, codec=self._codec)
+        self.partials = Partials(self.layout, self.memory)
 
     def enter(self, view: View, *, stage: bool | None = None) -> None:
         self.agreement = Agreement(view)
@@ -247,13 +251,15 @@ def workers(
     hosts: Sequence[str] = (),
     apart: Sequence[int] = (),
     codec: Codec = NONE,
+    zones: Sequence[str] = (),
 ) -> Iterator[list[Worker]]:
     """Over Gloo; in memory through `network`; or else through memory that those of one of the `hosts` share.
 
-    `doomed`: the ranks that will die, in this order; `apart`: those that share no memory, wherever they are.
+    `zones`: those of their hosts. `doomed`: the ranks that will die, in this order; `apart`: those that share no
+    memory, wherever they are.
     """
     names = [f"w{rank}" for rank in range(count)]
-    view = View(number=1, members=tuple(names), group=1, hosts=tuple(hosts))
+    view = View(number=1, members=tuple(names), group=1, hosts=tuple(hosts), zones=tuple(zones))
     addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
     share = set(range(count)).difference(apart) if hosts and not network else ()
     memory: list[Memory] = [Arena() if rank in share else Ordinary() for rank in range(count)]

@@ -48,6 +48,7 @@ from farandole.collective.schedule import (
     RoundEnd,
     SendMessages,
     Take,
+    ZoneSum,
     of_round,
     order,
 )
@@ -102,6 +103,9 @@ class WaitRecord:
 # The state of one round's exchange at one worker: its order and its progress.
 
 
+Sums = dict[Node, tuple[int, torch.Tensor]]  # by node: the bucket's element with which the tensor begins, the tensor
+
+
 class Round:
     """One round's exchange. `tag` is common to all its messages. `is_step` is True for the round of a training step.
 
@@ -109,6 +113,8 @@ class Round:
         scattered: for each bucket, True if this worker's partial sums of it are sent; set by the training thread.
         sums: for each bucket, the sums that this worker has: first its own partial sums, in the memory of the training
             thread's `Partials`, then those of its host. Each sum has the bucket's element with which it begins.
+        zone_sums: for each bucket, the elements `[start, stop)` for which this worker has the sums of its zone, and
+            these sums.
         served: the number of acts of the order that are done; set by the view's thread.
         received: pending receives and their buffers, by sender and place.
         arrived: the tensors of the messages that have arrived, by sender and place.
@@ -128,7 +134,8 @@ class Round:
         self.begun_at = time.monotonic()
         self.flushes = settings.flushes()
         self.scattered = [False] * len(self.layout.buckets)
-        self.sums: list[dict[Node, tuple[int, torch.Tensor]]] = [{} for _ in self.layout.buckets]
+        self.sums: list[Sums] = [{} for _ in self.layout.buckets]
+        self.zone_sums: list[list[tuple[int, int, Sums]]] = [[] for _ in self.layout.buckets]
         self.served = 0
         self.received: dict[tuple[str, int], tuple[Borrowing, Room]] = {}
         self.arrived: dict[tuple[str, int], torch.Tensor] = {}
@@ -153,9 +160,14 @@ class Round:
         key = message.peer, message.place
         return self.received[key][1].holds(self.arrived[key])
 
+    def nodes(self, bucket: int, start: int, stop: int) -> Sums:
+        """Returns the sums that this worker has of the elements `[start, stop)`: those of its zone, if it made them."""
+        of_zone = (sums for first, last, sums in self.zone_sums[bucket] if first <= start and stop <= last)
+        return next(of_zone, self.sums[bucket])
+
     def sum_of(self, node: Node, bucket: int, start: int, stop: int) -> torch.Tensor:
         """Returns the elements `[start, stop)` of a sum that this worker has."""
-        begins, flat = self.sums[bucket][node]
+        begins, flat = self.nodes(bucket, start, stop)[node]
         return flat[start - begins : stop - begins]
 
 
@@ -179,7 +191,7 @@ class ExchangeBuffers:
         self._sums: WeakKeyDictionary[Layout, list[Sum]] = WeakKeyDictionary()
         self._used: list[InPlace] = []  # by all workers, in the last training round
         self._rests = False
-        self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
+        self._others: dict[tuple[torch.dtype, int, int, int], torch.Tensor] = {}  # see `_more` and `_landing`
 
     def allocate(self, layout: Layout) -> None:
         if layout not in self._sums:
@@ -246,26 +258,31 @@ class ExchangeBuffers:
             return self._landing(bucket, message.landing, message.stop - message.start)
         return sum_.place(message.start, message.stop)
 
-    def sum_up(self, round_: Round, act: HostSum | Add) -> None:
+    def sum_up(self, round_: Round, act: HostSum | ZoneSum | Add) -> None:
         """Executes an act, adding in the order of the tree over shards."""
-        if isinstance(act, HostSum):
-            self._sum_on_host(round_, act)
-        else:
-            self._add(round_, act)
+        match act:
+            case HostSum():
+                round_.sums[act.bucket] = self._sums_of_level(round_, act)
+            case ZoneSum():
+                round_.zone_sums[act.bucket].append((act.start, act.stop, self._sums_of_level(round_, act)))
+            case Add():
+                self._add(round_, act)
 
-    def _sum_on_host(self, round_: Round, act: HostSum) -> None:
-        """Computes the host's sums of a part of a bucket. The round holds them instead of this worker's own sums.
+    def _sums_of_level(self, round_: Round, act: HostSum | ZoneSum) -> Sums:
+        """Computes the sums of this worker's host, or of its zone, of a part of a bucket.
 
-        The first one is made where the bucket's sum will be: the owner sends that sum only after it has received this.
+        The host's first one is made where the bucket's sum will be: whoever sends that sum has received this one, or
+        the zone's sum in which it is. The zone's sums are made from the host's, so they have other memory.
         """
         bucket, sum_ = round_.layout.buckets[act.bucket], self._sums[round_.layout][act.bucket]
         values, landed = self._values(round_, act)
-        totals: dict[Node, tuple[int, torch.Tensor]] = {}
+        totals: Sums = {}
         for number, node in enumerate(act.nodes):
-            target = self._more(bucket, number, act) if number else sum_.place(act.start, act.stop)
+            in_place = isinstance(act, HostSum) and not number
+            target = sum_.place(act.start, act.stop) if in_place else self._more(bucket, number, act)
             total = _total(values, landed, round_, act, node, target)
             totals[node] = act.start, target.copy_(total) if id(total) in landed else total
-        round_.sums[act.bucket] = totals
+        return totals
 
     def _add(self, round_: Round, act: Add) -> None:
         """Computes the sum of a slice of a bucket."""
@@ -279,12 +296,13 @@ class ExchangeBuffers:
         if total.data_ptr() != target.data_ptr():
             target.copy_(total)
 
-    def _values(self, round_: Round, act: HostSum | Add) -> tuple[dict[Node, torch.Tensor], set[int]]:
+    def _values(self, round_: Round, act: HostSum | ZoneSum | Add) -> tuple[dict[Node, torch.Tensor], set[int]]:
         """Returns the addends of an act by node, in host memory, and the ids of those in this worker's receive buffers.
 
         The latter may be overwritten. Partial sums may not, because a retry needs them; nor shared memory of peers.
         """
-        values = {node: round_.sum_of(node, act.bucket, act.start, act.stop) for node in round_.sums[act.bucket]}
+        cut = act.bucket, act.start, act.stop
+        values = {node: round_.sum_of(node, *cut) for node in round_.nodes(*cut)}
         taken = {message.node: round_.arrived[message.peer, message.place] for message in act.taken}
         return values | taken, {id(taken[message.node]) for message in act.taken if round_.landed(message)}
 
@@ -296,24 +314,24 @@ class ExchangeBuffers:
             return InPlace(bucket, own, self._memory, self._stamp, Staging(Ordinary(), self._stage))
         return Copied(bucket, self._stage)
 
-    def _more(self, bucket: Bucket, number: int, act: HostSum) -> torch.Tensor:
-        """Returns memory for one more sum of the host, for as long as the round lasts."""
-        key = (bucket.dtype, bucket.index, -number)
-        if key not in self._landings:
-            self._landings[key] = torch.zeros(act.stop - act.start, dtype=bucket.dtype)
-        return self._landings[key]
+    def _more(self, bucket: Bucket, number: int, act: HostSum | ZoneSum) -> torch.Tensor:
+        """Returns memory for one more sum of the host or the zone, for as long as the round lasts."""
+        start = act.start if isinstance(act, ZoneSum) else -1
+        return self._memory_for((bucket.dtype, bucket.index, start, number), act.stop - act.start)
 
     def _landing(self, bucket: Bucket, k: int, numel: int) -> torch.Tensor:
         """Returns memory for the k-th partial sum from other workers; `LANDINGS` buckets share it in turn."""
-        key = (bucket.dtype, bucket.index % LANDINGS, k)
-        landing = self._landings.get(key)
-        if landing is None or landing.numel() < numel:
-            landing = self._landings[key] = torch.zeros(numel, dtype=bucket.dtype)
-        return landing[:numel]
+        return self._memory_for((bucket.dtype, bucket.index % LANDINGS, -2, k), numel)
+
+    def _memory_for(self, key: tuple[torch.dtype, int, int, int], numel: int) -> torch.Tensor:
+        memory = self._others.get(key)
+        if memory is None or memory.numel() < numel:
+            memory = self._others[key] = torch.zeros(numel, dtype=key[0])
+        return memory[:numel]
 
 
 def _total(
-    values: dict[Node, torch.Tensor], spare: set[int], round_: Round, act: HostSum | Add, node: Node,
+    values: dict[Node, torch.Tensor], spare: set[int], round_: Round, act: HostSum | ZoneSum | Add, node: Node,
     target: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """Returns a node's sum: `target`, or one of the values itself. `spare`: ids of values that may be overwritten."""
@@ -495,7 +513,7 @@ class Exchange:
             case Take(messages):
                 for message in messages:
                     self._wait(round_, message)
-            case HostSum() | Add():
+            case HostSum() | ZoneSum() | Add():
                 settings.flush_as(round_.flushes)
                 self._buffers.sum_up(round_, act)
             case PostReceives(messages):

@@ -6,14 +6,20 @@ worker's last shard has filled it:
 
 (a) scatter  each worker sends every other worker of its host its partial sums of the columns that the other serves;
 (b) host sum the worker that serves a column adds them, as far as the tree over shards goes within the host, and
-(c) across   sends the host's sums of each slice to the host delegate (on another host) that owns the slice;
-(d) sum      the owner of a slice adds the sums in the tree's order, and
-(e) share    sends the result to the host delegates of the other hosts;
-(f) gather   a worker that has all slices of its columns sends those to every worker of its host.
+(c) across   sends the host's sums of each strip to the host delegate of the zone that serves the strip;
+(d) zone sum that worker adds them, as far as the tree goes within the zone, and
+(e) beyond   sends the zone's sums of each slice to the worker (of another zone) that owns the slice;
+(f) sum      the owner of a slice adds the sums in the tree's order, and
+(g) share    sends the result to the workers that serve the strip in the other zones;
+(h) spread   a worker that has all slices of its strips sends those to the host delegates of its zone;
+(i) gather   a worker that has all slices of its columns sends those to every worker of its host.
 
-When every bucket is reduced, (g) commits: the workers exchange commit messages (R1). They send them directly within a
-host, and to one worker of each other host, which forwards them. Then the round ends. With one host (c) and (e) do
-nothing. A worker that is alone on its host sends in (a) what others send in (c), and (b) and (f) do nothing.
+When every bucket is reduced, (j) commits: the workers exchange commit messages (R1). They send them directly within a
+host, and to one worker of each other host, which forwards them. Then the round ends.
+
+A phase that has nothing to do is left out: with one host (c) and (h), with one zone (d), (e) and (g): then the worker
+that serves a strip owns its only slice. A worker that is alone on its host sends in (a) what others send in (c), and if
+its host is alone in its zone, what others send in (e).
 
 Two threads. The training thread posts `begin`, and sends `scatter[bucket]` as the backward pass fills the bucket. The
 view's thread executes `serve`, one act after the other, because a wait on a frozen peer can't be woken. The two threads
@@ -25,18 +31,20 @@ share nothing else, so only the order within each thread has to be decided. The 
   have other nodes, more or larger ones. The lineage names the losses and is equal on all workers, so the messages that
   are computed from it are equal too.
 - *No message overwrites memory that is still needed.* A reduced slice arrives in its own place. Before that, the first
-  of the host's sums may be there: the slice's owner has received that sum when it sends the slice. The first sum of a
-  bucket from other workers arrives where the bucket's sum will be, unless a sum of the host goes there. The others
-  arrive in landing buffers that `LANDINGS` buckets share in turn: the receives of bucket b + LANDINGS are posted only
-  after b is added up within the host, or summed.
+  of the host's sums may be there: whoever sends the slice has received that sum, or a sum of the zone in which it is.
+  Sums of the zone have memory of their own. The first sum of a bucket from other workers arrives where the bucket's sum
+  will be, unless a sum of the host goes there. The others, and with several zones all from other hosts, arrive in
+  landing buffers that `LANDINGS` buckets share in turn: the receives of bucket b + LANDINGS are posted only after b is
+  added up within the host or the zone, or summed.
 - *A slice is sent on after it is summed*, and a commit message after every slice has arrived. The commit messages of
   the peers state the same for them (R1), so everything that this worker sent has arrived when it has all commit
   messages. So the next round may write to that memory; if peers use the memory in place, only after they have begun
   the next round (`shm_sums`). A forwarded commit message has the same content.
 - *No circular wait.* All workers execute the phases in the same order, that of `serve`: first (b) of bucket b, then (d)
-  of the bucket before, then (f) of the bucket before that. So no host waits for another host's backward pass before it
-  has added up the sums that it has. In each phase a worker sends before it waits for the messages of that phase. So no
-  waiting worker waits for one that is in a later phase, and a worker in the first phase waits for a backward pass.
+  of the bucket before, then (f) of the bucket before that, then (h) and (i) in the same way. So no host waits for
+  another host's backward pass before it has added up the sums that it has. In each phase a worker sends before it waits
+  for the messages of that phase. So no waiting worker waits for one that is in a later phase, and a worker in the first
+  phase waits for a backward pass.
 
 A loss. A worker that finds a peer lost reports it. Then the round never ends on this worker, and the reduced buckets
 are garbage unless it has sent its commit message. The partial sums are unchanged, and the next view repeats the whole
@@ -69,13 +77,19 @@ from farandole.protocol.view import Lineage, View
 #
 # A bucket is cut into *columns* (inter-host slices), as many as the largest number of workers on one host. Each host
 # has one *host delegate* for each column: it adds up the column over the workers of its host, and exchanges
-# the result with the delegates of the other hosts. So a column is cut once more, into one slice for each host, and that
-# host's delegate computes the sum of the slice. So the traffic between hosts has the size of the sums, for any number
-# of workers on a host. A worker exchanges with the workers of its host and with one on each other host; with several
-# if the other host has more workers.
+# the result with the delegates of the other hosts. So the traffic between hosts has the size of the sums, for any
+# number of workers on a host. A worker exchanges with the workers of its host and with one on each other host; with
+# several if the other host has more workers.
 #
+# In the same way a column is cut into *strips*, as many as the largest number of hosts in one zone, and each zone has
+# one host that serves a strip: its delegate adds up the strip over the hosts of its zone, and exchanges the result with
+# the delegates that serve the strip in the other zones. So a strip is cut once more, into one slice for each zone, and
+# that zone's delegate computes the sum of the slice. So what goes from one zone to another has the size of one copy of
+# the sums, for any number of hosts in a zone (with Z zones 2 (Z - 1) / Z copies leave a zone).
+#
+# If there is one zone, a strip is one slice. That also counts if each zone has one host: then the zones change nothing.
 # If all workers are on one host, a column is one slice, and each worker owns one. If each worker has a host of its own,
-# there is one column, and each worker owns one slice of it.
+# there is one column.
 #
 # A bucket of a view with host A (w1, w2) and host B (w3, w4): two columns of two slices.
 #
@@ -86,8 +100,20 @@ from farandole.protocol.view import Lineage, View
 #     its sum is by     |   w1  |   w3   |   w2  |   w4   |
 #
 #     (a, b)  w2 sends w1 its partial sums of column 0: w1 has host A's sums of both slices of column 0
-#     (c, d)  w1 sends w3 host A's sums of slice B, and gets host B's of slice A: w1 has the sum of slice A of column 0
-#     (e, f)  w1 and w3 exchange these two sums: w1 has column 0, and sends it to w2
+#     (c, f)  w1 sends w3 host A's sums of slice B, and gets host B's of slice A: w1 has the sum of slice A of column 0
+#     (h, i)  w1 and w3 exchange these two sums: w1 has column 0, and sends it to w2
+#
+# A bucket of a view with hosts A, B (w1, w2) in zone east and C, D (w3, w4) in zone west: two strips of two slices.
+#
+#                       |---- strip 0 ----|---- strip 1 ----|
+#     served in east by |       w1        |       w2        |
+#     served in west by |       w3        |       w4        |
+#     slice of zone     |  east  |  west  |  east  |  west  |
+#     its sum is by     |   w1   |   w3   |   w2   |   w4   |
+#
+#     (c, d)  w2 sends w1 its sums of strip 0: w1 has the sums of zone east of both slices of strip 0
+#     (e, f)  w1 sends w3 those of slice west, and gets those of west of slice east: w1 has the sum of slice east
+#     (g, h)  w1 and w3 exchange these two sums: w1 has strip 0, and sends it to w2
 
 
 class Sliced(Protocol):
@@ -100,30 +126,56 @@ class Sliced(Protocol):
 
 @dataclass(frozen=True)
 class Levels:
-    """The columns and delegates of a view.
+    """The columns, strips and delegates of a view.
 
-    `hosts` lists the workers of each host in the order of their ranks. Hosts are in the order of their first worker.
+    Attributes:
+        hosts: the workers of each host in the order of their ranks. Hosts are in the order of their first worker.
+        zones: the numbers of the hosts of each zone. Zones are in the order of their first host. There is one zone if
+            each zone has only one host.
     """
 
     hosts: tuple[tuple[str, ...], ...]
+    zones: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, view: View) -> Levels:
-        hosts: dict[str, list[str]] = {}
-        for member, host in zip(view.members, view.hosts_of(view.members) or ("",) * view.size, strict=True):
+        hosts, zones = dict[str, list[str]](), dict[str, str]()
+        host_of = view.hosts_of(view.members) or ("",) * view.size
+        zone_of = view.zones_of(view.members) or ("",) * view.size
+        for member, host, zone in zip(view.members, host_of, zone_of, strict=True):
             hosts.setdefault(host, []).append(member)
-        return cls(tuple(map(tuple, hosts.values())))
+            zones.setdefault(host, zone)
+        groups: dict[str, list[int]] = {}
+        for number, host in enumerate(hosts):
+            groups.setdefault(zones[host], []).append(number)
+        grouped = len(groups) > 1 and len(groups) < len(hosts)
+        return cls(
+            tuple(map(tuple, hosts.values())),
+            tuple(map(tuple, groups.values())) if grouped else (tuple(range(len(hosts))),),
+        )
 
     @functools.cached_property
     def columns(self) -> int:
         return max(map(len, self.hosts))
 
     @functools.cached_property
+    def strips(self) -> int:
+        """The strips of each column."""
+        return max(map(len, self.zones))
+
+    @functools.cached_property
     def _host(self) -> dict[str, int]:
         return {worker: number for number, workers in enumerate(self.hosts) for worker in workers}
 
+    @functools.cached_property
+    def _zone(self) -> dict[int, int]:
+        return {host: number for number, hosts in enumerate(self.zones) for host in hosts}
+
     def host(self, worker: str) -> int:
         return self._host[worker]
+
+    def zone(self, worker: str) -> int:
+        return self._zone[self._host[worker]]
 
     def near(self, worker: str) -> tuple[str, ...]:
         """The other workers of its host."""
@@ -137,26 +189,52 @@ class Levels:
     def served(self, worker: str) -> range:
         """The columns of which a worker is its host's delegate: at least one, and contiguous."""
         workers = self.hosts[self.host(worker)]
-        place = workers.index(worker)
-        return range(*(-(-each * self.columns // len(workers)) for each in (place, place + 1)))
+        return _even(workers.index(worker), len(workers), self.columns)
 
     def shared(self, worker: str, other: str) -> range:
         """The columns that both workers serve, each for its own host."""
-        mine, theirs = self.served(worker), self.served(other)
-        return range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
+        return _both(self.served(worker), self.served(other))
 
-    def slice(self, bucket: Sliced, column: int, host: int) -> tuple[int, int]:
-        """The elements `[start, stop)` of a bucket whose sum the host's delegate for that column computes."""
-        return bucket.slice(column * len(self.hosts) + host, self.columns * len(self.hosts))
+    def strips_served(self, worker: str) -> range:
+        """The strips that the host of a worker serves in its zone: at least one, and contiguous."""
+        host = self.host(worker)
+        hosts = self.zones[self._zone[host]]
+        return _even(hosts.index(host), len(hosts), self.strips)
+
+    def strips_shared(self, worker: str, other: str) -> range:
+        """The strips that the hosts of both workers serve, each in its own zone."""
+        return _both(self.strips_served(worker), self.strips_served(other))
+
+    def slice(self, bucket: Sliced, column: int, strip: int, zone: int) -> tuple[int, int]:
+        """The elements `[start, stop)` of a bucket that are one slice: a zone's part of a strip of a column."""
+        zones = len(self.zones)
+        return bucket.slice((column * self.strips + strip) * zones + zone, self.columns * self.strips * zones)
+
+    def strips_of(self, bucket: Sliced, column: int, worker: str) -> tuple[int, int]:
+        """The elements `[start, stop)` of a column that are the strips that the host of a worker serves."""
+        strips = self.strips_served(worker)
+        last = len(self.zones) - 1
+        return self.slice(bucket, column, strips[0], 0)[0], self.slice(bucket, column, strips[-1], last)[1]
 
     def slices(self, bucket: Sliced, worker: str) -> list[tuple[int, int]]:
         """The slices whose sums a worker computes for all workers."""
-        return [self.slice(bucket, column, self.host(worker)) for column in self.served(worker)]
+        zone = self.zone(worker)
+        cuts = product(self.served(worker), self.strips_served(worker))
+        return [self.slice(bucket, column, strip, zone) for column, strip in cuts]
 
     def stretch(self, bucket: Sliced, worker: str) -> tuple[int, int]:
         """The elements `[start, stop)` of all columns that a worker serves."""
-        served, last = self.served(worker), len(self.hosts) - 1
-        return self.slice(bucket, served[0], 0)[0], self.slice(bucket, served[-1], last)[1]
+        served, strip, zone = self.served(worker), self.strips - 1, len(self.zones) - 1
+        return self.slice(bucket, served[0], 0, 0)[0], self.slice(bucket, served[-1], strip, zone)[1]
+
+
+def _even(part: int, parts: int, total: int) -> range:
+    """Part `part` of `parts` contiguous parts of `range(total)`; none is empty if there are at most `total`."""
+    return range(-(-part * total // parts), -(-(part + 1) * total // parts))
+
+
+def _both(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 # --- tags -------------------------------------------------------------------------------------------------------------
@@ -254,9 +332,12 @@ class Routes:
     """The messages of `worker` in `view`. `held` maps each worker to the shards that it has sums of.
 
     Attributes:
-        own: the nodes whose sums this worker has; `nodes_of_host`: the nodes whose sums its host has.
+        own: the nodes whose sums this worker has; `nodes_of_host`, `nodes_of_zone`: those whose sums its host and its
+            zone have.
         near: the other workers of its host.
-        one_host: True if all workers are on one host.
+        far: the workers of other hosts of its zone with whom it exchanges.
+        beyond: the workers of other zones with whom it exchanges.
+        one_host: True if all workers are on one host. `one_zone`: True if all hosts are in one zone.
         sums_for_host: True if this worker adds up the sums of its host, to send them to other hosts.
         all_begun: True if all workers are on one host and each has partial sums. Then a worker that has received
             those of all others knows that all have begun the round.
@@ -271,23 +352,38 @@ class Routes:
         self._levels = levels = Levels.of(view)
         self.near = levels.near(worker)
         self._host = levels.host(worker)
+        self._zone = levels.zone(worker)
         others = (member for member in view.members if levels.host(member) != self._host)
-        self._far = tuple(member for member in others if levels.shared(worker, member))
+        self._others = tuple(member for member in others if levels.shared(worker, member))
+        self.far = tuple(member for member in self._others if levels.zone(member) == self._zone)
+        self.beyond = tuple(
+            member
+            for member in self._others
+            if levels.zone(member) != self._zone and levels.strips_shared(worker, member)
+        )
         self._nodes = {member: maximal(held.get(member, ()), shards) for member in view.members}
         of_hosts = [[shard for w in workers for shard in held.get(w, ())] for workers in levels.hosts]
+        of_zones = [[shard for host in hosts for shard in of_hosts[host]] for hosts in levels.zones]
         self._of_hosts = [maximal(shards_of_host, shards) for shards_of_host in of_hosts]
+        self._of_zones = [maximal(shards_of_zone, shards) for shards_of_zone in of_zones]
         self.own = self._nodes[worker]
-        self.nodes_of_host = self._of_hosts[self._host]
-        self.one_host = len(levels.hosts) == 1
+        self.nodes_of_host, self.nodes_of_zone = self._of_hosts[self._host], self._of_zones[self._zone]
+        self.one_host, self.one_zone = len(levels.hosts) == 1, len(levels.zones) == 1
         self.sums_for_host = bool(self.near) and not self.one_host
         self.all_begun = self.one_host and all(self._nodes.values())
-        self.behind = int(levels.columns > 1 and not self.one_host)
+        self.behind = int(not self.one_host and (levels.columns > 1 or not self.one_zone))
         columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # most that two share
-        self.most = max(*map(len, self._nodes.values()), columns * max(map(len, self._of_hosts)))
+        strips = 0 if self.one_zone else -(-levels.strips // min(map(len, levels.zones)))
+        most_of_hosts, most_of_zones = max(map(len, self._of_hosts)), max(map(len, self._of_zones))
+        self.most = max(*map(len, self._nodes.values()), columns * max(most_of_hosts, strips * most_of_zones))
 
     def stretch(self, bucket: int) -> tuple[int, int]:
         """The elements `[start, stop)` that this worker adds up for its host."""
         return self._levels.stretch(self._buckets[bucket], self._worker)
+
+    def strips(self, bucket: int) -> list[tuple[int, int]]:
+        """The elements `[start, stop)` that this worker adds up for its zone, one for each column that it serves."""
+        return [self._strips_of(bucket, column, self._worker) for column in self._levels.served(self._worker)]
 
     def slices(self, bucket: int) -> list[tuple[int, int]]:
         """The slices whose sums this worker computes for all workers."""
@@ -298,7 +394,7 @@ class Routes:
     def scattered(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         """The messages (a) with this worker's own sums."""
         if not self.near:
-            return self._across(bucket)
+            return self._across(bucket) if self.far else self._out_of_zone(bucket)
         return tuple(
             ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._stretch_of(bucket, peer), node)
             for k, node in enumerate(self.own)
@@ -320,69 +416,127 @@ class Routes:
         )
 
     def across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The messages (c): the sums of this host, to the owners of the slices; none if this worker is alone on its
-        host, because `scattered` sends them then.
+        """The messages (c): the sums of this host, to those who serve the strips in its zone; none if this worker is
+        alone on its host, because `scattered` sends them then.
         """
         return self._across(bucket) if self.near else ()
 
     def sums_of_hosts(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The messages (c) from the other hosts."""
+        """The messages (c) from the other hosts of its zone."""
         messages: list[ExchangeMessage] = []
         landing = count(1 + len(self.partials_of_host(bucket)))
-        first = set(self._levels.served(self._worker)) if not self.near else set[int]()
-        for peer in self._far:
+        in_place = not self.near and self.one_zone
+        first = set(self._levels.served(self._worker)) if in_place else set[int]()
+        for peer in self.far:
             for k, node, column in self._between(peer, peer):
                 where = 0 if column in first else next(landing)
                 first.discard(column)
-                cut = self._cut(bucket, column, self._host)
+                cut = self._strips_of(bucket, column, self._worker)
                 messages.append(ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node, where))
         return tuple(messages)
+
+    def out_of_zone(self, bucket: int) -> tuple[ExchangeMessage, ...]:
+        """The messages (e): the sums of this zone, to the owners of the slices; none if this worker is alone in its
+        zone, because `scattered` sends them then.
+        """
+        return self._out_of_zone(bucket) if self.near or self.far else ()
+
+    def sums_of_zones(self, bucket: int) -> tuple[ExchangeMessage, ...]:
+        """The messages (e) from the other zones."""
+        landing = count(1 + len(self.partials_of_host(bucket)) + len(self.sums_of_hosts(bucket)))
+        return tuple(
+            ExchangeMessage(
+                PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._slice(bucket, column, strip, self._worker),
+                node, next(landing),
+            )
+            for peer in self.beyond
+            for k, node, column, strip in self._between_zones(peer, peer)
+        )  # fmt: skip
 
     def _across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         messages = [
             ExchangeMessage(
-                PARTIAL, peer, place(PARTIAL, bucket, k), bucket,
-                *self._cut(bucket, column, self._levels.host(peer)), node,
+                PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._strips_of(bucket, column, peer), node
             )
-            for peer in self._far
+            for peer in self.far
             for k, node, column in self._between(self._worker, peer)
-        ]  # fmt: skip
+        ]
         return tuple(sorted(messages, key=lambda message: self.nodes_of_host.index(message.node)))
+
+    def _out_of_zone(self, bucket: int) -> tuple[ExchangeMessage, ...]:
+        messages = [
+            ExchangeMessage(
+                PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._slice(bucket, column, strip, peer), node
+            )
+            for peer in self.beyond
+            for k, node, column, strip in self._between_zones(self._worker, peer)
+        ]
+        return tuple(sorted(messages, key=lambda message: self.nodes_of_zone.index(message.node)))
 
     def _between(self, sender: str, peer: str) -> Iterator[tuple[int, Node, int]]:
         """The sums that `sender`, either this worker or `peer`, sends the other: (number, node of its host, column)."""
         sums = product(self._of_hosts[self._levels.host(sender)], self._levels.shared(self._worker, peer))
         return ((number, node, column) for number, (node, column) in enumerate(sums))
 
+    def _between_zones(self, sender: str, peer: str) -> Iterator[tuple[int, Node, int, int]]:
+        """The sums that `sender`, either this worker or `peer`, sends the other: (number, node of its zone, column,
+        strip).
+        """
+        levels = self._levels
+        columns, strips = levels.shared(self._worker, peer), levels.strips_shared(self._worker, peer)
+        sums = product(self._of_zones[levels.zone(sender)], columns, strips)
+        return ((number, node, column, strip) for number, (node, column, strip) in enumerate(sums))
+
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def to_share(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The messages (e): this worker's slices, to the delegates of the other hosts."""
+        """The messages (g): this worker's slices, to those who serve the strips in the other zones."""
         return self._shared(bucket, own=True)
 
     def shared(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The messages (e) from the delegates of the other hosts."""
+        """The messages (g) from the other zones."""
         return self._shared(bucket, own=False)
 
+    def to_spread(self, bucket: int) -> tuple[ExchangeMessage, ...]:
+        """The messages (h): this worker's strips, to the delegates of the other hosts of its zone."""
+        return self._spread(bucket, own=True)
+
+    def spread(self, bucket: int) -> tuple[ExchangeMessage, ...]:
+        """The messages (h) from the delegates of the other hosts of its zone."""
+        return self._spread(bucket, own=False)
+
     def to_gather(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The messages (f): all columns that this worker serves, to every worker of its host."""
+        """The messages (i): all columns that this worker serves, to every worker of its host."""
         cut = self.stretch(bucket)
         return tuple(ExchangeMessage(REDUCED, peer, place(REDUCED, bucket), bucket, *cut) for peer in self.near)
 
     def gathered(self, bucket: int) -> tuple[ExchangeMessage, ...]:
-        """The messages (f) from the workers of its host: the columns that they serve."""
+        """The messages (i) from the workers of its host: the columns that they serve."""
         return tuple(
             ExchangeMessage(REDUCED, peer, place(REDUCED, bucket), bucket, *self._stretch_of(bucket, peer))
             for peer in self.near
         )
 
     def _shared(self, bucket: int, *, own: bool) -> tuple[ExchangeMessage, ...]:
+        levels = self._levels
         return tuple(
             ExchangeMessage(
                 REDUCED, peer, place(REDUCED, bucket, k), bucket,
-                *self._cut(bucket, column, self._host if own else self._levels.host(peer)),
+                *self._slice(bucket, column, strip, self._worker if own else peer),
             )
-            for peer in self._far
+            for peer in self.beyond
+            for k, (column, strip) in enumerate(
+                product(levels.shared(self._worker, peer), levels.strips_shared(self._worker, peer))
+            )
+        )  # fmt: skip
+
+    def _spread(self, bucket: int, *, own: bool) -> tuple[ExchangeMessage, ...]:
+        return tuple(
+            ExchangeMessage(
+                REDUCED, peer, place(REDUCED, bucket, k), bucket,
+                *self._strips_of(bucket, column, self._worker if own else peer),
+            )
+            for peer in self.far
             for k, column in enumerate(self._levels.shared(self._worker, peer))
         )  # fmt: skip
 
@@ -392,7 +546,7 @@ class Routes:
         """This worker's commit message: to its host, and to one worker of each other host."""
         return tuple(
             _commit_message(peer, self._worker)
-            for peer in (*self.near, *self._far)
+            for peer in (*self.near, *self._others)
             if self._sends_to(self._worker, peer)
         )
 
@@ -430,8 +584,12 @@ class Routes:
 
     # --- cuts ----------------------------------------------------------------------------------------------------
 
-    def _cut(self, bucket: int, column: int, host: int) -> tuple[int, int]:
-        return self._levels.slice(self._buckets[bucket], column, host)
+    def _slice(self, bucket: int, column: int, strip: int, owner: str) -> tuple[int, int]:
+        """The slice of a strip whose sum the zone of `owner` computes."""
+        return self._levels.slice(self._buckets[bucket], column, strip, self._levels.zone(owner))
+
+    def _strips_of(self, bucket: int, column: int, worker: str) -> tuple[int, int]:
+        return self._levels.strips_of(self._buckets[bucket], column, worker)
 
     def _stretch_of(self, bucket: int, peer: str) -> tuple[int, int]:
         return self._levels.stretch(self._buckets[bucket], peer)
@@ -478,10 +636,24 @@ class HostSum:
 
 
 @dataclass(frozen=True, slots=True)
+class ZoneSum:
+    """Compute the zone's sums of the elements `[start, stop)` of `bucket`, for these `nodes`.
+
+    They are made from the sums that this worker or its host has, and the messages in `taken`.
+    """
+
+    bucket: int
+    start: int
+    stop: int
+    nodes: tuple[Node, ...]
+    taken: tuple[ExchangeMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
     """Compute the sum of the slice `[start, stop)` of `bucket`.
 
-    It is made from the sums that this worker or its host has, and the messages in `taken`.
+    It is made from the sums that this worker, its host or its zone has, and the messages in `taken`.
     """
 
     bucket: int
@@ -514,7 +686,7 @@ class RoundEnd:
     """All commit messages have arrived."""
 
 
-Act = Await | Take | HostSum | Add | PostReceives | SendMessages | MakeCommitMessage | RoundEnd
+Act = Await | Take | HostSum | ZoneSum | Add | PostReceives | SendMessages | MakeCommitMessage | RoundEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -572,7 +744,9 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
     numbers = range(len(buckets))
     near = [routes.partials_of_host(bucket) for bucket in numbers]
     across = [routes.sums_of_hosts(bucket) for bucket in numbers]
+    of_zones = [routes.sums_of_zones(bucket) for bucket in numbers]
     shared = [routes.shared(bucket) for bucket in numbers]
+    spread = [routes.spread(bucket) for bucket in numbers]
     gathered = [routes.gathered(bucket) for bucket in numbers]
     commits, passed_on = routes.commit_messages(), routes.forwarded()
 
@@ -584,28 +758,43 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
             yield from _next(near, bucket)
             yield SendMessages(routes.across(bucket))
 
+    def zone_sum(bucket: int) -> Iterable[Act]:
+        if routes.far:
+            yield Take(across[bucket])
+            for cut in routes.strips(bucket):
+                yield ZoneSum(bucket, *cut, routes.nodes_of_zone, _of_cut(across[bucket], cut))
+            yield from _next(across, bucket)
+        yield SendMessages(routes.out_of_zone(bucket))
+
     def sum_(bucket: int) -> Iterable[Act]:
-        arrivals = near if routes.one_host else across
+        arrivals = near if routes.one_host else across if routes.one_zone else of_zones
         yield Take(arrivals[bucket])
         for cut in routes.slices(bucket):
-            yield Add(bucket, *cut, tuple(m for m in arrivals[bucket] if (m.start, m.stop) == cut))
+            yield Add(bucket, *cut, _of_cut(arrivals[bucket], cut))
         yield from _next(arrivals, bucket)
-        yield SendMessages(routes.to_share(bucket))
+        yield SendMessages(routes.to_spread(bucket) if routes.one_zone else routes.to_share(bucket))
+
+    def spread_in_zone(bucket: int) -> Iterable[Act]:
+        if routes.far:
+            yield Take(shared[bucket])
+            yield SendMessages(routes.to_spread(bucket))
 
     def pass_on(bucket: int) -> Iterable[Act]:
         if routes.near:
-            yield Take(shared[bucket])
+            yield Take(spread[bucket] if routes.far else shared[bucket])
             yield SendMessages(routes.to_gather(bucket))
 
+    phases = (host_sum, sum_, pass_on) if routes.one_zone else (host_sum, zone_sum, sum_, spread_in_zone, pass_on)
     serve: list[Act] = []
-    for number in range(len(buckets) + 2 * routes.behind):
-        for late, phase in enumerate((host_sum, sum_, pass_on)):
+    for number in range(len(buckets) + (len(phases) - 1) * routes.behind):
+        for late, phase in enumerate(phases):
             if 0 <= number - late * routes.behind < len(buckets):
                 serve += phase(number - late * routes.behind)
-    serve += [*map(Take, gathered if routes.near else shared)]
+    serve += [*map(Take, gathered if routes.near else spread if routes.far else shared)]
     serve += [MakeCommitMessage(), SendMessages(routes.own_commits()), Take(commits)]
     serve += [SendMessages(routes.to_forward()), Take(passed_on), RoundEnd()]
-    posted = (*near[:LANDINGS], *across[:LANDINGS], *shared, *gathered, commits, passed_on)
+    arriving = (*near[:LANDINGS], *across[:LANDINGS], *of_zones[:LANDINGS])
+    posted = (*arriving, *shared, *spread, *gathered, commits, passed_on)
     return ExchangeOrder(
         shards=shards,
         mine=len(held.get(worker, ())),
@@ -615,6 +804,10 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         scatter=tuple(routes.scattered(bucket) for bucket in numbers),
         serve=tuple(act for act in serve if not isinstance(act, Take | PostReceives | SendMessages) or act.messages),
     )
+
+
+def _of_cut(messages: Iterable[ExchangeMessage], cut: tuple[int, int]) -> tuple[ExchangeMessage, ...]:
+    return tuple(message for message in messages if (message.start, message.stop) == cut)
 
 
 def _next(arrivals: Sequence[tuple[ExchangeMessage, ...]], bucket: int) -> Iterable[PostReceives]:

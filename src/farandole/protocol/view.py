@@ -119,10 +119,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.zones[self.rank(worker)] for worker in workers)
 
     def lineage(self, workers: tuple[str, ...]) -> Lineage:
-        """Return the lineage of a round that begins in this view, its shards assigned to `workers`, host by host."""
-        hosts = self.hosts_of(workers) or ("",) * len(workers)
-        by_host = sorted(zip(workers, hosts, strict=True), key=lambda each: hosts.index(each[1]))
-        dealt = tuple(worker for worker, _ in by_host)
+        """Return the lineage of a round that begins in this view.
+
+        Its shards are assigned to `workers`, zone by zone and within a zone host by host: so neighbours in the tree
+        are added before anything leaves a host or a zone.
+        """
+        hosts, zones = (each or ("",) * len(workers) for each in (self.hosts_of(workers), self.zones_of(workers)))
+        places = [(zones.index(zone), hosts.index(host)) for zone, host in zip(zones, hosts, strict=True)]
+        dealt = tuple(workers[rank] for rank in sorted(range(len(workers)), key=places.__getitem__))
         return Lineage(sets=(dealt,), shares=self.shares_of(dealt))
 
 

@@ -42,7 +42,8 @@ class SimulatedClient:
 
     def start_client(self) -> None:
         hello = m.Hello(
-            kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}"
+            kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}",
+            zone=self.world.zone_of(self),
         )  # fmt: skip
         self.session = Session(hello, self.member, self._activity, lambda: None, self.world.now)
         self.instructions = self.session.instructions

@@ -27,6 +27,7 @@ from farandole.collective.schedule import (
     RoundEnd,
     SendMessages,
     Take,
+    ZoneSum,
     of_round,
     order,
 )
@@ -182,6 +183,8 @@ class SimulatedExchange:
                         raise LostError(message.peer)
             case HostSum():
                 self._buffers.sum_on_host(act)
+            case ZoneSum():
+                self._buffers.sum_in_zone(act)
             case Add():
                 self._buffers.add(act)
             case PostReceives(messages):

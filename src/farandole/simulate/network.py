@@ -70,6 +70,7 @@ class Network(Mistakes, Shortages):
     records: Counter[str]
     witness: Witness
     hosts: int
+    zones: int
     coordinator: Coordinator
     at: Callable[..., None]
     say: Callable[[str, str], None]
@@ -95,6 +96,9 @@ class Network(Mistakes, Shortages):
 
     def host_of(self, worker: SimulatedClient) -> str:
         return f"host-{int(worker.name[1:]) % self.hosts}"
+
+    def zone_of(self, worker: SimulatedClient) -> str:
+        return f"zone-{int(worker.name[1:]) % self.hosts % self.zones}" if self.zones > 1 else ""
 
     def on_one_host(self, worker: str, peer: str) -> bool:
         """Returns True if the two share memory: then a lent message is read in place (`collective/transport.py`)."""

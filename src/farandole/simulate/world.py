@@ -44,6 +44,7 @@ class Scenario:
     Attributes:
         seed: the seed of the generators beside the world's own one: for reaching the store, failed authentication.
         hosts: the number of hosts of the workers.
+        zones: the number of zones, in which the hosts are in turn.
         steps: the number of steps of the script.
         buckets: the number of buckets of a training step, at most three.
         checkpoints: the steps between checkpoints; 0: no checkpoints.
@@ -65,6 +66,7 @@ class Scenario:
     slow: float
     focus: Sequence[str] = ()
     shortages: int = 0
+    zones: int = 1
 
 
 class World(Faults):
@@ -100,7 +102,7 @@ class World(Faults):
         self._ids = count()
         self._names = count(1)
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
-        self.hosts = scenario.hosts
+        self.hosts, self.zones = scenario.hosts, scenario.zones
         self.buckets = {**BUCKETS, "train": BUCKETS["train"][: scenario.buckets]}
         self.budget, self.fault_rate, self._slow = scenario.budget, scenario.fault_rate, scenario.slow
         self.stop_code: int | None = None

@@ -283,8 +283,8 @@ class PartsDigest:
 
 def _hands_on(view: View) -> bool:
     """Return True if the sums of a member reach other members through a third one."""
-    hosts = Levels.of(view).hosts
-    return len(hosts) > 1 and any(len(workers) > 1 for workers in hosts)
+    levels = Levels.of(view)
+    return len(levels.hosts) > 1 and (levels.columns > 1 or len(levels.zones) > 1)
 
 
 # --- module attributes ------------------------------------------------------------------------------------------------
