@@ -64,10 +64,15 @@ def breaks(seed: int) -> tuple[Break, ...]:
 
 
 class Partition:
-    """A run over the hosts of `network`. Use once, as a context: `gather`, `strike` each, then `run.finish()`."""
+    """A run over the hosts of `network`, which are in `zones` zones in turn.
 
-    def __init__(self, network: Network, folder: Path, digits: Path, options: Sequence[str] = ()) -> None:
-        self.network = network
+    Use once, as a context: `gather`, `strike` each, then `run.finish()`.
+    """
+
+    def __init__(
+        self, network: Network, folder: Path, digits: Path, options: Sequence[str] = (), zones: int = 1
+    ) -> None:
+        self.network, self._zones = network, zones
         self.struck: list[Struck] = []
         self._external_workers: dict[int, subprocess.Popen[bytes]] = {}
         words = ["--workers", "1", "--listen", network.address(0), *options]
@@ -126,7 +131,7 @@ class Partition:
                 return lambda: network.pull(host), lambda: network.plug(host)
 
     def _environ(self, host: int) -> dict[str, str]:
-        return {"FARANDOLE_HOST": f"h{host}"}
+        return {"FARANDOLE_HOST": f"h{host}", "FARANDOLE_ZONE": f"z{host % self._zones}"}
 
 
 def fight(partition: Partition, seed: int) -> int | None:

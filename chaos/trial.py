@@ -29,7 +29,7 @@ from farandole.protocol.metrics import StepLine
 ALONE_S = 120.0
 STALL_S = 4
 DISK = "32m"
-ORPHAN_LIMIT = "45"  # so long the run waits for an external worker that was killed with everyone who held the state
+ORPHAN_LIMIT = "45"  # so long a run waits for a worker that was killed with everyone who held the state, or that for it
 SHARED, UNSHARED = {"FARANDOLE_SHARED_MEMORY": "1"}, {"FARANDOLE_SHARED_MEMORY": "0"}
 TRANSPORTS = (
     (SHARED, SHARED),
@@ -126,8 +126,13 @@ def _disk(folder: Path) -> Iterator[Path | None]:
 
 
 def network(seed: int, place: Path, reference: Reference) -> Told:
-    """A run whose hosts' links are broken."""
-    with Network(HOSTS) as hosts, Partition(hosts, place / f"run-{seed}", digits(place)) as partition:
+    """A run whose hosts' links are broken. With an odd seed the hosts are in two zones."""
+    with (
+        Network(HOSTS) as hosts,
+        Partition(
+            hosts, place / f"run-{seed}", digits(place), ["--orphan-limit", ORPHAN_LIMIT], zones=1 + seed % 2
+        ) as partition,
+    ):
         code = fight(partition, seed)
         return judged(seed, partition.run, code, partition.struck, reference)
 
