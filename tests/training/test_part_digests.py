@@ -67,10 +67,11 @@ class Trained:
 
 
 def answers(
-    count: int, wrong: Wrong, *, hosts: str = "", clip: float = 0.0, after: Callable[[dict[str, Trained]], Any] = len
-) -> dict[str, m.Digests]:
+    count: int, wrong: Wrong, *, hosts: str = "", zones: str = "", clip: float = 0.0,
+    after: Callable[[dict[str, Trained]], Any] = len,
+) -> dict[str, m.Digests]:  # fmt: skip
     """What `count` workers answer after a step in which these send wrong sums."""
-    with workers(count, network=FakeNetwork(), hosts=hosts) as everyone:
+    with workers(count, network=FakeNetwork(), hosts=hosts, zones=zones) as everyone:
         view, lineage = everyone[0].exchange.view, everyone[0].exchange.view.lineage(everyone[0].exchange.view.members)
         for worker in everyone:
             assert worker.links is not None
@@ -107,6 +108,12 @@ def test_the_suspects_are_those_who_alone_explain_what_differs(
     count: int, wrong: Wrong, hosts: str, suspects: tuple[str, ...]
 ) -> None:
     assert suspects_of(answers(count, wrong, hosts=hosts)) == suspects
+
+
+@pytest.mark.parametrize(("wrong", "suspects"), [({"w2": {"w0": 1.0}}, ()), ({"w0": {"w1": 1.0}}, ("w1",))])
+def test_a_worker_hands_on_to_its_zone_what_another_zone_sent(wrong: Wrong, suspects: tuple[str, ...]) -> None:
+    """So a part of a member does not tell who has made a sum wrong, as on hosts with several workers."""
+    assert suspects_of(answers(4, wrong, hosts="abcd", zones="eeww")) == suspects
 
 
 def test_a_difference_that_an_update_has_spread_has_no_maker() -> None:
