@@ -81,6 +81,7 @@ def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only
         folder = disk / "run"
         options = ["--min", "1", "--ledger", "--checkpoint-every", "never"]
         with Elastic(folder, TELLING, *arguments, workers=2, options=options) as run:
+            run.until_members(2)
             run.until_step(3)
             full = fill(disk)
             further(run, out, 30)  # a kilobyte each, on two workers: whatever room was left is taken
@@ -113,6 +114,7 @@ def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path)
         options = ["--min", "1", "--checkpoint-every", "never"]
         with Elastic(disk.folder / "run", TELLING, *arguments, "--silent", workers=3, options=options) as run:
             try:
+                run.until_members(3)  # one that is still on its way can't write its log later
                 run.until_step(3)
                 disk.freeze()
                 further(run, out, 30)
