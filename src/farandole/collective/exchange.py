@@ -252,7 +252,7 @@ class ExchangeBuffers:
         return Room(message.stop - message.start, dtype, lambda: self.where(layout, message))
 
     def where(self, layout: Layout, message: ExchangeMessage) -> torch.Tensor:
-        """Returns the memory of a received partial sum or slice, or of the sum that is sent in (e) and (f)."""
+        """Returns the memory of a received partial sum or slice, or of the sum that is sent in (g), (h) and (i)."""
         bucket, sum_ = layout.buckets[message.bucket], self._sums[layout][message.bucket]
         if message.kind == PARTIAL and (message.landing or isinstance(sum_, InPlace)):
             return self._landing(bucket, message.landing, message.stop - message.start)

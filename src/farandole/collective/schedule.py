@@ -73,7 +73,8 @@ from farandole.protocol.view import Lineage, View
 
 # --- levels -----------------------------------------------------------------------------------------------------------
 #
-# The assignment of parts of a bucket to workers: first within each host, then between hosts (hierarchical reduction).
+# The assignment of parts of a bucket to workers: first within each host, then between the hosts of a zone, then between
+# zones (hierarchical reduction).
 #
 # A bucket is cut into *columns* (inter-host slices), as many as the largest number of workers on one host. Each host
 # has one *host delegate* for each column: it adds up the column over the workers of its host, and exchanges
