@@ -7,6 +7,7 @@ that the exchange follows are caught by the schedules (`tests/protocol/planted_b
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
@@ -149,14 +150,6 @@ def test_without_one_all_is_well(hosts: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(("module", "place", "by"), PLANTED, ids=[by.strip() for *_, by in PLANTED])
-def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str) -> None:
-    monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
-    with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
-        run_through()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("module", "place", "by"), IN_SHARED_MEMORY, ids=[by.strip() for *_, by in IN_SHARED_MEMORY])
 def test_a_bug_planted_for_memory_that_is_shared_is_caught(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str
@@ -186,10 +179,14 @@ def test_without_a_bug_all_is_well_between_zones() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(("module", "place", "by"), IN_ZONES, ids=[by.strip() for *_, by in IN_ZONES])
-def test_a_bug_planted_for_zones_is_caught(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str
+@pytest.mark.parametrize(
+    ("run", "module", "place", "by"),
+    [*((run_through, *bug) for bug in PLANTED), *((between_zones, *bug) for bug in IN_ZONES)],
+    ids=[by.strip() for *_, by in (*PLANTED, *IN_ZONES)],
+)
+def test_a_planted_bug_is_caught(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[], None], module: ModuleType, place: str, by: str
 ) -> None:
     monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
     with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
-        between_zones()
+        run()

@@ -149,3 +149,8 @@ def test_a_round_is_not_committed_by_one_that_is_left_of_three_of_whom_two_were_
 def test_a_state_is_lost_whose_view_the_coordinator_knew_only_from_one_answer() -> None:
     """It was killed with the first view proposed; the next run's reports of step 0 were taken for outdated."""
     simulate(10_039_293, errs=True)
+
+
+def test_a_joiner_reports_a_broken_connection_over_which_the_header_of_the_state_has_not_come() -> None:
+    """Its sender's part of the state has come."""
+    simulate(11_023_539)

@@ -160,14 +160,14 @@ class Round:
         key = message.peer, message.place
         return self.received[key][1].holds(self.arrived[key])
 
-    def nodes(self, bucket: int, start: int, stop: int) -> Sums:
+    def sums_for(self, bucket: int, start: int, stop: int) -> Sums:
         """Returns the sums that this worker has of the elements `[start, stop)`: those of its zone, if it made them."""
         of_zone = (sums for first, last, sums in self.zone_sums[bucket] if first <= start and stop <= last)
         return next(of_zone, self.sums[bucket])
 
     def sum_of(self, node: Node, bucket: int, start: int, stop: int) -> torch.Tensor:
         """Returns the elements `[start, stop)` of a sum that this worker has."""
-        begins, flat = self.nodes(bucket, start, stop)[node]
+        begins, flat = self.sums_for(bucket, start, stop)[node]
         return flat[start - begins : stop - begins]
 
 
@@ -191,7 +191,7 @@ class ExchangeBuffers:
         self._sums: WeakKeyDictionary[Layout, list[Sum]] = WeakKeyDictionary()
         self._used: list[InPlace] = []  # by all workers, in the last training round
         self._rests = False
-        self._others: dict[tuple[torch.dtype, int, int, int], torch.Tensor] = {}  # see `_more` and `_landing`
+        self._more_memory: dict[tuple[torch.dtype, int, int, int], torch.Tensor] = {}  # see `_more` and `_landing`
 
     def allocate(self, layout: Layout) -> None:
         if layout not in self._sums:
@@ -302,7 +302,7 @@ class ExchangeBuffers:
         The latter may be overwritten. Partial sums may not, because a retry needs them; nor shared memory of peers.
         """
         cut = act.bucket, act.start, act.stop
-        values = {node: round_.sum_of(node, *cut) for node in round_.nodes(*cut)}
+        values = {node: round_.sum_of(node, *cut) for node in round_.sums_for(*cut)}
         taken = {message.node: round_.arrived[message.peer, message.place] for message in act.taken}
         return values | taken, {id(taken[message.node]) for message in act.taken if round_.landed(message)}
 
@@ -324,9 +324,9 @@ class ExchangeBuffers:
         return self._memory_for((bucket.dtype, bucket.index % LANDINGS, -2, k), numel)
 
     def _memory_for(self, key: tuple[torch.dtype, int, int, int], numel: int) -> torch.Tensor:
-        memory = self._others.get(key)
+        memory = self._more_memory.get(key)
         if memory is None or memory.numel() < numel:
-            memory = self._others[key] = torch.zeros(numel, dtype=key[0])
+            memory = self._more_memory[key] = torch.zeros(numel, dtype=key[0])
         return memory[:numel]
 
 
