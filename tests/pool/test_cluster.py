@@ -25,6 +25,7 @@ from farandole.pool.cluster import (
     ADVICE_S,
     AGENT_END_S,
     CANCEL_AGAIN_S,
+    CLOSING_S,
     DOUBT_S,
     ENDING,
     FIRST_REST_S,
@@ -191,6 +192,32 @@ def test_a_connected_agent_is_believed_more_than_the_list(listed: list[str]) -> 
     lost(units, name, 61.0, workers=1)
     units.listed([row(name, state) for state in listed], 62.0, 62.0 + MISSING_S)
     assert units.take_actions(62.0 + MISSING_S).forget == [name]
+
+
+def test_a_unit_that_is_gone_is_preempted_only_if_its_agent_stays_connected() -> None:
+    """The engine's list may be quicker than the end of the agent's connection."""
+    units, [name] = wanting(1)
+    units.submitted(name, f"id-{name}", 0.0)
+    joined(units, name, 2.0, workers=1)
+    units.listed([row(name, GONE)], 3.0, 3.0)
+    due = units.take_actions(3.0)
+    assert [event for event in due.events if isinstance(event, HostPreempted)] == []
+    assert len(due.submit) == 1, "its place is taken at once"
+    units.listed([row(name, GONE)], 4.0, 4.0)
+    due = units.take_actions(3.0 + CLOSING_S + 0.1)
+    assert [event.host for event in due.events if isinstance(event, HostPreempted)] == [name]
+    joined(units, name, 10.0, workers=0)
+    assert hosts(units) == [], "nothing starts there"
+
+
+def test_a_unit_that_is_listed_again_after_an_error_of_the_list_is_not_preempted() -> None:
+    units, [name] = wanting(1)
+    units.submitted(name, f"id-{name}", 0.0)
+    joined(units, name, 2.0, workers=1)
+    units.listed([row(name, GONE)], 3.0, 3.0)
+    units.listed([row(name)], 4.0, 4.0)
+    due = units.take_actions(4.0 + CLOSING_S)
+    assert [event for event in due.events if isinstance(event, HostPreempted)] == []
 
 
 def test_a_host_that_is_preempted_is_replaced_at_once_and_ended_when_its_workers_have_left() -> None:

@@ -52,6 +52,7 @@ def test_it_goes_on_from_another_machine(time: int, bits: str, tmp_path: Path) -
             first.until_members(2)
             first.until_step(2 + time % 7)
             shutil.copy(first.folder / "ticket", ticket)
+            until(lambda: stored(tmp_path / "store") == set(first.members))
             machines.unplug(old)
             taking = [*options, "--listen", machines.addresses[new], "--take-over", str(ticket)]
             with Elastic(tmp_path / "new", *job, workers=2, options=taking, on=machines.on(new)) as second:

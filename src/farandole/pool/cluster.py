@@ -127,6 +127,7 @@ class Engine(Protocol):
 JOIN_S = 300.0  # time from its start on a node to its agent's connection
 LOST_S = 120.0  # a unit whose agent is disconnected for longer is cancelled
 MISSING_S = 10.0  # a unit that the engine does not list for longer is gone
+CLOSING_S = 5.0  # the connection of a unit's agent closes within this time after the unit is gone
 DOUBT_S = 30.0  # a submission without an answer may take effect for that long
 IDLE_S = 5.0  # a host in excess without workers is released after this time
 NODE_S = 10.0  # how long the report of a new host waits for the name of its node
@@ -146,6 +147,7 @@ class Unit:
 
     Attributes:
         seen_at: when the engine listed it last.
+        gone_at: since when the engine says that it is gone.
         awaited_since: since when its agent could have connected.
         submitting: the call that submits it is in progress.
         doubt_until: the submission had no answer, and may take effect until then.
@@ -162,6 +164,7 @@ class Unit:
     name: str
     seen_at: float
     awaited_since: float
+    gone_at: float = math.inf
     id: str = ""
     state: str = PENDING
     node: str = ""
@@ -196,7 +199,7 @@ class Unit:
     @property
     def is_host(self) -> bool:
         """Return True if workers run there or can be started there."""
-        needed = self.released_at == math.inf and (bool(self.workers) or not self.leaving)
+        needed = self.released_at == math.inf and (bool(self.workers) or (not self.leaving and self.state != GONE))
         return self.connected and self.agent == "ready" and needed
 
 
@@ -312,7 +315,7 @@ class Units:
             if unit.id or unit.doubt_until == math.inf:
                 if unit.seen_at < asked_at and now - unit.seen_at > MISSING_S:
                     unit.reason = unit.reason if unit.state == ENDING else "it is not listed any more"
-                    unit.state = GONE
+                    unit.state, unit.gone_at = GONE, min(unit.gone_at, now)
             elif asked_at > unit.doubt_until:
                 del self.units[unit.name]  # the submission did not take effect
                 self._fail(now)
@@ -326,6 +329,7 @@ class Units:
         if unit.state == PENDING and row.state == RUNNING:
             unit.awaited_since = now
         unit.id, unit.state, unit.seen_at = row.id, row.state, now
+        unit.gone_at = min(unit.gone_at, now) if row.state == GONE else math.inf
         unit.node, unit.reason = row.node or unit.node, row.reason or unit.reason
         if row.state == PENDING and row.reason and row.reason not in self._pending_reasons:
             self._pending_reasons.add(row.reason)
@@ -445,7 +449,7 @@ class Units:
         unit.idle_since = math.inf if unit.workers else min(unit.idle_since, now)
         if not linked:
             unit.awaited_since = now
-        if unit.state == GONE:  # its agent still runs: the engine's list is wrong, or it has lost the unit
+        if now - unit.gone_at > CLOSING_S:  # its agent still runs: the list is wrong, or the engine has lost the unit
             self._notice(unit, self._kill_s, f"its {self._noun} is gone: {unit.reason}")
         if (unit.leaving or unit.expiring) and (not unit.workers or unit.agent == "failed"):
             self._release(unit, now)
