@@ -1,7 +1,8 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test      all tests but those of test-world, test-long and examples-test; at most ten minutes on two quiet cores
 # make test-world  what takes root, daemons or an index: other users, network namespaces, quotas, small disks, S3, a wheel;
-#                 real sshd processes; and other CPUs, where apt's qemu-user is installed. BUT="and not minutes" for less
+#                 real sshd processes; other CPUs, where apt's qemu-user is installed; and images, where apt's docker.io,
+#                 docker-registry and debootstrap are. BUT="and not minutes" for less
 # make test-cuda  what takes a GPU; each such test says so elsewhere
 # make test-long the cases that make test leaves out
 # make test-oldest  the fast tests and the demo with the oldest torch that pyproject.toml claims; gigabytes

@@ -83,19 +83,19 @@ def name(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     return ".".join(("farandole", *path.relative_to(PACKAGE).parts[:-1]))
 
 
 def imported(path: Path) -> Iterator[str]:
-    return (found.module for found in imports(path.read_text(), room(path)))
+    return (found.module for found in imports(path.read_text(), package(path)))
 
 
 def upward(source: str, path: Path) -> Iterator[str]:
-    """What the text `source` of the module at `path` has of the rooms above it."""
+    """What the text `source` of the module at `path` has of the packages above it."""
     mine = part(path)
-    assert mine in LEVEL, f"{mine} has no place in the house: add it to the design's section 3 and here"
-    for found in imports(source, room(path)):
+    assert mine in LEVEL, f"{mine} has no level: add it to CONTRIBUTING.md and here"
+    for found in imports(source, package(path)):
         if not found.module.startswith("farandole."):
             continue
         other = found.module.split(".")[1]
@@ -162,7 +162,7 @@ def test_what_is_no_import_is_none() -> None:
 def test_there_is_no_import_circle() -> None:
     graph = {
         "farandole." + name(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): {
-            found.module for found in imports(path.read_text(), room(path)) if found.executed
+            found.module for found in imports(path.read_text(), package(path)) if found.executed
         }
         for path in FILES
         if path != PACKAGE / "__init__.py"

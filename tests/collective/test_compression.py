@@ -25,7 +25,7 @@ from farandole.collective.compression import (
 )
 from farandole.collective.fake import FakeNetwork
 from farandole.collective.link_meter import LinkMeter, Transfer
-from farandole.collective.transport import PeerLost, Room
+from farandole.collective.transport import PeerLost, ReceiveBuffer
 from farandole.protocol.view import View
 from tests.support.linking import in_memory, measured
 
@@ -113,7 +113,7 @@ def test_a_frame_that_is_damaged_is_a_lost_peer(spoil: Callable[[torch.Tensor], 
     view = View(number=1, members=("a", "b"), group=1)
     ours, theirs = in_memory(FakeNetwork(), view)
     links = Compressed(measured(ours), torch.bfloat16)
-    borrowing = links.borrow(Room.of(torch.empty(LEAST, dtype=torch.bfloat16)), "b", 5)
+    borrowing = links.borrow(ReceiveBuffer.of(torch.empty(LEAST, dtype=torch.bfloat16)), "b", 5)
     theirs.send(spoil(compress(gradients(LEAST, torch.bfloat16))), "a", 5)
     with pytest.raises(PeerLost) as lost:
         borrowing.wait()
@@ -136,7 +136,7 @@ def test_sends_that_were_started_are_sent_though_the_links_are_closed() -> None:
     ours, theirs = in_memory(FakeNetwork(), view)
     links, others = (Compressed(measured(each), torch.bfloat16) for each in (ours, theirs))
     tensors = [gradients(1 << 20, torch.bfloat16) + number for number in range(4)]
-    rooms = [others.borrow(Room.of(torch.empty_like(tensor)), "a", tag) for tag, tensor in enumerate(tensors)]
+    rooms = [others.borrow(ReceiveBuffer.of(torch.empty_like(tensor)), "a", tag) for tag, tensor in enumerate(tensors)]
     for tag, tensor in enumerate(tensors):
         links.lend(tensor, "b", tag)
     links.close()
@@ -232,7 +232,7 @@ def test_what_its_sender_has_chosen_arrives_at_a_receiver_that_compresses_all(
     meter = LinkMeter()
     links = Compressed(meter.metered(ours, {"b": "other"}, lambda _: ()), torch.float32, made := Payoff())
     numbers = gradients(1 << 20, torch.float32)
-    borrowing = Compressed(measured(theirs), torch.float32).borrow(Room.of(torch.empty_like(numbers)), "a", 5)
+    borrowing = Compressed(measured(theirs), torch.float32).borrow(ReceiveBuffer.of(torch.empty_like(numbers)), "a", 5)
     links.lend(numbers, "b", 5).wait()
     assert same(borrowing.wait(), numbers)
     (use,) = meter.said({})

@@ -47,7 +47,7 @@ PLANTED = [  # a module, a place in it, a bug
 IN_SHARED_MEMORY = [
     (buffers, "self._buffers.put(round_.layout, message, tensor)", "True"),
     (buffers, "self.received[key][1].holds(self.arrived[key])", "True"),
-    (shm, "return content if self.borrows else", "return self.room.memory if self.borrows else"),
+    (shm, "return content if self.borrows else", "return self.buffer.memory if self.borrows else"),
     (shm, "file=segment.file", "file=-1"),
     (shm, "(offset, size, DTYPES[dtype])", "(0, size, DTYPES[dtype])"),
     (shm, "                    self._reading = False\n", "                    pass\n"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farandole.collective.arena import Arena
 from farandole.collective.shm import HEAD, INLINE, LENT, LONG, SEGMENT, Pair
-from farandole.collective.transport import PeerLost, Room
+from farandole.collective.transport import PeerLost, ReceiveBuffer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SOCK_SEQPACKET, memfd_create(2)")
 
@@ -41,7 +41,7 @@ def ends() -> tuple[socket.socket, Pair]:
 @example([HEAD.pack(SEGMENT, 0, 0, 0, 0, 4096), HEAD.pack(LENT, 0, TAG, 0, 0, 8)], True)
 def test_any_packets_are_a_message_or_cost_the_peer(packets: list[bytes], file: bool) -> None:
     far, pair = ends()
-    borrowing = pair.receive(Room.of(torch.zeros(1, dtype=torch.float64)), TAG, borrows=True)
+    borrowing = pair.receive(ReceiveBuffer.of(torch.zeros(1, dtype=torch.float64)), TAG, borrows=True)
     with far, suppress(PeerLost):
         for packet in packets:
             if file:
@@ -57,7 +57,7 @@ def test_files_that_come_with_other_packets_are_not_kept() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with far:
         for _ in range(8):
-            receiving = pair.receive(Room.of(torch.zeros(1, dtype=torch.float64)), TAG)
+            receiving = pair.receive(ReceiveBuffer.of(torch.zeros(1, dtype=torch.float64)), TAG)
             socket.send_fds(far, [HEAD.pack(INLINE, 8, TAG, 0, 0, 8) + struct.pack("d", 2.5)], [far.fileno()])
             receiving.wait()
         assert len(os.listdir("/proc/self/fd")) == before
@@ -85,7 +85,7 @@ def test_what_was_sent_before_it_was_closed_is_read_and_then_the_end() -> None:
     sent, room, nothing = torch.arange(1 << 20), torch.zeros(1 << 20, dtype=torch.int64), torch.zeros(1)
     pair.send(sent, TAG)  # more than the socket takes at once
     pair.close()
-    first, second = other.receive(Room.of(room), TAG), other.receive(Room.of(nothing), TAG)
+    first, second = other.receive(ReceiveBuffer.of(room), TAG), other.receive(ReceiveBuffer.of(nothing), TAG)
     first.wait()
     assert room.equal(sent)
     with pytest.raises(PeerLost) as caught:

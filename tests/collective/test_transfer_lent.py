@@ -14,7 +14,7 @@ import torch
 from farandole.collective import state_transfer
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.state_transfer import IN_FLIGHT, PIECE_BYTES, Arrival, Snapshot, send_state, touched
-from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
+from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, ReceiveBuffer
 from farandole.plan.shards import Position
 from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S
@@ -87,8 +87,8 @@ class Slow(Counting):
         self.read: list[torch.Tensor] = []
         self.has = threading.Event()
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
-        return Held(self, super().borrow(room, peer, tag))
+    def borrow(self, buffer: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
+        return Held(self, super().borrow(buffer, peer, tag))
 
     def hold(self, there: torch.Tensor) -> torch.Tensor:
         self.read.append(there)

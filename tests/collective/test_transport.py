@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from farandole.collective.fake import FakeNetwork
-from farandole.collective.transport import Links, PeerLost, Pending, Room
+from farandole.collective.transport import Links, PeerLost, Pending, ReceiveBuffer
 from farandole.errors import FarandoleError
 from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S
@@ -98,7 +98,7 @@ def test_fewer_bytes_than_the_receive_expects_arrive_where_no_memory_is_shared(g
 def test_what_is_lent_is_here_or_where_it_lies(group: Group, numel: int, dtype: torch.dtype) -> None:
     for lender, borrower, names in zip(group.links, group.links[1:], (("a", "b"), ("b", "c")), strict=False):
         lent = group.memory[0 if names[0] == "a" else 1].empty(numel, dtype).copy_(torch.arange(numel) % 251)
-        room = Room.of(torch.full((numel,), 77, dtype=dtype))
+        room = ReceiveBuffer.of(torch.full((numel,), 77, dtype=dtype))
         under_way = borrower.borrow(room, names[0], 5)
         lending = lender.lend(lent, names[1], 5)
         there = under_way.wait()

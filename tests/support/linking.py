@@ -18,7 +18,7 @@ from farandole.collective.gloo import GlooLinks, Rendezvous
 from farandole.collective.link_meter import LinkMeter, Metered
 from farandole.collective.schedule import REDUCED
 from farandole.collective.shm import ByHost, LinksByHost
-from farandole.collective.transport import Borrowing, Links, Pending, Room
+from farandole.collective.transport import Borrowing, Links, Pending, ReceiveBuffer
 from farandole.protocol.view import View
 
 DEADLINE_S = 30.0
@@ -49,7 +49,7 @@ class Counting:
         self._count(tensor, peer)
         return self.links.lend(tensor, peer, tag)
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+    def borrow(self, room: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
         return self.links.borrow(room, peer, tag)
 
     def shares(self, peer: str) -> bool:
@@ -67,7 +67,7 @@ class Gated(Counting):
         super().__init__(links)
         self._gate = gate
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+    def borrow(self, room: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
         borrowing = super().borrow(room, peer, tag)
         return Behind(borrowing, self._gate) if tag >> 17 & 3 == REDUCED else borrowing
 

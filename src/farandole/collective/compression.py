@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 from farandole.collective.link_meter import Transfer
-from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
+from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, ReceiveBuffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -236,14 +236,14 @@ class Compressed:
         except RuntimeError as error:  # closed by another thread meanwhile
             raise PeerLost(peer, str(error)) from None
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+    def borrow(self, buffer: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
         links = self._open(peer)
-        if not self._serves(room.dtype, room.numel):
-            return links.borrow(room, peer, tag)
-        size = frame_bytes(room.numel, room.dtype)
+        if not self._serves(buffer.dtype, buffer.numel):
+            return links.borrow(buffer, peer, tag)
+        size = frame_bytes(buffer.numel, buffer.dtype)
         free = self._frames.setdefault(size, [])
         frame = free.pop() if free else torch.empty(size, dtype=torch.uint8)
-        return _Decompressing(links.receive(frame, peer, tag), peer, frame, room, free, self._payoff)
+        return _Decompressing(links.receive(frame, peer, tag), peer, frame, buffer, free, self._payoff)
 
     def shares(self, peer: str) -> bool:
         return self._links.shares(peer)
@@ -292,13 +292,13 @@ class _Decompressing:
     """A pending receive of a frame. `free`: where the frame's memory goes when it is no longer used."""
 
     def __init__(
-        self, receiving: Pending, peer: str, frame: torch.Tensor, room: Room, free: list[torch.Tensor],
+        self, receiving: Pending, peer: str, frame: torch.Tensor, buffer: ReceiveBuffer, free: list[torch.Tensor],
         payoff: Payoff | None,
     ) -> None:  # fmt: skip
         self._receiving = receiving
         self._peer = peer
         self._frame = frame
-        self._room = room
+        self._buffer = buffer
         self._free = free
         self._payoff = payoff
 
@@ -306,10 +306,10 @@ class _Decompressing:
         self._receiving.wait()
         began = time.perf_counter()
         try:
-            decompress(self._frame, self._room.memory)
+            decompress(self._frame, self._buffer.memory)
         except ValueError as error:
             raise PeerLost(self._peer, f"its message can't be decompressed: {error}") from None
         if self._payoff and not is_plain(self._frame):
-            self._payoff.on_decoded(self._room.memory.nbytes, time.perf_counter() - began)
+            self._payoff.on_decoded(self._buffer.memory.nbytes, time.perf_counter() - began)
         self._free.append(self._frame)
-        return self._room.memory
+        return self._buffer.memory

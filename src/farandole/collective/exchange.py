@@ -53,7 +53,7 @@ from farandole.collective.schedule import (
     order,
 )
 from farandole.collective.shm_sums import Copied, InPlace, SingleProcessSums, Sum
-from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
+from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, ReceiveBuffer
 from farandole.numerics import settings
 from farandole.plan.shards import Node, combine, root
 from farandole.protocol.view import COMMIT_FIELDS, CommitMessage, Lineage, View
@@ -137,7 +137,7 @@ class Round:
         self.sums: list[Sums] = [{} for _ in self.layout.buckets]
         self.zone_sums: list[list[tuple[int, int, Sums]]] = [[] for _ in self.layout.buckets]
         self.served = 0
-        self.received: dict[tuple[str, int], tuple[Borrowing, Room]] = {}
+        self.received: dict[tuple[str, int], tuple[Borrowing, ReceiveBuffer]] = {}
         self.arrived: dict[tuple[str, int], torch.Tensor] = {}
         self.sent: list[Pending] = []
         self.commits: dict[str, torch.Tensor] = {}
@@ -244,12 +244,12 @@ class ExchangeBuffers:
         """Takes `tensor` as the slice of a message. Returns False if its owner has already freed that memory."""
         return self._sums[layout][message.bucket].put(message.start, message.stop, tensor)
 
-    def room(self, layout: Layout, message: ExchangeMessage) -> Room:
+    def receive_buffer(self, layout: Layout, message: ExchangeMessage) -> ReceiveBuffer:
         """Returns the receive buffer of a message."""
         if message.kind == COMMIT:
-            return Room(COMMIT_FIELDS, torch.int64, lambda: torch.empty(COMMIT_FIELDS, dtype=torch.int64))
+            return ReceiveBuffer(COMMIT_FIELDS, torch.int64, lambda: torch.empty(COMMIT_FIELDS, dtype=torch.int64))
         dtype = layout.buckets[message.bucket].dtype
-        return Room(message.stop - message.start, dtype, lambda: self.where(layout, message))
+        return ReceiveBuffer(message.stop - message.start, dtype, lambda: self.where(layout, message))
 
     def where(self, layout: Layout, message: ExchangeMessage) -> torch.Tensor:
         """Returns the memory of a received partial sum or slice, or of the sum that is sent in (g), (h) and (i)."""
@@ -609,6 +609,6 @@ class Exchange:
     def _post(self, round_: Round, messages: Sequence[ExchangeMessage]) -> None:
         for message in messages:
             assert self._links is not None
-            room = self._buffers.room(round_.layout, message)
-            borrowing = self._links.borrow(room, message.peer, round_.tag | message.place)
-            round_.received[message.peer, message.place] = (borrowing, room)
+            buffer = self._buffers.receive_buffer(round_.layout, message)
+            borrowing = self._links.borrow(buffer, message.peer, round_.tag | message.place)
+            round_.received[message.peer, message.place] = (borrowing, buffer)

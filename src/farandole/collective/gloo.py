@@ -117,12 +117,12 @@ def _swap(links: GlooLinks, tag_: int, ours: dict[str, bytes]) -> dict[str, byte
     sent: list[GlooPending] = []
     received: dict[str, tuple[GlooPending, torch.Tensor]] = {}
     for peer, data in ours.items():
-        room = torch.empty(len(data), dtype=torch.uint8)
-        received[peer] = (links.receive(room, peer, tag_), room)
+        memory = torch.empty(len(data), dtype=torch.uint8)
+        received[peer] = (links.receive(memory, peer, tag_), memory)
         sent.append(links.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), peer, tag_))
     for pending in (*sent, *(pending for pending, _ in received.values())):
         pending.wait(LIMIT)
-    return {peer: bytes(room.numpy()) for peer, (_, room) in received.items()}
+    return {peer: bytes(memory.numpy()) for peer, (_, memory) in received.items()}
 
 
 # --- packet filter ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from farandole.protocol.values import MOST_LINKS, LinkUse
 if TYPE_CHECKING:
     import torch
 
-    from farandole.collective.transport import Borrowing, Links, Pending, Room
+    from farandole.collective.transport import Borrowing, Links, Pending, ReceiveBuffer
 
 # From Linux's struct tcp_info: the offsets of the fields that are read.
 _RTT, _BYTES_ACKED, _BUSY_TIME, _RWND_LIMITED, _BYTES_RETRANS = 68, 120, 168, 176, 208
@@ -206,8 +206,8 @@ class Metered:
         self._meter.sent(peer, tag, tensor.nbytes)
         return self._links.lend(tensor, peer, tag)
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
-        return self._links.borrow(room, peer, tag)
+    def borrow(self, buffer: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
+        return self._links.borrow(buffer, peer, tag)
 
     def shares(self, peer: str) -> bool:
         return self._links.shares(peer)

@@ -30,7 +30,7 @@ from farandole.collective.arena import PAGE, Arena, Mapped, Memory, Unusable, ma
 from farandole.collective.compression import Compressed, Payoff
 from farandole.collective.gloo import NONCE_BYTES, PROOF_BYTES, Gloo, Rendezvous, proof
 from farandole.collective.link_meter import LinkMeter
-from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
+from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, ReceiveBuffer
 from farandole.platform.output import warn_once
 from farandole.protocol.view import View
 
@@ -75,9 +75,9 @@ _NONSENSE = "it sent an invalid packet"
 class Receiving:
     """A pending receive. `borrows` is True if lent memory need not be copied."""
 
-    def __init__(self, by: Incoming, room: Room, *, borrows: bool) -> None:
+    def __init__(self, by: Incoming, buffer: ReceiveBuffer, *, borrows: bool) -> None:
         self._by = by
-        self.room = room
+        self.buffer = buffer
         self.borrows = borrows
         self.done = False
         self._content: torch.Tensor | None = None
@@ -92,13 +92,13 @@ class Receiving:
         content = self._content
         assert content is not None
         self._content = None
-        if content.numel() != self.room.numel or content.dtype != self.room.dtype:
+        if content.numel() != self.buffer.numel or content.dtype != self.buffer.dtype:
             raise PeerLost(
                 self._by.peer,
-                f"it sent {content.numel()} elements of {content.dtype}, and {self.room.numel} of {self.room.dtype} "
-                f"are expected",
+                f"it sent {content.numel()} elements of {content.dtype}, and "
+                f"{self.buffer.numel} of {self.buffer.dtype} are expected",
             )
-        return content if self.borrows else self.room.memory.view(-1).copy_(content)
+        return content if self.borrows else self.buffer.memory.view(-1).copy_(content)
 
 
 class Incoming:
@@ -114,8 +114,8 @@ class Incoming:
         self._arrived: dict[int, deque[torch.Tensor]] = defaultdict(deque)
         self._segments: dict[int, Mapped] = {}  # the peer's; used by the reading thread only
 
-    def receive(self, room: Room, tag: int, *, borrows: bool = False) -> Receiving:
-        receiving = Receiving(self, room, borrows=borrows)
+    def receive(self, buffer: ReceiveBuffer, tag: int, *, borrows: bool = False) -> Receiving:
+        receiving = Receiving(self, buffer, borrows=borrows)
         with self._news:
             arrived = self._arrived.get(tag)
             if arrived:
@@ -261,7 +261,7 @@ class Outgoing:
         self._peer = peer
         self._connection = connection
         self._arena = arena
-        self._room = threading.Condition()
+        self._buffer = threading.Condition()
         self._waiting: deque[Sending] = deque()  # data that the socket has not taken
         self._handed_over: set[int] = set()  # our segments that the peer has
         self.closed = self._broken = False
@@ -279,7 +279,7 @@ class Outgoing:
         if location is None:
             return self.send(tensor, tag)
         segment, offset = location
-        with self._room:  # the segment is sent before any location in it
+        with self._buffer:  # the segment is sent before any location in it
             if segment.number not in self._handed_over:
                 self._handed_over.add(segment.number)
                 start = HEAD.pack(SEGMENT, 0, 0, segment.number, 0, segment.size)
@@ -288,20 +288,20 @@ class Outgoing:
 
     def sent(self, sending: Sending) -> None:
         """Blocks until `sending` is done."""
-        with self._room:
-            self._room.wait_for(lambda: sending.done or self._broken)
+        with self._buffer:
+            self._buffer.wait_for(lambda: sending.done or self._broken)
         if not sending.done:
             raise PeerLost(self._peer, CLOSED)
 
     def close(self) -> None:
         """Closes this direction after everything that was sent until now. Idempotent."""
-        with self._room:
+        with self._buffer:
             self.closed = True
             if not self._waiting:
                 self._end()
 
     def _go(self, sending: Sending) -> Sending:
-        with self._room:
+        with self._buffer:
             if self.closed or self._broken:
                 raise PeerLost(self._peer, "the links are closed" if self.closed else CLOSED)
             if not self._waiting and sending.body is None and self._packet(sending, socket.MSG_DONTWAIT):
@@ -316,16 +316,16 @@ class Outgoing:
     def _push(self) -> None:
         """The body of a thread that runs while there is data that the socket has not taken."""
         while True:
-            with self._room:
+            with self._buffer:
                 sending = self._waiting[0]
             if self._packet(sending, 0) and sending.body is not None:
                 self._long(sending.body)
-            with self._room:
+            with self._buffer:
                 sending.done = not self._broken
                 self._waiting.popleft()
                 if self._broken:
                     self._waiting.clear()
-                self._room.notify_all()
+                self._buffer.notify_all()
                 if not self._waiting:
                     if self.closed:
                         self._end()
@@ -353,9 +353,9 @@ class Outgoing:
             self._break()
 
     def _break(self) -> None:
-        with self._room:
+        with self._buffer:
             self._broken = True
-            self._room.notify_all()
+            self._buffer.notify_all()
 
     def _end(self) -> None:
         with suppress(OSError):
@@ -412,10 +412,10 @@ class Pair:
         """Sends the location of the tensor if it is in the arena, otherwise a copy."""
         return self._outgoing.lend(tensor, tag)
 
-    def receive(self, room: Room, tag: int, *, borrows: bool = False) -> Receiving:
+    def receive(self, buffer: ReceiveBuffer, tag: int, *, borrows: bool = False) -> Receiving:
         if self._outgoing.closed:
             raise PeerLost(self._incoming.peer, "the links are closed")
-        return self._incoming.receive(room, tag, borrows=borrows)
+        return self._incoming.receive(buffer, tag, borrows=borrows)
 
     def close(self) -> None:
         """Ends sending after everything that was sent until now, and refuses new receives. Idempotent."""
@@ -672,15 +672,15 @@ class LinksByHost:
 
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         pair = self.pairs.get(peer)
-        return pair.receive(Room.of(tensor), tag) if pair else self._beyond().receive(tensor, peer, tag)
+        return pair.receive(ReceiveBuffer.of(tensor), tag) if pair else self._beyond().receive(tensor, peer, tag)
 
     def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         pair = self.pairs.get(peer)
         return pair.lend(tensor, tag) if pair else self._beyond().lend(tensor, peer, tag)
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+    def borrow(self, buffer: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
         pair = self.pairs.get(peer)
-        return pair.receive(room, tag, borrows=True) if pair else self._beyond().borrow(room, peer, tag)
+        return pair.receive(buffer, tag, borrows=True) if pair else self._beyond().borrow(buffer, peer, tag)
 
     def shares(self, peer: str) -> bool:
         return peer in self.pairs

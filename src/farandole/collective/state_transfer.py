@@ -45,7 +45,7 @@ import torch
 from farandole.collective.arena import Memory
 from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.schedule import STATE, of_round, place
-from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
+from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, ReceiveBuffer
 from farandole.errors import ProtocolError, StateDisputed, UnknownState
 from farandole.plan.shards import Position
 from farandole.protocol.view import View
@@ -376,10 +376,10 @@ class Arrival:
         size, ahead, self._ahead = self._sizes[1], self._ahead, None
         payload = ahead[:size] if ahead is not None and len(ahead) >= size else touched(size)
         veterans, key = self._veterans, _tag(self._view, _STRIPE)
-        waits: list[list[tuple[Borrowing, Room]]] = []
+        waits: list[list[tuple[Borrowing, ReceiveBuffer]]] = []
         for part, veteran in enumerate(veterans):
-            rooms = [Room.of(payload[a:b]) for a, b in _pieces(size, part, len(veterans))]
-            waits.append([(self._links.borrow(room, veteran, key), room) for room in rooms])
+            buffers = [ReceiveBuffer.of(payload[a:b]) for a, b in _pieces(size, part, len(veterans))]
+            waits.append([(self._links.borrow(buffer, veteran, key), buffer) for buffer in buffers])
         self._take(skeleton, veterans[0], _SKELETON)
         checksums = [zlib.crc32(skeleton.numpy().data), *(0 for _ in veterans[1:])]
         acknowledgements: list[Pending] = []
@@ -388,13 +388,13 @@ class Arrival:
             for part, piece in enumerate(pieces):
                 if piece is None:
                     continue
-                borrowing, room = piece
+                borrowing, buffer = piece
                 content = borrowing.wait()
-                if not room.holds(content):
-                    room.memory.copy_(content)
+                if not buffer.holds(content):
+                    buffer.memory.copy_(content)
                 acknowledgements.append(self._links.send(taken, veterans[part], _tag(self._view, _TAKEN)))
                 if len(veterans) > 1:
-                    checksums[part] = _checksum(room.memory, checksums[part])
+                    checksums[part] = _checksum(buffer.memory, checksums[part])
         self._compare(checksums)
         for pending in acknowledgements:
             pending.wait()

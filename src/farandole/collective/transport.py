@@ -17,9 +17,9 @@ Every transport guarantees the following, and `tests/collective/test_transport.p
   (uint8) may be shorter than its receive, and the rest of the receive's memory is left as it is. If the sizes differ
   in another way, the process may end.
 - **Sharing.** `lend` may let the receiver read the sender's memory directly, without a copy. Otherwise the message is
-  copied into the receiver's `Room`. `borrow(...).wait()` returns the tensor that holds the data in either case. So the
-  sender must not change the memory, and the receiver must not write to it, until both know by other means that it is
-  no longer used: in a round by the commit messages (`shm_sums` has the rules), in a state transfer by the
+  copied into the receiver's `ReceiveBuffer`. `borrow(...).wait()` returns the tensor that holds the data in either
+  case. So the sender must not change the memory, and the receiver must not write to it, until both know by other means
+  that it is no longer used: in a round by the commit messages (`shm_sums` has the rules), in a state transfer by the
   acknowledgements of the joiner (`state_transfer`). Where no memory is shared, `lend` sends and `borrow` receives.
 - **A lost peer.** When the connection to a peer is broken, `send`, `receive` and the waits on what they returned raise
   `PeerLost`. Messages that had arrived before are still delivered. The links to other peers keep working.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from farandole.protocol.view import View
 
 
-class Room:
+class ReceiveBuffer:
     """A receive buffer of `numel` elements of `dtype`. Its memory is allocated at the first use."""
 
     __slots__ = ("_make", "_memory", "dtype", "numel")
@@ -57,7 +57,7 @@ class Room:
         self._memory: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Room:
+    def of(cls, tensor: torch.Tensor) -> ReceiveBuffer:
         return cls(tensor.numel(), tensor.dtype, lambda: tensor)
 
     @property
@@ -108,7 +108,7 @@ class Borrowing(Protocol):
         """Blocks until the message is here. Call it once.
 
         Returns:
-            The tensor that holds the message: the memory of the `Room`, or the sender's memory.
+            The tensor that holds the message: the memory of the `ReceiveBuffer`, or the sender's memory.
 
         Raises:
             PeerLost: the message can never arrive.
@@ -143,7 +143,7 @@ class Links(Protocol):
         """
         ...
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+    def borrow(self, buffer: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
         """Starts to receive a tensor that the peer shares with `lend`.
 
         Raises:
@@ -176,8 +176,8 @@ class Unshared(ABC):
     def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         return self.send(tensor, peer, tag)
 
-    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
-        return self.receive(room.memory, peer, tag)
+    def borrow(self, buffer: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
+        return self.receive(buffer.memory, peer, tag)
 
     def shares(self, peer: str) -> bool:
         del peer
