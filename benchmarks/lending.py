@@ -5,7 +5,8 @@
 Slurm is slurmctld, three slurmd and munged on this machine (Debian's packages, and root). A training of the digits has
 all three nodes. An urgent job of two nodes is submitted to a partition that preempts the training's. Two workers leave,
 the urgent job runs, and the training goes on with one worker. After the urgent job the two nodes join again. The same
-script then trains undisturbed, as one process. `--nodes 1` lends one node.
+script then trains undisturbed, as one process. `--nodes 1` lends one node. `--idle` takes a training that leaves the
+cores idle, and shows how long a host takes by itself.
 
 It prints the times of the loan, what the training lost, and whether the weights have the same bits. The exit code is 0
 only if nothing was lost and the bits are the same.
@@ -14,6 +15,7 @@ only if nothing was lost and the bits are the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,7 +32,9 @@ from farandole.protocol import events
 from farandole.protocol.metrics import Line, StepLine, parse_lines
 from tests.support.slurm import CAN, NODES, WHY_NOT, Slurm, slurm
 
-DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+ROOT = Path(__file__).parents[1]
+DIGITS, SMALL = ROOT / "examples" / "digits.py", ROOT / "tests" / "jobs" / "small.py"
+PACE_S = 0.1  # a step of the training that leaves the cores idle
 FARANDOLE = [sys.executable, "-m", "farandole"]
 LIMIT_S = 600.0
 
@@ -71,14 +75,26 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Loan:
-    """Unix times in seconds: when the urgent job was submitted, began and ended, and when Slurm started the last of the
-    training's new jobs, in whole seconds.
+    """Unix times in seconds: when the urgent job was submitted, began and ended, when Slurm started the last of the
+    training's new jobs, in whole seconds, and when that job's agent started.
     """
 
     submitted: float
     began: float
     ended: float
     given: float
+    agent: float
+
+
+def agent_start() -> float:
+    """When the newest agent's process started, in Unix time."""
+    boot, ticks = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK")
+    newest = 0.0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"farandole", b"agent"]:
+                newest = max(newest, float((folder / "stat").read_text().rpartition(")")[2].split()[19]))
+    return boot + newest / ticks
 
 
 def lend(cluster: Slurm, training: Training, folder: Path, urgent_s: float, nodes: int) -> Loan:
@@ -96,14 +112,14 @@ def lend(cluster: Slurm, training: Training, folder: Path, urgent_s: float, node
     began, ended = (float((folder / name).read_text()) for name in ("began", "ended"))
     starts = cluster.run("squeue", "-h", "--states=running", "-o", "%S").split()
     given = max(datetime.fromisoformat(start).timestamp() for start in starts)
-    return Loan(submitted=submitted, began=began, ended=ended, given=given)
+    return Loan(submitted=submitted, began=began, ended=ended, given=given, agent=agent_start())
 
 
 def undisturbed(job: Sequence[str]) -> str:
-    """The fingerprint of the same script as one process."""
+    """The fingerprint of the same script as one process, which prints it or writes it to its first argument."""
     environ = {**os.environ, "FARANDOLE_SEED": "0", "FARANDOLE_THREADS": "1"}
     printed = subprocess.check_output([sys.executable, *job], text=True, env=environ)
-    return printed.rsplit("fingerprint ", 1)[-1].strip()
+    return printed.rsplit("fingerprint ", 1)[-1].strip() or Path(job[1]).read_text().strip()
 
 
 def report(training: Training, loan: Loan, epochs: int, nodes: int, alone: str) -> bool:
@@ -130,6 +146,7 @@ def report(training: Training, loan: Loan, epochs: int, nodes: int, alone: str) 
         ("from the urgent job's end to the first step with all", f"{again.time - loan.ended:.1f} s"),
         ("of this, until Slurm starts the last job for it", f"{max(loan.given - loan.ended, 0.0):.0f} s"),
         ("of this, from there to the first step with all", f"{again.time - loan.given:.0f} s"),
+        ("of this, from the last agent's start to the first step with all", f"{again.time - loan.agent:.1f} s"),
         ("steps lost or repeated from a checkpoint", str(lost_steps)),
         ("samples lost", str(lost_samples)),
         ("samples repeated", str(repeated)),
@@ -148,16 +165,21 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--urgent", type=float, default=15.0, help="how long the urgent job takes, in seconds")
     parser.add_argument("--nodes", type=int, default=2, help="how many of the three nodes it takes: 1 or 2")
+    parser.add_argument("--idle", action="store_true", help="a training that leaves the cores idle")
     parser.add_argument("--folder", type=Path, help="the run's folder; left out: a temporary one")
     args = parser.parse_args()
     if not CAN:
         sys.exit(WHY_NOT)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that Slurm's daemons end
-    job = [str(DIGITS), "--epochs", str(args.epochs), "--width", "48"]
     with tempfile.TemporaryDirectory() as place, slurm(Path(place)) as cluster:
+        pace = Path(place, "pace")
+        pace.write_text(str(PACE_S))
+        slow = [str(SMALL), str(Path(place, "out")), "--pace", str(pace)]
+        job = [*(slow if args.idle else [str(DIGITS), "--width", "48"]), "--epochs", str(args.epochs)]
         training = Training(args.folder or Path(place, "run"), job)
         try:
             loan = lend(cluster, training, Path(place), args.urgent, args.nodes)
+            pace.unlink()
             if training.process.wait(LIMIT_S) != 0:
                 sys.exit(f"the training ended with code {training.process.returncode}")
         finally:

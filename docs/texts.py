@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def help_texts() -> Iterator[str]:
-    from farandole.cli import command
+    from farandole.cli.commands import command
 
     waiting: list[list[str]] = [[]]
     while waiting:

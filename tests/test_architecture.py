@@ -266,7 +266,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
     ("module", "heavy"),
     [
         ("farandole", {"torch", "numpy", "aiohttp"}),
-        ("farandole.cli", {"torch", "numpy", "aiohttp"}),
+        ("farandole.cli.commands", {"torch", "numpy", "aiohttp"}),
         ("farandole.code.snapshot", {"torch", "numpy", "aiohttp"}),
         ("farandole.coordinator.process", {"torch", "numpy"}),
         ("farandole.protocol.coordinator.coordinator", {"torch", "numpy", "aiohttp"}),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from farandole.cli import app
+from farandole.cli.commands import app
 from farandole.errors import UsageError
 from farandole.pool.spec import pools
 from tests.support.every import every

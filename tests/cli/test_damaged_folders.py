@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.cli import command
+from farandole.cli.commands import command
 from farandole.cli.resume import GivenOptions, settle
 from farandole.cli.takeover import find_takeover
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from farandole.cli import app, command
+from farandole.cli.commands import app, command
 
 COMPLETE = "import sys; from farandole.cli import main; sys.argv[0] = 'farandole'; main()"
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.checkpoint.store import incomplete, incomplete_here
-from farandole.cli import app
+from farandole.cli.commands import app
 from farandole.cli.resume import GivenOptions, settle
 from farandole.observe.live import PlainDisplay, Written, sum_up
 from farandole.protocol.coordinator.state import RunSettings

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import typer
 
-from farandole.cli import app
+from farandole.cli.commands import app
 from farandole.cli.options import _option, check_words
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_SEED

@@ -13,7 +13,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from farandole import cli
+from farandole.cli import commands
 from farandole.control.status import VERSION, read, write
 from farandole.errors import UsageError
 from farandole.protocol.messages import Signature
@@ -31,7 +31,7 @@ def farandole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     threads = torch.get_num_threads()
 
     def call(*arguments: str) -> Result:
-        result = CliRunner().invoke(cli.app, ["numerics", *arguments])
+        result = CliRunner().invoke(commands.app, ["numerics", *arguments])
         torch.set_num_threads(threads)
         return result
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from farandole.cli import app
+from farandole.cli.commands import app
 from farandole.cli.folders import DAY_S, in_words, list_runs
 from farandole.control.run_folder import hold
 

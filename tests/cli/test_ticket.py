@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from farandole.cli import app
+from farandole.cli.commands import app
 from farandole.cli.control import seconds
 from farandole.control.api import Api
 from farandole.control.run_folder import RECORD, TICKET, TICKETS

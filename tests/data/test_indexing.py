@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from farandole.cli import app
+from farandole.cli.commands import app
 from farandole.data.formats.webdataset import WebDataset
 from farandole.data.index import Index, read_index
 from farandole.data.prepare import webdataset_index

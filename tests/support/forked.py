@@ -23,7 +23,7 @@ from farandole.pool.local import LOADED, SERVER
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
 ENVIRON["OMP_NUM_THREADS"] = "1"  # as a run's workers have it, so that they can be forked from the same process
-ALSO = (*LOADED, "farandole.cli.supervisor")
+ALSO = (*LOADED, "farandole.cli.commands", "farandole.cli.supervisor")
 
 Process = subprocess.Popen[bytes] | Forked
 _servers: list[ForkServer] = []

@@ -9,83 +9,31 @@ bug and keeps its traceback.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
 
 import typer
 
-from farandole import __version__
-from farandole.bench import verb
-from farandole.cli import attach, control, data, folders, hosts, inspect, reproduce, run, worker
-from farandole.cli import pool as instance
-from farandole.cli.options import Verbose, bound, check_words
+from farandole.cli import worker
+from farandole.cli.options import PASS_ON, bound, check_words
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import output
-from farandole.platform.output import guard, say, tell
+from farandole.platform.output import guard, say
 from farandole.platform.process import end_spare
 from farandole.settings import verbosity
 
-app = typer.Typer(
-    name="farandole",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-PASS_ON = {"allow_interspersed_args": False}  # arguments after the script belong to the script
-ANYWHERE = {"ignore_unknown_options": True}  # unknown options belong to the script too, at any place
-app.command("run", context_settings=PASS_ON)(run.run)
-app.command("join", context_settings=PASS_ON)(worker.join)
-app.command("probe", context_settings=PASS_ON)(data.probe)
-app.command("rehearse", context_settings=ANYWHERE)(reproduce.rehearse)
-app.command("replay", context_settings=ANYWHERE)(reproduce.replay)
-app.command("scale")(control.scale)
-app.command("release")(control.release)
-app.command("status")(inspect.status)
-app.command("top")(inspect.top)
-app.command("trace")(inspect.trace)
-app.command("dashboard")(inspect.dashboard)
-app.command("report")(inspect.report)
-app.command("account")(inspect.account)
-app.command("stop")(control.stop)
-app.command("attach")(attach.attach)
-app.command("agent", hidden=True)(worker.agent)
-app.command("instance", hidden=True)(instance.instance)
-app.command("host", hidden=True)(hosts.host)
-app.command("numerics")(reproduce.numerics)
-app.add_typer(verb.app, name="bench")
-app.add_typer(control.app, name="ticket")
-app.add_typer(instance.app, name="pool")
-app.add_typer(data.app, name="data")
-app.add_typer(hosts.app, name="hosts")
-app.add_typer(folders.app, name="runs")
-
-
-_worker = typer.Typer(add_completion=False)
-_worker.command("join")(worker.join)
-
-
-def _version(requested: bool) -> None:
-    if requested:
-        tell(f"farandole {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def farandole(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-    verbose: Verbose = 0,
-) -> None:
-    """Train PyTorch models on machines that come and go."""
-    del version, verbose
-
-
-bound(app)
-command = typer.main.get_command(app)  # built at import, so that processes forked after it need not build it
+# The commands of a host, by themselves: the modules of all others would take a third of a second of each new host.
+# They are built at import, so that processes that are forked after it need not build them.
+_of_host = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_of_host.command("join", context_settings=PASS_ON)(worker.join)
+_of_host.command("agent", hidden=True)(worker.agent)
+bound(_of_host)
+_HOST_COMMANDS = {"join", "agent"}
+_host_command = typer.main.get_command(_of_host)
 
 
 def read_ahead() -> None:
     """Loads the modules that typer loads when it first parses a command line, such as pydantic if it is installed."""
-    typer.main.get_command(_worker).make_context("join", ["TICKET", "SCRIPT"])
+    _host_command.make_context("farandole", ["join", "TICKET", "SCRIPT"])
 
 
 def main() -> None:
@@ -93,9 +41,17 @@ def main() -> None:
     try:
         check_words(sys.argv[1:])
         output.show(verbosity())
-        command(prog_name="farandole")
+        _command(sys.argv[1:])(prog_name="farandole")
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     finally:
         end_spare()  # a `run` that ended with an error did not use it
+
+
+def _command(words: Sequence[str]) -> Callable[..., object]:
+    if words and words[0] in _HOST_COMMANDS:
+        return _host_command
+    from farandole.cli.commands import command
+
+    return command

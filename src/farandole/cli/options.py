@@ -54,6 +54,9 @@ WHOLE = {  # bounds of the integer options that `run_options.py` does not declar
 }
 
 
+PASS_ON = {"allow_interspersed_args": False}  # arguments after the script belong to the script
+
+
 def bound(app: typer.Typer) -> None:
     """Makes each command check its numeric options before it begins.
 

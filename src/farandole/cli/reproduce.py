@@ -28,7 +28,6 @@ from farandole.cli.options import check_script
 from farandole.code import snapshot
 from farandole.code.pack import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
-from farandole.coordinator.journal import read_state
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import History
 from farandole.platform import cpu, files
@@ -233,6 +232,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Warns of differences from the run's libraries and hardware, before the results differ."""
+    from farandole.coordinator.journal import read_state
     from farandole.protocol import numeric_facts
     from farandole.training import run_state
 

@@ -166,13 +166,21 @@ def agent(
     ] = 0.0,
     zone: Annotated[str, typer.Option("--zone", help="This host's zone, as its workers report it.")] = "",
 ) -> None:
-    """Serve a run as one of its hosts, until the run lets it go."""
+    """Serve a run as one of its hosts, until the run lets it go.
+
+    The slowest part starts first: another process loads torch while this one imports its own modules.
+    """
     from farandole.control.ticket import load
-    from farandole.pool import agent as marked
-    from farandole.pool.agent import NOTE, UNFIT
+    from farandole.pool.local import load_ahead
 
     clouds.check(notices)
     loaded = load(ticket)
+    if wait and threads:
+        load_ahead(threads, {**os.environ, **cpu.environment_of(loaded.bits)})
+
+    from farandole.pool import agent as marked
+    from farandole.pool.agent import NOTE, UNFIT
+
     folder = marked.agent_folder(loaded, pool, host)
     post = marked.AgentIdentity(
         folder=folder,
@@ -250,16 +258,10 @@ def _serve_and_answer(post: AgentIdentity, ticket: Ticket, writing: int) -> None
 
 
 def _serve(post: AgentIdentity, ticket: Ticket, joined: Callable[[str], None]) -> str:
-    """Serves the run until it ends. Returns why the host could not be prepared, "" if it could.
-
-    The slowest part starts first: another process loads torch while this one still imports its own modules.
-    """
-    from farandole.pool.agent import environ
+    """Serves the run until it ends. Returns why the host could not be prepared, "" if it could."""
+    from farandole.pool.agent import Agent, environ
     from farandole.pool.local import load_ahead
 
     if post.threads:
         load_ahead(post.threads, environ(ticket))
-
-    from farandole.pool.agent import Agent
-
     return asyncio.run(Agent(post, joined).serve())

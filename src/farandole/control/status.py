@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farandole.errors import UsageError
 from farandole.platform.files import decoded
-from farandole.protocol.coordinator import failures
-from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.cost import Traffic
 from farandole.protocol.link_speed import LinkSpeed, SlowLink, slow_links
 from farandole.protocol.metrics import StepLine
 from farandole.protocol.numeric_facts import numerics
 from farandole.protocol.values import Text, TimeClass
+
+if TYPE_CHECKING:
+    from farandole.protocol.coordinator.coordinator import Coordinator
 
 # --- status -----------------------------------------------------------------------------------------------------------
 
@@ -120,6 +122,8 @@ def describe(
     """The status of the run. `steps`: the newest step lines, oldest first. `now`: coordinator time; `time`: Unix
     time.
     """
+    from farandole.protocol.coordinator import failures  # those who read a status need no coordinator
+
     view = coordinator.view
     last = steps[-1] if steps else None
     heartbeats = [w.heartbeat for w in coordinator.workers.values() if coordinator.has_trained(w.id)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.progress_bar import ProgressBar
@@ -20,10 +20,12 @@ from farandole.control.run_folder import COORDINATOR_LOG
 from farandole.control.status import AccountStatus, Status, left_s
 from farandole.platform.output import one_line
 from farandole.protocol import events, numeric_facts
-from farandole.protocol.coordinator.account import Account
 from farandole.protocol.cost import GB, Traffic
 from farandole.protocol.link_speed import SlowLink
 from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
+
+if TYPE_CHECKING:
+    from farandole.protocol.coordinator.account import Account
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
