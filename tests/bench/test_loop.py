@@ -38,6 +38,7 @@ from farandole.errors import UsageError
 from farandole.training import loop
 from farandole.training.step import Step
 from farandole.worker.rounds import Rounds
+from tests.support.bench_log import log_of
 from tests.support.steps import BATCH, SEED, data
 
 TERMS = BenchTerms(workers=1, steps=2, rounds=2, warmup=1)
@@ -81,7 +82,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
         del rounds
         raise Over
 
-    with files:
+    with files, log_of(tmp_path, "w1"):
         yield join
     torch.set_num_threads(threads)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.harness import FARANDOLE
 from tests.support.lines import naming
 
 JOB = Path(__file__).parents[1] / "jobs" / "ending.py"
+SMALL = JOB.with_name("small.py")
 BATCH, MICRO = 16, 4  # the job's
 STEPS = ("--workers", "1,2", "--steps", "2")
 
@@ -57,6 +59,22 @@ def test_both_modes_are_measured_with_one_and_two_workers(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
+def test_the_workers_may_be_on_the_hosts_of_a_pool(tmp_path: Path) -> None:
+    """An agent starts them. They have nothing of the run's folder, and their log has the measurements."""
+    shutil.copy(SMALL, tmp_path / "train.py")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    (tmp_path / "files").write_text("*.py\n")
+    pool = ("--pool", "ssh,hosts=hosts", "--files", "files")
+    code, out = bench(tmp_path, *STEPS, *pool, "--json", "rows.json", "train.py", "out", "--epochs", "50")
+    assert code == 0, out
+    found = json.loads((tmp_path / "rows.json").read_text())
+    series = [(row["run"]["mode"], row["run"]["workers"], row["measured"]["batch"]) for row in found]
+    assert series == [("strong", 1, BATCH), ("strong", 2, BATCH), ("weak", 1, BATCH), ("weak", 2, 2 * BATCH)]
+    assert all(row["measured"]["step_ms"] > 0 for row in found)
+    assert naming(out, "localhost"), "what happens to a host is shown"
+
+
+@pytest.mark.processes
 def test_a_script_that_is_too_short_for_more_workers_shows_what_was_measured(tmp_path: Path) -> None:
     """12 steps with a constant batch, and 6 with a constant batch of each of two workers; 8 are needed."""
     code, out = bench(tmp_path, *STEPS, *job(tmp_path, "--samples", "96", "--epochs", "2"))
@@ -79,6 +97,9 @@ def test_a_script_that_is_too_short_for_more_workers_shows_what_was_measured(tmp
         (("--json", "no/such.json", str(JOB)), "--json no/such.json: "),
         (("--codec", "zip", str(JOB)), "--codec zip: "),
         (("none.py",), "script none.py: "),
+        (("--files", "list", str(JOB)), "--files list: "),
+        (("--listen", "10.0.0.1", str(JOB)), "--listen 10.0.0.1: "),
+        (("--pool", "cloud", str(JOB)), "--pool cloud: "),
     ],
 )
 def test_what_can_not_be_asked_is_one_line(tmp_path: Path, options: tuple[str, ...], says: str) -> None:

@@ -10,11 +10,13 @@ import pytest
 
 from farandole.bench.terms import (
     CONTESTANTS,
+    PREFIX,
     VARIABLE,
     BenchFinished,
     BenchReports,
     BenchTerms,
     Block,
+    Record,
     StepSeconds,
     environment,
     terms_of,
@@ -22,6 +24,7 @@ from farandole.bench.terms import (
 )
 from farandole.errors import UsageError
 from farandole.settings import Settings
+from tests.support.bench_log import log_of
 
 TERMS = BenchTerms(workers=2, steps=4, rounds=3)
 
@@ -48,19 +51,28 @@ def test_what_is_below_its_limit_is_refused_by_name(name: str) -> None:
         msgspec.structs.replace(TERMS, **{name: 0})
 
 
+def report(folder: Path, worker: str, record: Record) -> None:
+    with log_of(folder, worker):
+        write(record)
+
+
 def test_what_is_told_is_read_once_and_whole(tmp_path: Path) -> None:
     told = BenchReports(tmp_path)
     assert not told.read()
-    write(tmp_path, "w1", block(0))
-    write(tmp_path, "w2", block(0))
+    with log_of(tmp_path, "w1") as log:
+        log.write_bytes(b"the script prints something, and no end of the line")
+        write(block(0))
+    report(tmp_path, "w2", block(0))
+    with log_of(tmp_path, "w3") as other:
+        other.write_bytes(b"{}\n")
     assert told.read()
     assert not told.read(), "nothing is new"
-    with (tmp_path / "bench" / "w1.jsonl").open("ab") as file:
-        torn = msgspec.json.encode(block(1))
-        file.write(torn[:20])
+    with log.open("ab") as file:
+        torn = PREFIX + msgspec.json.encode(block(1))
+        file.write(torn[:40])
         file.flush()
         assert not told.read()
-        file.write(torn[20:] + b"\n")
+        file.write(torn[40:] + b"\n")
         file.flush()
     assert told.read()
     assert told.records == {"w1": [block(0), block(1)], "w2": [block(0)]}
@@ -73,14 +85,14 @@ def test_a_round_is_told_of_when_all_workers_have_begun_the_next_or_are_done(tmp
         told.read()
         return told.rounds(TERMS)
 
-    write(tmp_path, "w1", block(0))
-    write(tmp_path, "w1", block(1, "ddp"))
+    report(tmp_path, "w1", block(0))
+    report(tmp_path, "w1", block(1, "ddp"))
     assert rounds() == 0, "of w2 nothing is known"
-    write(tmp_path, "w2", block(0))
+    report(tmp_path, "w2", block(0))
     assert rounds() == 0
-    write(tmp_path, "w2", block(1))
+    report(tmp_path, "w2", block(1))
     assert rounds() == 1
-    write(tmp_path, "w1", BenchFinished())
+    report(tmp_path, "w1", BenchFinished())
     assert rounds() == 1
-    write(tmp_path, "w2", BenchFinished())
+    report(tmp_path, "w2", BenchFinished())
     assert rounds() == TERMS.rounds

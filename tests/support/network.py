@@ -53,18 +53,18 @@ class Switched:
     def __init__(self, count: int) -> None:
         self.names = [f"farandole-{os.getpid()}-{number}" for number in range(count)]
         self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
-        self._switch = f"farandole-{os.getpid()}-switch"
+        self.switch = f"farandole-{os.getpid()}-switch"
 
     def __enter__(self) -> Switched:
-        ip("netns", "add", self._switch)
-        ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
-        ip("-n", self._switch, "link", "set", "switch", "up")
+        ip("netns", "add", self.switch)
+        ip("-n", self.switch, "link", "add", "switch", "type", "bridge")
+        ip("-n", self.switch, "link", "set", "switch", "up")
         for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
             port = f"port{number}"
             ip("netns", "add", name)
-            ip("link", "add", "cable", "netns", name, "type", "veth", "peer", "name", port, "netns", self._switch)
-            ip("-n", self._switch, "link", "set", port, "master", "switch")
-            ip("-n", self._switch, "link", "set", port, "up")
+            ip("link", "add", "cable", "netns", name, "type", "veth", "peer", "name", port, "netns", self.switch)
+            ip("-n", self.switch, "link", "set", port, "master", "switch")
+            ip("-n", self.switch, "link", "set", port, "up")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
             ip("-n", name, "link", "set", "cable", "up")
@@ -73,12 +73,12 @@ class Switched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in (*self.names, self._switch):
+        for name in (*self.names, self.switch):
             ip("netns", "del", name)
 
     def unplug(self, number: int) -> None:
         """Nothing gets to that machine or from it any more; its processes know nothing of it."""
-        ip("-n", self._switch, "link", "set", f"port{number}", "down")
+        ip("-n", self.switch, "link", "set", f"port{number}", "down")
 
     def on(self, number: int) -> list[str]:
         """What to put before a command."""

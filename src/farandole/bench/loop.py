@@ -5,7 +5,7 @@
         farandole   the run's own next steps, as they are without a bench
         others      the script computes the micro-batches of these steps *aside*: with plain accumulation, alone or
                     under DistributedDataParallel (`plain_step.py`, `ddp.py`), and its own update
-    the end     the measurements are in the run's folder; the worker waits until `farandole bench` ends it
+    the end     the measurements are in the worker's log; the worker waits until `farandole bench` ends it
 
 All workers run the same contestant's block at the same time, since they synchronize before each block. Within a block
 workers only wait as the contestant itself does. The clock runs from the script's request for a step to its next
@@ -70,7 +70,6 @@ class Bench(Loop):
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
         terms: BenchTerms, folder: Path | None, device: torch.device, **other: Any,
     ) -> None:  # fmt: skip
-        assert folder is not None, "a bench's run has a folder"
         self._watch = watch = Stopwatch(loader, replica.objects.values())
         super().__init__(
             replica, loader, length, context, rounds, folder=folder, device=device,
@@ -134,6 +133,7 @@ class Bench(Loop):
         if self._fit(trial.reason):
             [self._model] = trial.models.values()
             rank, size = self._rounds.view.rank(self._context.worker), len(self._members)
+            assert self._folder is not None, "all workers are on the host of the run's folder"
             files.make(self._folder / BENCH)
             try:
                 self._group = connect(self._folder / BENCH / GROUP, rank, size, self._device)
@@ -284,7 +284,7 @@ class Bench(Loop):
             )
 
     def _write(self, record: Record) -> None:
-        bench.write(self._folder, self._context.worker, record)
+        bench.write(record)
 
 
 class ScaledBench(Bench):

@@ -292,9 +292,11 @@ def measured(
 
 def rows_of(
     results: Iterable[ScalingResult], runs: Sequence[ScalingRun], modes: Sequence[Mode],
-    transports: Sequence[Transport], prices: Mapping[str, float], threads: int, cores: int,
+    transports: Sequence[Transport], prices: Mapping[str, float], threads: int, cores: float,
 ) -> list[ScalingRow]:  # fmt: skip
-    """Return the rows of all results so far, series by series. `threads`: of a worker."""
+    """Return the rows of all results so far, series by series. `threads`: of a worker. `cores`: that all workers share,
+    infinite if each has its own.
+    """
     by_run = {result.run: result for result in results}
     rows: list[ScalingRow] = []
     groups = dict.fromkeys((run.arguments, run.codec) for run in runs)
@@ -327,7 +329,7 @@ def rows_of(
     return rows
 
 
-def predictions(series: Sequence[tuple[int, ScalingMeasured]], threads: int, cores: int) -> dict[int, float]:
+def predictions(series: Sequence[tuple[int, ScalingMeasured]], threads: int, cores: float) -> dict[int, float]:
     """Return the predicted efficiency for each number of workers above 1; see the module. Empty without one worker."""
     if not series or series[0][0] != 1:
         return {}
@@ -349,5 +351,5 @@ def predictions(series: Sequence[tuple[int, ScalingMeasured]], threads: int, cor
     return result
 
 
-def _shared_cores(workers: int, threads: int, cores: int) -> float:
+def _shared_cores(workers: int, threads: int, cores: float) -> float:
     return max(1.0, workers * threads / cores)

@@ -65,7 +65,7 @@ def result_line(result: ScalingResult) -> str:
 
 
 def notes(
-    rows: Sequence[ScalingRow], results: Iterable[ScalingResult], threads: int, cores: int, load: float
+    rows: Sequence[ScalingRow], results: Iterable[ScalingResult], threads: int, cores: float, load: float
 ) -> Iterator[str]:
     """Yield lines of text for the facts that the table does not show. `load`: how many threads of other processes ran
     or waited for a core, on average, before the first run.

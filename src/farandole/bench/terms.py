@@ -1,22 +1,25 @@
 """The data that `farandole bench` and its workers exchange: the terms, in the environment of the workers, and their
-measurements, in one file for each worker in the run's folder.
+measurements, as hidden lines of each worker's log, which comes to the run's folder from any host.
 
 A round has a block of steps for each contestant. The order rotates, so that each round starts with another contestant.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from farandole.control.run_folder import BENCH
+from farandole.control.run_folder import HIDDEN_LOG_PREFIX, LOGS
 from farandole.errors import UsageError
 from farandole.platform import files
 
 VARIABLE = "FARANDOLE_BENCH"  # the terms, in a worker's environment
+PREFIX = f"{HIDDEN_LOG_PREFIX}bench: ".encode()
+STDOUT = 1
 ALONE, FARANDOLE, DDP = "alone", "farandole", "ddp"
 CONTESTANTS = (ALONE, FARANDOLE, DDP)
 Mode = Literal["strong", "weak"]  # scaling with a constant global batch, and with a constant batch of each worker
@@ -133,32 +136,31 @@ def environment(terms: BenchTerms) -> dict[str, str]:
     return {VARIABLE: msgspec.json.encode(terms).decode()}
 
 
-def write(folder: Path, worker: str, record: Record) -> None:
-    """Append a record to the reports of a worker."""
-    files.make(folder / BENCH)
-    with files.append(folder / BENCH / f"{worker}.jsonl") as file:
-        file.write(msgspec.json.encode(record) + b"\n")
+def write(record: Record) -> None:
+    """Write a record into this worker's log. The line begins by itself, whatever the script has printed before."""
+    os.write(STDOUT, b"\n" + PREFIX + msgspec.json.encode(record) + b"\n")
 
 
 class BenchReports:
-    """The reports of the workers in a folder so far: `records`, by worker. `read` adds the new ones."""
+    """The reports of the workers of the run in `folder` so far: `records`, by worker. `read` adds the new ones."""
 
     def __init__(self, folder: Path) -> None:
         self.records: dict[str, list[Record]] = {}
-        self._folder = folder / BENCH
-        self._read: dict[str, int] = {}  # bytes of each file that were read
+        self._folder = folder / LOGS
+        self._read: dict[str, int] = {}  # bytes of each log that were read
 
     def read(self) -> bool:
         """Read the new reports. Returns True if there were any."""
         more = False
-        for path in sorted(self._folder.glob("*.jsonl")):
+        for path in sorted(self._folder.glob("*.log")):
             at = self._read.get(path.stem, 0)
             with open(path, "rb", opener=files.opener) as file:
                 file.seek(at)
                 *whole, torn = file.read().split(b"\n")
                 self._read[path.stem] = file.tell() - len(torn)
-            self.records.setdefault(path.stem, []).extend(_decoder.decode(line) for line in whole)
-            more = more or bool(whole)
+            if new := [_decoder.decode(line.removeprefix(PREFIX)) for line in whole if line.startswith(PREFIX)]:
+                self.records.setdefault(path.stem, []).extend(new)
+                more = True
         return more
 
     def rounds(self, terms: BenchTerms) -> int:

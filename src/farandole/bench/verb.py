@@ -2,8 +2,8 @@
 
 `bench steps` is a special run (`measuring.py`) in a temporary folder. Local workers run the unchanged script, and the
 contestants take turns in them (`loop.py`). No checkpoint is written. `bench scaling` is one such run after the other,
-with different numbers of workers (`scaling.py`). `bench network` watches an ordinary run from outside
-(`network_run.py`).
+with different numbers of workers (`scaling.py`), on this machine or on the hosts of pools. `bench network` watches an
+ordinary run from outside (`network_run.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from farandole.run_options import RUN_OPTIONS, default
 
 if TYPE_CHECKING:
     from farandole.bench.figures import Figures
+    from farandole.bench.measuring import Hosts
     from farandole.bench.scaling import ScalingResult, ScalingRow
     from farandole.bench.terms import BenchTerms, Record
 
@@ -72,19 +73,25 @@ def steps(
 
 
 def _measure(
-    command: Sequence[str], terms: BenchTerms, threads: int, *, pin: bool, codec: str = default("codec"), lines: Any
-) -> Mapping[str, Sequence[Record]] | int:
+    command: Sequence[str], terms: BenchTerms, threads: int, hosts: Hosts | None = None, *, pin: bool,
+    codec: str = default("codec"), shared_memory: bool = True, lines: Any,
+) -> Mapping[str, Sequence[Record]] | int:  # fmt: skip
     """Return the reports of the workers of one run, or its exit code if it could not be measured."""
     from farandole.bench.terms import environment
 
-    os.environ |= environment(terms)
-    from farandole.pool.local import load_ahead
+    variables = {**environment(terms), SHARED_MEMORY: str(int(shared_memory))}
+    os.environ |= variables
+    if hosts is None or not hosts.pools:
+        from farandole.pool.local import load_ahead
 
-    load_ahead(threads, {**os.environ, **cpu.environment_of("same")})
-    from farandole.bench.measuring import Measuring, settings_of
+        load_ahead(threads, {**os.environ, **cpu.environment_of("same")})
+    import msgspec
+
+    from farandole.bench.measuring import HERE, Measuring, settings_of
 
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
-    measuring = Measuring(settings_of(folder, command, terms, threads, pin=pin, codec=codec), terms, lines)
+    places = msgspec.structs.replace(hosts or HERE, environ=variables)
+    measuring = Measuring(settings_of(folder, command, terms, threads, places, pin=pin, codec=codec), terms, lines)
     code = measuring.supervise()
     if measuring.records is None and code < SIGNALLED:
         say(f"farandole: the workers' logs are in {folder}")
@@ -137,7 +144,7 @@ def scaling(
     workers: Annotated[
         str | None,
         typer.Option(
-            "--workers", metavar="N,N,...", help="The numbers of workers; all run on this machine.",
+            "--workers", metavar="N,N,...", help="The numbers of workers.",
             show_default="1, 2 and the powers of two up to this machine's cores",
         ),
     ] = None,
@@ -186,14 +193,34 @@ def scaling(
         Path | None,
         typer.Option("--plot", metavar="FILE.svg|FILE.png", help="Draw the speed-up. Chromium draws a .png."),
     ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pool", metavar="POOL",
+            help="Hosts of the workers, as of `farandole run`: `ssh,hosts=hosts.txt`. Repeatable.",
+            show_default="this machine",
+        ),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="ADDRESS", help="Where the hosts of --pool reach this machine.")
+    ] = "127.0.0.1",
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files", metavar="FILE", help="File with a pattern a line: what travels to the hosts of --pool.",
+            show_default="the files that git tracks",
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Run a script with different numbers of workers, and compare speed, time and cost. Keeps no files."""
     from farandole.bench import scaling as plan
     from farandole.bench.scaling_table import notes, result_line
     from farandole.bench.terms import MODES, BenchTerms
 
-    cores = os.cpu_count() or 1
-    counts = plan.default_workers(cores) if workers is None else plan.workers_of(workers)
+    hosts = _hosts(pool or (), listen, files, ddp=ddp)
+    here = os.cpu_count() or 1
+    cores = math.inf if hosts.are_others else here  # other hosts' cores are not known: workers are taken to share none
+    counts = plan.default_workers(here) if workers is None else plan.workers_of(workers)
     modes = plan.choices_of("--mode", mode, MODES)
     codecs = plan.choices_of("--codec", codec, CODECS)
     transports = plan.choices_of("--transport", transport, plan.TRANSPORTS)
@@ -216,10 +243,12 @@ def scaling(
         tell(f"run {number + 1} of {len(runs)}: {run.words(runs)}")
         contestants = plan.contestants_of(run, codecs[0], transports[0], ddp=ddp)
         terms = BenchTerms(workers=run.workers, steps=timed, rounds=1, contestants=contestants, mode=run.mode)
-        os.environ[SHARED_MEMORY] = "1" if run.transport == "shared-memory" else "0"
         command = (script, *plan.filled(words, values[run.arguments]))
         started = time.time()
-        records = _measure(command, terms, threads, pin=pin, codec=run.codec, lines=_no_lines)
+        records = _measure(
+            command, terms, threads, hosts, pin=pin, codec=run.codec,
+            shared_memory=run.transport == "shared-memory", lines=_no_lines,
+        )  # fmt: skip
         if isinstance(records, int):
             code = records or 1
             break
@@ -230,6 +259,26 @@ def scaling(
         _show_scaling(rows, notes(rows, results, threads, cores, load), json, plot)
     if code:
         raise typer.Exit(code)
+
+
+def _hosts(pools: Iterable[str], listen: str, files: Path | None, *, ddp: bool) -> Hosts:
+    """Raises UsageError: a pool can't be created as requested, or DistributedDataParallel has workers elsewhere."""
+    from farandole.bench.measuring import Hosts
+    from farandole.cli.supervisor import check
+    from farandole.control import security
+    from farandole.coordinator import listener
+    from farandole.pool import spec
+
+    hosts = Hosts(pools=spec.pools([*pools]), listen=listen, files=files)
+    check(hosts.pools, listen, tell)
+    if not listener.is_loopback(listener.parse(listen)[0]):
+        security.check_available(listen)
+    if not hosts.are_others and (files is not None or listen != "127.0.0.1"):
+        option = f"--files {files}" if files is not None else f"--listen {listen}"
+        raise UsageError(f"{option}: there is no --pool of other hosts; name one, as --pool ssh,hosts=hosts.txt")
+    if hosts.are_others and ddp:
+        raise UsageError("--ddp: DistributedDataParallel is timed on one machine only; leave out --ddp or --pool")
+    return hosts
 
 
 def _no_lines(*_: object) -> tuple[str, ...]:

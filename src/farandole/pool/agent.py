@@ -396,7 +396,7 @@ class Agent:
         os.execv(python, [str(python), *arguments, "--wait"])
 
     def _local_pool(self, job: messages.Job, ticket: Ticket, command: list[str]) -> LocalPool:
-        environment = {**environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
+        environment = {**environ(ticket), **job.environ, "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
         if self._identity.interface:
             environment["FARANDOLE_INTERFACE"] = self._identity.interface
         if self._identity.zone:

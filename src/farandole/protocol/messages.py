@@ -605,7 +605,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `pack`: the hash of the run's code (see `code/pack.py`), which contains `script`; "" if the host has the code in
     `folder`. `setup` and `prepare`: commands that must succeed first. `orphan_s`: an agent without a coordinator and
-    without workers ends after that many seconds.
+    without workers ends after that many seconds. `environ`: variables of the workers' environment, beside the host's.
     """
 
     script: Text
@@ -616,6 +616,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prepare: Text = ""
     threads: Count = 1
     orphan_s: Seconds = 600.0
+    environ: Annotated[dict[Name, Text], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
 
 
 class HostPreemption(msgspec.Struct, frozen=True, kw_only=True):

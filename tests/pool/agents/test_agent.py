@@ -25,7 +25,7 @@ from tests.support.stage import Scenario, Stage, stage
 def play(folder: Path, scenario: Scenario) -> None:
     async def perform() -> None:
         async with stage(folder) as scene:
-            await asyncio.wait_for(scenario(scene), 30)
+            await asyncio.wait_for(scenario(scene), 120)
 
     asyncio.run(perform())
 
@@ -87,6 +87,30 @@ def prepared(folder: Path, ticket: Ticket) -> Path:
     (folder / "logs").mkdir(parents=True)
     agent.leave_ticket(folder, ticket)
     return folder
+
+
+@pytest.mark.processes
+def test_the_job_s_variables_are_in_the_environment_of_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys\nopen(sys.argv[1], 'w').write(os.environ['MINE'])\n")
+    job = messages.Job(
+        script="train.py", arguments=(str(tmp_path / "seen"),), folder=str(tmp_path), environ={"MINE": "{a: 1}"}
+    )
+
+    async def scenario(scene: Stage) -> None:
+        folder = prepared(tmp_path / "agent", scene.ticket)
+        pool = messages.Hello(kind="agent_pool", host="here", pid=2, pool="rack")
+        identity = AgentIdentity(folder=folder, pool="rack", host="node", notices="none")
+        async with subscribe(scene.ticket, pool) as link:
+            serving = asyncio.create_task(Agent(identity, lambda _: None).serve())
+            instance = (await next_report(link)).instance
+            order = messages.AgentOrder(job=job, session="s", serial=1, instance=instance, workers=("w1",))
+            await link.send(messages.ToHost(host="node", order=order))
+            await scene.until(lambda: (tmp_path / "seen").exists() and (tmp_path / "seen").read_text(), 100.0)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    play(tmp_path, scenario)
+    assert (tmp_path / "seen").read_text() == "{a: 1}"
 
 
 def test_with_a_grace_time_sigterm_is_a_notice_once_and_ends_nothing(tmp_path: Path) -> None:
