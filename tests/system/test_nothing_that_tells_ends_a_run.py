@@ -98,7 +98,8 @@ def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only
             assert out.read_text() == expected
             assert run.events("recorded again")[0]["missing"] > 0
             assert [event["equal"] for event in run.events("finished")] == [True]
-            assert run.events("lost") == [], "it was lost on the full disk, and nobody since"
+            lost = [(event["worker"], event["reason"]) for event in run.events("lost")]
+            assert lost == [], "it was lost on the full disk, and nobody since"
             with pytest.raises(LedgerIncomplete, match="w1"):
                 count(folder / "ledger")
             for path in (folder / "logs" / "w1.log", run.output):
