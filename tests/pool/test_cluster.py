@@ -203,11 +203,12 @@ def test_a_unit_that_is_gone_is_preempted_only_if_its_agent_stays_connected() ->
     due = units.take_actions(3.0)
     assert [event for event in due.events if isinstance(event, HostPreempted)] == []
     assert len(due.submit) == 1, "its place is taken at once"
+    joined(units, name, 3.2, workers=0)
+    assert hosts(units) == [], "nothing starts there"
+    joined(units, name, 3.4, workers=1)
     units.listed([row(name, GONE)], 4.0, 4.0)
     due = units.take_actions(3.0 + CLOSING_S + 0.1)
     assert [event.host for event in due.events if isinstance(event, HostPreempted)] == [name]
-    joined(units, name, 10.0, workers=0)
-    assert hosts(units) == [], "nothing starts there"
 
 
 def test_a_unit_that_is_listed_again_after_an_error_of_the_list_is_not_preempted() -> None:

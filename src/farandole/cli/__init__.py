@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from farandole.cli import worker
-from farandole.cli.options import PASS_ON, bound, check_words
+from farandole.cli.options import PASS_ON, check_words
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import output
 from farandole.platform.output import guard, say
@@ -26,7 +26,6 @@ from farandole.settings import verbosity
 _of_host = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _of_host.command("join", context_settings=PASS_ON)(worker.join)
 _of_host.command("agent", hidden=True)(worker.agent)
-bound(_of_host)
 _HOST_COMMANDS = {"join", "agent"}
 _host_command = typer.main.get_command(_of_host)
 
