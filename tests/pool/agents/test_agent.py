@@ -22,10 +22,10 @@ from farandole.protocol import messages
 from tests.support.stage import Scenario, Stage, stage
 
 
-def play(folder: Path, scenario: Scenario) -> None:
+def play(folder: Path, scenario: Scenario, limit_s: float = 30.0) -> None:
     async def perform() -> None:
         async with stage(folder) as scene:
-            await asyncio.wait_for(scenario(scene), 120)
+            await asyncio.wait_for(scenario(scene), limit_s)
 
     asyncio.run(perform())
 
@@ -109,7 +109,7 @@ def test_the_job_s_variables_are_in_the_environment_of_its_workers(tmp_path: Pat
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
-    play(tmp_path, scenario)
+    play(tmp_path, scenario, 120.0)  # a process loads torch
     assert (tmp_path / "seen").read_text() == "{a: 1}"
 
 
