@@ -61,6 +61,16 @@ def no_fork_server_left() -> Iterator[None]:
     process.end_spare()
 
 
+@pytest.fixture(autouse=True)
+def working_folder_unchanged() -> Iterator[None]:
+    """A test that leaves its process in another folder fails itself, and not the tests after it."""
+    before = os.getcwd()
+    yield
+    after = os.getcwd()
+    os.chdir(before)
+    assert after == before, f"the test has left the working folder at {after}"
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[farandole.Run]:
     for name in ("TICKET", "WORKER", "POOL", "FOLDER", "LEDGER", "THREADS", "HISTORY"):

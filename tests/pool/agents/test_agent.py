@@ -90,7 +90,10 @@ def prepared(folder: Path, ticket: Ticket) -> Path:
 
 
 @pytest.mark.processes
-def test_the_job_s_variables_are_in_the_environment_of_its_workers(tmp_path: Path) -> None:
+def test_the_job_s_variables_are_in_the_environment_of_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the agent changes the folder of its process; this one is the tests' own
     (tmp_path / "train.py").write_text("import os, sys\nopen(sys.argv[1], 'w').write(os.environ['MINE'])\n")
     job = messages.Job(
         script="train.py", arguments=(str(tmp_path / "seen"),), folder=str(tmp_path), environ={"MINE": "{a: 1}"}
