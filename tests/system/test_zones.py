@@ -23,7 +23,7 @@ def test_one_copy_of_the_sums_goes_each_way_between_two_zones_and_the_bits_stay(
     wide = ("--width", str(WIDTH), "--epochs", "16")
     alone(tmp_path / "alone", JOB, str(tmp_path / "expected"), *wide)
     pace = tmp_path / "pace"
-    pace.write_text("0.5")
+    pace.write_text("1.6")
     out = (str(tmp_path / "out"), "--pace", str(pace), *wide)
     first = ["env", "FARANDOLE_HOST=a", "FARANDOLE_ZONE=east"]
     with ExitStack() as stack:
