@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 import pytest
 import torch
 
+from farandole.collective.codec import CODECS
+from farandole.collective.fake import FakeNetwork
+from farandole.collective.quantization import Place, Quantization
 from farandole.collective.transport import PeerLost
 from farandole.errors import FarandoleError
 from farandole.protocol.view import View
-from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
-from tests.support.linking import connect, kill
+from tests.support.exchanging import DEADLINE_S, Worker, assert_same, decoded, expected, on_all, until, workers
+from tests.support.linking import SlowElsewhere, connect, kill
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
 
@@ -149,3 +153,57 @@ def test_a_lost_peer_is_an_error_of_ours_that_names_it() -> None:
     with pytest.raises(PeerLost):
         left.send(torch.zeros(4), "right", 7).wait()
     del right
+
+
+def test_a_view_that_is_given_up_while_a_bucket_is_sent_sends_it_once() -> None:
+    """A bucket of quantized numbers is sent by the thread that quantizes, beside the one that gives the view up."""
+    with workers(2, codec=CODECS["int8"], network=FakeNetwork()) as (worker, _):
+        assert worker.links is not None
+        worker.links = links = SlowElsewhere(worker.links)
+        worker.enter(View(number=1, members=("w0", "w1"), group=1))
+        worker.partials.begin(2)
+        worker.begin(0, 2, (("w0", "w1"),))
+        worker.compute(0)
+        assert links.lends.wait(DEADLINE_S)
+        follow(worker, View(number=2, members=("w0",), group=1), 0)
+        worker.partials.wait_until_quantized()
+        assert links.lent
+        assert len(links.lent) == len(set(links.lent))
+
+
+def test_a_view_without_anything_left_to_compute_sends_what_is_still_being_quantized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quantize = Quantization.quantize
+
+    def slow(self: Quantization, numbers: torch.Tensor, out: torch.Tensor, place: Place) -> torch.Tensor:
+        time.sleep(0.05)
+        return quantize(self, numbers, out, place)
+
+    monkeypatch.setattr(Quantization, "quantize", slow)
+    alone = View(number=2, members=("w0",), group=1)
+    with workers(2, codec=CODECS["int8"], network=FakeNetwork()) as (worker, _):
+        worker.partials.begin(1)
+        worker.begin(0, 1, (("w0",),))
+        worker.compute(0)
+        worker.enter(alone)
+        worker.begin(0, 1, (("w0",),))
+        assert not worker.todo
+        worker.exchange.on_all_submitted()
+        layout = worker.layout
+        assert_same(decoded(layout, worker.exchange.reduced(layout)), decoded(layout, expected(layout, 0, 1)))
+
+
+def test_an_error_of_the_thread_that_quantizes_reaches_the_training_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for its peers for ever, and they for it."""
+
+    def fail(*_: object) -> torch.Tensor:
+        raise MemoryError("of a test")
+
+    monkeypatch.setattr(Quantization, "quantize", fail)
+    with workers(2, codec=CODECS["int8"], network=FakeNetwork()) as (worker, _):
+        worker.partials.begin(2)
+        worker.begin(0, 2, (("w0", "w1"),))
+        worker.compute(0)
+        with pytest.raises(MemoryError, match="of a test"):
+            worker.exchange.on_all_submitted()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import threading
+import time
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 
 from farandole.collective.arena import Ordinary
 from farandole.collective.buckets import Layout, Partials
+from farandole.collective.codec import CODECS
+from farandole.collective.quantization import Place, Quantization
 from farandole.plan.shards import maximal, range_of, root
-from tests.support.exchanging import parameters_of
+from tests.support.exchanging import assert_same, decoded, parameters_of, tree_sum
 
 Gradients = list[torch.Tensor | None]
 
@@ -223,3 +227,53 @@ def test_memory_that_was_warmed_is_that_of_the_first_step() -> None:
                 partials.add_gradient(index, torch.full(SHAPES[index], float(step)))
             partials.close(torch.ones(2, dtype=torch.float64))
     assert memory.bytes == before
+
+
+def test_the_next_shard_waits_until_the_numbers_of_the_last_one_are_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantization takes long here, so it would read what the next shard writes."""
+    shards = gradients_of(5, unused=0.3, seed=11)
+    partials = Partials(Layout(parameters_of(*SHAPES), lanes=3, codec=CODECS["int8"]))
+    bucket = partials.layout.buckets[0]
+    leaves = list[torch.Tensor]()
+    for gradients in shards:
+        numbers = torch.zeros(bucket.numbers_before(bucket.numel))
+        for index, place in partials.layout.views(bucket, numbers).items():
+            gradient = gradients[index]
+            place.copy_(torch.tensor(0.0) if gradient is None else gradient)
+        leaves.append(bucket.quantize(numbers, torch.empty(bucket.numel, dtype=torch.uint8), 0))
+    wanted = tree_sum(leaves, lambda left, right: bucket.add(left, right, torch.empty_like(left), 0, 0))
+
+    quantize, threads = Quantization.quantize, set[int]()
+
+    def slow(self: Quantization, numbers: torch.Tensor, out: torch.Tensor, place: Place) -> torch.Tensor:
+        threads.add(threading.get_ident())
+        time.sleep(0.02)
+        return quantize(self, numbers, out, place)
+
+    monkeypatch.setattr(Quantization, "quantize", slow)
+    partials.begin(5)
+    for shard, gradients in enumerate(shards):
+        compute(partials, gradients, shard, random.Random(shard), last=shard == 4)
+    partials.wait_until_quantized()
+    got, *others = (nodes[root(5)].flat for nodes in partials.nodes)
+    assert_same(decoded(partials.layout, [got, *others]), decoded(partials.layout, [wanted, *others]))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_quantization_takes_denormal_numbers_as_the_training_thread_does() -> None:
+    partials = Partials(Layout(parameters_of((60,)), lanes=0, codec=CODECS["int8"]))
+    gradient, sums = torch.full((60,), 2.0**-127), []
+    for flushes in (False, True, False):
+        torch.set_flush_denormal(flushes)
+        try:
+            partials.begin(1)
+            partials.open(0)
+            partials.add_gradient(0, gradient.clone())
+            partials.close(None)
+            partials.wait_until_quantized()
+            sums.append(partials.nodes[0][root(1)].flat.clone())
+        finally:
+            torch.set_flush_denormal(False)
+    assert same(sums[0], sums[2])
+    assert not same(sums[0], sums[1])

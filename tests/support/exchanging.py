@@ -131,8 +131,7 @@ class Worker:
         self.exchange.begin(number, self.partials, shards, Lineage(sets=lineage))
         self.todo = [s for s in assign(shards, lineage)[self.name] if s not in self.done]
         if not self.todo:
-            for bucket in range(len(self.layout.buckets)):
-                self.exchange.submit(bucket)
+            self.exchange.submit_all()
 
     def compute(self, step: int, *, only: int | None = None) -> None:
         """The shards that are due; with `only`, no more than so many buckets of the last one are submitted."""
@@ -140,9 +139,9 @@ class Worker:
             last = shard == self.todo[-1]
             told = iter(range(len(self.layout.buckets) if only is None else only))
 
-            def submit_next(bucket: int, told: Iterator[int] = told) -> None:
+            def submit_next(bucket: int, told: Iterator[int] = told, exchange: Exchange = self.exchange) -> None:
                 if next(told, None) is not None:
-                    self.exchange.submit(bucket)
+                    exchange.submit(bucket)
 
             self.partials.complete = submit_next if last else ignore
             self.partials.open(shard)

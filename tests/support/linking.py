@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,26 @@ class Gated(Counting):
     def borrow(self, room: ReceiveBuffer, peer: str, tag: int) -> Borrowing:
         borrowing = super().borrow(room, peer, tag)
         return Behind(borrowing, self._gate) if tag >> 17 & 3 == REDUCED else borrowing
+
+
+class SlowElsewhere(Counting):
+    """Links whose `lend` takes long in every thread but the one that made them.
+
+    `lends`: set when it begins there. `lent`: peers and tags.
+    """
+
+    def __init__(self, links: Links) -> None:
+        super().__init__(links)
+        self.lends = threading.Event()
+        self.lent: list[tuple[str, int]] = []
+        self._thread = threading.get_ident()
+
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        if threading.get_ident() != self._thread:
+            self.lends.set()
+            time.sleep(0.1)
+        self.lent.append((peer, tag))
+        return super().lend(tensor, peer, tag)
 
 
 class Behind:

@@ -28,6 +28,7 @@ def test_the_gradient_is_the_rounded_sum_in_float32(codec: Codec) -> None:
         loss = model(each).sum()
         gradients.backward(loss, 1.0, last=True)
         gradients.close(loss.detach(), 1, 1.0, ignore)
+    gradients.partials.wait_until_quantized()
     gradients.publish([nodes[root(2)].flat for nodes in gradients.partials.nodes], 2)
     expected = torch.empty(3)
     bucket = gradients.layout.buckets[0]

@@ -154,6 +154,7 @@ def _cost(codec: Codec, numbers: torch.Tensor) -> CodecCost:
                 partials.open(shard, last=shard == 1)
                 partials.add_gradient(0, gradient)
                 partials.close(None)
+            partials.wait_until_quantized()
             (total,) = partials.nodes[0].values()
             return total.flat
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.codec import NONE, Codec
 from farandole.collective.quantization import GROUP_BYTES, Place, Quantization
 from farandole.collective.schedule import MOST_BUCKETS
+from farandole.numerics import settings
 from farandole.plan.shards import Node, exists, parent, root, sibling
 
 # --- buckets ----------------------------------------------------------------------------------------------------------
@@ -200,6 +202,9 @@ def flat(bucket: Bucket, memory: Memory) -> torch.Tensor:
 # shard, and so on upward. That reads and writes as much memory as plain accumulation into `.grad`. Only the sums that
 # are exchanged, those of the maximal nodes, go into a slot of memory that peers can read: for the last shard at once,
 # otherwise at the first use. At most about `2 * log2(shards)` sums are held at a time.
+#
+# Quantization takes long, so on the CPU a thread of its own quantizes and adds, bucket by bucket in their order, beside
+# the rest of the backward pass. A device computes beside the training thread anyway.
 
 
 class Slot:
@@ -246,7 +251,7 @@ class Partials:
 
     For each shard in turn, call `open(shard)`, then `add_gradient` for each gradient as the backward pass produces it,
     then `close()`, which adds zeros for the parameters without a gradient. The attribute `complete` is called with the
-    bucket's number when a bucket has all of the shard's gradients.
+    bucket's number when a bucket has all of the shard's gradients; for a quantized bucket by the thread that quantizes.
     """
 
     def __init__(self, layout: Layout, memory: Memory | None = None) -> None:
@@ -256,6 +261,7 @@ class Partials:
         self.nodes: list[dict[Node, ShardSum]] = [{} for _ in layout.buckets]
         self._free: list[list[Slot]] = [[] for _ in layout.buckets]
         self._numbers: dict[int, _Numbers] = {}  # by bucket
+        self._quantizing: ThreadPoolExecutor | None = None
         self._ways: list[_BucketPath | _QuantizedPath] = []
         self._missing: list[set[int]] = [set() for _ in layout.buckets]
         self._all = [frozenset(bucket.params) for bucket in layout.buckets]
@@ -271,6 +277,7 @@ class Partials:
 
     def begin(self, shards: int, step: int = 0) -> None:
         """Begins a new round of `shards` shards in training step `step`, and frees the sums of the last round."""
+        self.wait_until_quantized()
         self.shards, self.step = shards, step
         for bucket, nodes in enumerate(self.nodes):
             self._give_back(bucket, *nodes.values())
@@ -313,6 +320,15 @@ class Partials:
                 self._merge(bucket.index)
         self.shard = -1
 
+    def wait_until_quantized(self) -> None:
+        """Waits for the sums of the closed shards. Call it before you read them without having been told by `complete`.
+
+        Raises:
+            Exception: an error of the thread that quantizes.
+        """
+        for numbers in self._numbers.values():
+            numbers.wait()
+
     def _climb(self, shard: int) -> tuple[Node, list[Node]]:
         """Returns the node that the shard reaches, and the nodes that are added on its way; the same in all buckets."""
         sums, others = self.nodes[0] if self.nodes else {}, list[Node]()
@@ -339,10 +355,30 @@ class Partials:
     def _merge(self, bucket: int) -> None:
         """Stores the sum of a bucket that has all of the shard's gradients."""
         way = self._ways[bucket]
-        way.finish()
-        self._give_back(bucket, *way.others[1:])
         self.nodes[bucket][way.node] = way.held
-        self.complete(bucket)
+        complete = self.complete
+
+        def finish() -> None:
+            way.finish()
+            self._give_back(bucket, *way.others[1:])
+            complete(bucket)
+
+        if isinstance(way, _QuantizedPath) and self.layout.buckets[bucket].device.type == "cpu":
+            way.numbers.reader = self._quantize(finish)
+        else:
+            finish()
+
+    def _quantize(self, finish: Callable[[], None]) -> Future[None]:
+        """Calls `finish` in the thread that quantizes, which takes denormal numbers as this one does."""
+        if self._quantizing is None:
+            self._quantizing = ThreadPoolExecutor(1, thread_name_prefix="quantization")
+        flushes = settings.flushes()
+
+        def work() -> None:
+            settings.flush_as(flushes)
+            finish()
+
+        return self._quantizing.submit(work)
 
     def _give_back(self, bucket: int, *held: ShardSum) -> None:
         self._free[bucket] += [each.slot for each in held if each.slot is not None]
@@ -396,12 +432,22 @@ class _BucketPath:
 
 
 class _Numbers:
-    """The numbers of one shard's gradients in a bucket, in float32, before they are quantized."""
+    """The numbers of one shard's gradients in a bucket, in float32, before they are quantized.
+
+    `reader`: the task that reads them in another thread; None if there is none.
+    """
 
     def __init__(self, layout: Layout, number: int) -> None:
+        self.reader: Future[None] | None = None
         self.bucket = bucket = layout.buckets[number]
         self.flat = torch.zeros(bucket.numbers_before(bucket.numel), device=bucket.device)
         self.views = layout.views(bucket, self.flat)
+
+    def wait(self) -> None:
+        """Wait for the reader."""
+        if self.reader is not None:
+            reader, self.reader = self.reader, None
+            reader.result()
 
 
 class _QuantizedPath:
@@ -414,7 +460,7 @@ class _QuantizedPath:
     def __init__(
         self, numbers: _Numbers, step: int, node: Node, held: ShardSum, others: list[ShardSum], slot: Slot | None
     ) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._step = step
         self.node = node
         self.held = held
@@ -422,11 +468,12 @@ class _QuantizedPath:
         self._slot = slot
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
-        _lay(gradient, self._numbers.views[index])
+        self.numbers.wait()  # of the shard before
+        _lay(gradient, self.numbers.views[index])
 
     def finish(self) -> None:
         """All gradients of the shard are here: quantizes them, and adds the other sums."""
-        bucket, flat = self._numbers.bucket, self._numbers.flat
+        bucket, flat = self.numbers.bucket, self.numbers.flat
         if self._slot is not None:
             bucket.quantize(flat, self._slot.flat, self._step)
             self.held.lie_in(self._slot)

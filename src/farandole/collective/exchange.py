@@ -427,6 +427,13 @@ class Exchange:
             round_.scattered[bucket] = True
             self._wake.notify_all()
 
+    def submit_all(self) -> None:
+        """Sends all buckets of a round in which this worker has no more shards to compute."""
+        if self._round is not None:
+            self._round.partials.wait_until_quantized()
+            for bucket in range(len(self._round.layout.buckets)):
+                self.submit(bucket)
+
     def withhold(self) -> None:
         """Delays the commit message until `release`, because this worker does not hold the state yet."""
         self._may_commit.clear()
@@ -437,6 +444,7 @@ class Exchange:
     def on_all_submitted(self) -> None:
         """All buckets are submitted. A single process executes its acts now; otherwise the view's thread does."""
         if self._round:
+            self._round.partials.wait_until_quantized()
             self._round.flushes = settings.flushes()
             if not self._peers and not self._round.ended:
                 self._serve(self._round)
@@ -470,6 +478,7 @@ class Exchange:
         round_ = self._round
         if round_ is None or round_.ended or self._links is None:
             return
+        round_.partials.wait_until_quantized()  # the thread that quantizes may be sending
         self._links.keep_alive(self)
         for message in round_.order.unsent(round_.scattered, round_.served):
             with contextlib.suppress(PeerLost):

@@ -57,6 +57,11 @@ def _multiplier(step: int, bucket: int) -> int:
     return mixed % (1 << 64) >> 32 | 1
 
 
+def _maybe_any(mask: torch.Tensor) -> bool:
+    """Return True if the mask may have a True. It is not read on a device, since that would wait for the device."""
+    return mask.device.type != "cpu" or bool(mask.any())
+
+
 @dataclass(frozen=True)
 class Place:
     """Where numbers are: in a step's bucket, from byte `start` on, a multiple of `GROUP_BYTES`. Input of the hash."""
@@ -136,8 +141,9 @@ class Quantization:
         else:
             into.copy_(integers)
             into *= scales
-        if bool((exponents == _NOT_FINITE).any()):
-            into.masked_fill_(exponents == _NOT_FINITE, float("nan"))
+        not_finite = exponents == _NOT_FINITE
+        if _maybe_any(not_finite):
+            into.masked_fill_(not_finite, float("nan"))
 
     def _round(self, numbers: torch.Tensor, out: torch.Tensor, place: Place, first: int, work: _Work) -> None:
         """Round `numbers`, of shape (groups, numbers of a block, BLOCKS), whose first group is the tensor's `first`."""
@@ -165,9 +171,9 @@ class Quantization:
             low &= 15
             high <<= 4
             torch.bitwise_or(low, high, out=packed)
-        finite = largest < _NOT_FINITE << 23
-        if not bool(finite.all()):
-            exponents.masked_fill_(~finite, _NOT_FINITE)
+        not_finite = largest >= _NOT_FINITE << 23
+        if _maybe_any(not_finite):
+            exponents.masked_fill_(not_finite, _NOT_FINITE)
         out[:, 0] = exponents
 
     @property

@@ -219,8 +219,7 @@ class RoundsPort:
 
     def submit_all(self) -> None:
         assert self.exchange is not None
-        for bucket in range(len(self._partials.layout.buckets)):
-            self.exchange.submit(bucket)
+        self.exchange.submit_all()
 
     def open_shard(self, shard: int, *, last: bool) -> None:
         """Begins `shard` in the partial sums; with the `last` one, buckets are submitted as they are filled."""
