@@ -172,6 +172,16 @@ def test_full_hosts_get_no_more_and_that_is_said_once() -> None:
     assert len(play.told(m.NoCapacity)) == 2
 
 
+def test_a_pool_whose_first_host_is_yet_to_come_names_no_number_of_slots() -> None:
+    play = two_hosts(slots=2)
+    play.pool.hosts = []
+    play.roster(wanted=1)
+    [said] = play.told(m.NoCapacity)
+    assert isinstance(said, m.NoCapacity)
+    assert said.reason
+    assert not re.findall(r"\d+", said.reason)
+
+
 def test_what_stands_for_a_host_that_is_yet_to_come_is_at_peace_once_one_has_come() -> None:
     play = two_hosts()
     play.pool.hosts = [Host(name="another")]

@@ -195,7 +195,10 @@ class Coordinators:
                     f"the coordinator died {deaths} times in a row ({why}); the run ends"
                     f"{self._last_words()}; its output is in {self._folder / COORDINATOR_LOG}"
                 )
-            self._show(f"the coordinator died ({why}); restarting it, training continues")
+            if self._process.poll() == 0:
+                self._show("the coordinator has ended, but no word came whether the run is over; starting it again to ask")
+            else:
+                self._show(f"the coordinator died ({why}); restarting it, training continues")
             await asyncio.sleep(POLL_S * 2**deaths)
             if not self._over:
                 self._process = self._start("--again")

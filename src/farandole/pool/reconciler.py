@@ -471,7 +471,8 @@ class PoolReconciler:
             return
         self._full = True
         slots = sum(host.slots or 0 for host in hosts)
-        self._outbox.append(m.NoCapacity(reason=f"all {slots} slots of its {len(hosts)} hosts are taken"))
+        full = f"all {slots} slots of its {len(hosts)} hosts are taken"
+        self._outbox.append(m.NoCapacity(reason=full if hosts else "none of its hosts is ready yet"))
 
 
 # --- service ----------------------------------------------------------------------------------------------------------
