@@ -196,7 +196,9 @@ class Coordinators:
                     f"{self._last_words()}; its output is in {self._folder / COORDINATOR_LOG}"
                 )
             if self._process.poll() == 0:
-                self._show("the coordinator has ended, but no word came whether the run is over; starting it again to ask")
+                self._show(
+                    "the coordinator has ended, but no word came whether the run is over; starting it again to ask"
+                )
             else:
                 self._show(f"the coordinator died ({why}); restarting it, training continues")
             await asyncio.sleep(POLL_S * 2**deaths)
