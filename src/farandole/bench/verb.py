@@ -339,8 +339,8 @@ def _draw(plot: Path, picture: str) -> None:
 def network(
     context: typer.Context,
     *,
-    hosts: Annotated[int, typer.Option("--hosts", help="How many hosts to measure, with this one if it trains.")] = 2,
-    mb: Annotated[float, typer.Option("--mb", help="MB of gradients; 97 are those of a ResNet-50.")] = 97.0,
+    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts to measure. Count this machine too if it runs a worker.")] = 2,
+    mb: Annotated[float, typer.Option("--mb", help="MB (1e6 bytes) of gradients; a ResNet-50 has 102.")] = 102.0,
     timed: Annotated[int, typer.Option("--steps", help="Steps to time, after three steps of warm-up.")] = 10,
     compute_ms: Annotated[
         float, typer.Option("--compute-ms", help="Milliseconds of a step of your training without the exchange.")
@@ -351,8 +351,8 @@ def network(
 ) -> None:
     """Measure the links between hosts, and predict a step with each codec.
 
-    All other options are those of `farandole run`, which bring the hosts: --pool ssh,hosts.toml, or --listen 0.0.0.0
-    and `farandole join` on the other machines. Keeps no files.
+    All other options are those of `farandole run`. Two of them bring the hosts: --pool ssh,hosts=hosts.txt, or --listen
+    0.0.0.0 with `farandole join` on the other machines. Keeps no files.
     """
     import msgspec
     from rich.console import Console
