@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 import torch
 from torch import nn
 
 from farandole.collective.codec import CODECS, Codec
+from farandole.collective.quantization import Place, Quantization
 from farandole.errors import UsageError
 from farandole.plan.shards import root
+from farandole.protocol.worker.driver import Driver, Routine
 from farandole.training.gradients import Gradients
 from farandole.training.replica import Replica
+from tests.support.steps import BATCH, mlp, train
 
 
 def ignore(*_: object) -> None:
@@ -53,3 +59,31 @@ def test_a_codec_that_does_not_suit_the_model_is_an_error() -> None:
         Gradients(Replica({"model": nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1).double()])}), codec=CODECS["bf16"])
     with pytest.raises(UsageError, match="bfloat16"):
         Gradients(Replica({"model": nn.Linear(1, 1).bfloat16()}), codec=CODECS["bf16+zstd"])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_waits_for_its_peers_only_when_its_sums_are_quantized(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, *, fails: bool
+) -> None:
+    """Else the coordinator would not look for stacks of a worker for which its peers wait. An error ends the step."""
+    quantize, wait_for_round_end, quantized = Quantization.quantize, Driver.wait_for_round_end, [0]
+    waited: list[int] = []
+
+    def slow(self: Quantization, numbers: torch.Tensor, out: torch.Tensor, place: Place) -> torch.Tensor:
+        time.sleep(0.02)
+        if fails:
+            raise MemoryError("of a test")
+        quantized[0] += 1
+        return quantize(self, numbers, out, place)
+
+    def noted(self: Driver) -> Routine[bool]:
+        waited.append(quantized[0])
+        return wait_for_round_end(self)
+
+    monkeypatch.setattr(Quantization, "quantize", slow)
+    monkeypatch.setattr(Driver, "wait_for_round_end", noted)
+    monkeypatch.setenv("FARANDOLE_CODEC", "int8")
+    steps = train(request.getfixturevalue("run"), mlp())  # of micro-batches of four samples
+    with pytest.raises(MemoryError, match="of a test") if fails else contextlib.nullcontext():
+        next(steps)
+    assert waited == ([] if fails else [BATCH // 4])

@@ -339,7 +339,9 @@ def _draw(plot: Path, picture: str) -> None:
 def network(
     context: typer.Context,
     *,
-    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts to measure. Count this machine too if it runs a worker.")] = 2,
+    hosts: Annotated[
+        int, typer.Option("--hosts", help="Number of hosts to measure. Count this machine too if it runs a worker.")
+    ] = 2,
     mb: Annotated[float, typer.Option("--mb", help="MB (1e6 bytes) of gradients; a ResNet-50 has 102.")] = 102.0,
     timed: Annotated[int, typer.Option("--steps", help="Steps to time, after three steps of warm-up.")] = 10,
     compute_ms: Annotated[

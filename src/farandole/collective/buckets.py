@@ -444,10 +444,10 @@ class _Numbers:
         self.views = layout.views(bucket, self.flat)
 
     def wait(self) -> None:
-        """Wait for the reader."""
+        """Wait for the reader. Its error is raised each time, since the sums are wrong."""
         if self.reader is not None:
-            reader, self.reader = self.reader, None
-            reader.result()
+            self.reader.result()
+            self.reader = None
 
 
 class _QuantizedPath:

@@ -110,7 +110,7 @@ class Round:
     """One round's exchange. `tag` is common to all its messages. `is_step` is True for the round of a training step.
 
     Attributes:
-        scattered: for each bucket, True if this worker's partial sums of it are sent; set by the training thread.
+        scattered: for each bucket, True if this worker's partial sums of it are sent; set by the thread that submits.
         sums: for each bucket, the sums that this worker has: first its own partial sums, in the memory of the training
             thread's `Partials`, then those of its host. Each sum has the bucket's element with which it begins.
         zone_sums: for each bucket, the elements `[start, stop)` for which this worker has the sums of its zone, and
@@ -363,7 +363,7 @@ class Agreement(Protocol):
 class Exchange:
     """The exchange of one view. `links` may be None for a single process; `waits` records the waits for peers.
 
-    The training thread calls all public methods.
+    The training thread calls all public methods. The thread that quantizes (`buckets.py`) calls `submit`, too.
     """
 
     def __init__(
@@ -478,11 +478,13 @@ class Exchange:
         round_ = self._round
         if round_ is None or round_.ended or self._links is None:
             return
-        round_.partials.wait_until_quantized()  # the thread that quantizes may be sending
-        self._links.keep_alive(self)
-        for message in round_.order.unsent(round_.scattered, round_.served):
-            with contextlib.suppress(PeerLost):
-                self._send(round_, self._nothing(round_, message), message)
+        try:
+            round_.partials.wait_until_quantized()  # the thread that quantizes may be sending
+        finally:
+            self._links.keep_alive(self)
+            for message in round_.order.unsent(round_.scattered, round_.served):
+                with contextlib.suppress(PeerLost):
+                    self._send(round_, self._nothing(round_, message), message)
 
     # --- following the order -----------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ A phase that has nothing to do is left out: with one host (c) and (h), with one 
 that serves a strip owns its only slice. A worker that is alone on its host sends in (a) what others send in (c), and if
 its host is alone in its zone, what others send in (e).
 
-Two threads. The training thread posts `begin`, and sends `scatter[bucket]` as the backward pass fills the bucket. The
+Two threads. The training thread posts `begin`, and sends `scatter[bucket]` as the backward pass fills the bucket, or
+has another thread send it after this has quantized it (`buckets.py`; it waits for that thread before it goes on). The
 view's thread executes `serve`, one act after the other, because a wait on a frozen peer can't be woken. The two threads
 share nothing else, so only the order within each thread has to be decided. The order is correct because:
 

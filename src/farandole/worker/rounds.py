@@ -227,6 +227,9 @@ class RoundsPort:
         self._partials.complete = self.exchange.submit if last else _not_yet
         self._partials.open(shard, last=last)
 
+    def wait_until_quantized(self) -> None:
+        self._partials.wait_until_quantized()
+
     def reduced(self) -> list[Any]:
         """The reduced buckets of the round that has ended.
 
@@ -362,6 +365,7 @@ class Rounds:
 
     def wait_for_round_end(self) -> bool:
         """Waits for the round's end. Returns True if it has ended, and False if the view changed: call `todo` again."""
+        self._port.wait_until_quantized()  # until then the peers wait for this worker, and not it for them
         self.meter.enter("exchange")
         ended = self._drive(self._driver.wait_for_round_end())
         self.meter.enter("compute")
