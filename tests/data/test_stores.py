@@ -44,6 +44,28 @@ def test_a_page_in_the_place_of_a_range_is_no_sample(shards: Path, monkeypatch: 
         ObjectStore().read(f"{server.url}/page", 0, 100)
 
 
+def test_an_attempt_that_the_deadline_ends_hides_no_earlier_cause(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the first attempt has its answer, and the second one's comes too late."""
+    once = ObjectStore._once
+
+    def later(self: ObjectStore, url: str, start: int, stop: int, at_most_s: float) -> bytes:
+        try:
+            return once(self, url, start, stop, at_most_s)
+        finally:
+            server.delay_s = 2.0
+
+    monkeypatch.setattr(ObjectStore, "_once", later)
+    (shards / "page").write_bytes(b"<html>")
+    with FileServer(shards) as server:
+        with pytest.raises(ShardError, match=r"OSError: .*\b6 bytes\b.*\b100\b"):
+            ObjectStore(deadline_s=1.0).read(f"{server.url}/page", 0, 100)
+        server.delay_s = 2.0
+        with pytest.raises(ShardError, match="FSTimeoutError"):
+            ObjectStore(deadline_s=0.2).read(f"{server.url}/page", 0, 100)
+
+
 def test_other_bytes_once_are_read_again_and_are_no_bad_sample(shards: Path, source: Path, tmp_path: Path) -> None:
     with FileServer(shards) as server:
         images = ShardedImages(

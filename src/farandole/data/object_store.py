@@ -3,7 +3,8 @@
 - *Retries*: any error of a client except "no such file" and "permission denied" is tried again, up to `ATTEMPTS` times,
   each for `ATTEMPT_S` at most. The pauses between attempts double and vary, so that a hundred hosts do not come back at
   the same time.
-- *Deadline*: after `deadline_s` in all it raises an error with the last cause.
+- *Deadline*: after `deadline_s` in all it raises an error with the last cause. That the deadline ended an attempt is no
+  cause if an earlier attempt has one.
 - *Checks*: an answer must have as many bytes as requested, or it is an error: an overloaded store sends an HTML page.
   If a server ignores the range and sends a file from its beginning, the bytes are read up to the end of the range.
 
@@ -13,6 +14,7 @@ of its own (`fetcher.py`), except for stores that only this process knows.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import threading
@@ -57,17 +59,18 @@ class ObjectStore:
             ShardError: the bytes can't be read.
             UsageError: the kind of URL is unknown, or its package is not installed.
         """
-        began, pause = time.monotonic(), FIRST_PAUSE_S
+        began, pause, why = time.monotonic(), FIRST_PAUSE_S, ""
         for attempt in range(1, ATTEMPTS + 1):
-            remaining_s = began + self.deadline_s - time.monotonic()
+            at_most_s = min(ATTEMPT_S, began + self.deadline_s - time.monotonic())
             try:
-                return self._once(url, start, stop, min(ATTEMPT_S, remaining_s))
+                return self._once(url, start, stop, at_most_s)
             except (UsageError, ShardError):
                 raise
             except FileNotFoundError:
                 raise missing(url) from None
             except Exception as error:
-                why = f"{type(error).__name__}: {str(error) or 'no answer'}"
+                if not (why and at_most_s < ATTEMPT_S and isinstance(error, asyncio.TimeoutError)):
+                    why = f"{type(error).__name__}: {str(error) or 'no answer'}"
                 pause = min(2 * pause, LONGEST_PAUSE_S) * self._chance.uniform(0.5, 1.0)
                 remaining_s = began + self.deadline_s - time.monotonic()
                 if isinstance(error, PermissionError) or attempt == ATTEMPTS or remaining_s <= pause:
