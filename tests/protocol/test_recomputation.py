@@ -36,6 +36,16 @@ def test_nothing_differs() -> None:
     assert disputes.judge(reports) == disputes.Verdict()
 
 
+def test_another_member_checks_where_the_checker_is_gone_and_each_member_checks_once() -> None:
+    """The checker may have found a difference before it went (seed 41091221 of the schedules)."""
+    known = {"compared": ("a", "b", "c", "gone")}
+    reports = {"a": said(found("a", 1, 0), **known), "b": said(found("b", 1, 1), **known), "c": said(**known)}
+    assert disputes.judge(reports).rechecks == (("b", (0,)), ("a", (1,)))
+    assert disputes.judge({"a": reports["a"], "b": said(new=True, **known)}).rechecks == ()
+    reports |= {"b": said(check_results=found("a", 2, 0), **known), "c": said(found("c", 1, 2), **known)}
+    assert disputes.judge(reports).rechecks == (("b", (0,)), ("c", (0,)), ("a", (2,)))
+
+
 def test_a_round_in_which_a_joiners_replica_differed_is_done_again_also_where_it_is_gone() -> None:
     reports = {"a": said(), "b": said()}
     assert disputes.judge(reports, {"c": 7}) == disputes.Verdict(rechecks=())
@@ -122,7 +132,7 @@ def test_a_round_is_not_committed_without_one_that_was_to_be_compared(gone: str)
     reports = {"a": said(found("a", 1, 3), **known), "b": said(check_results=found("a", 1, 3), **known)}
     reports["c"] = said(**known)
     del reports[gone]
-    assert disputes.judge(reports).rechecks == ()
+    assert disputes.judge(reports).rechecks == ((("c", (3,)),) if gone == "b" else ())
 
 
 def test_nor_without_one_that_was_to_prove_itself_beside_others() -> None:

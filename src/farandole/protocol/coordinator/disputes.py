@@ -495,10 +495,12 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
         difference = f"at step {failed[worker]} its replica differs from the others'"
         refused[worker] = f"{difference}: {UPDATES}, or {others} sends it wrong sums"
     reports = {worker: report for worker, report in reports.items() if worker not in refused}
-    again = list[tuple[str, tuple[int, ...]]]()
+    again, without_checker = list[tuple[str, tuple[int, ...]]](), list[str]()
     differ = any(_uncompared(at_last, worker) for worker in at_last)
     for holder, report in at_last.items():
         results = _digests_by_holder(at_last, holder, report)
+        if len(results) == 1 and not at_last.keys() >= set(report.compared):
+            without_checker.append(holder)
         if len({each.number for each in results.values()}) < 2:
             continue
         differ = True
@@ -521,6 +523,10 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
             again += [(worker, report.own_results.shards) for worker in (*checkers, third)]
         else:
             undecided[tuple(results)] = _first(results[right], results[odd[0]])
+    for holder in without_checker:
+        busy = {holder, *(worker for worker, _ in again)}
+        if other := _third(at_last, busy):
+            again.append((other, at_last[holder].own_results.shards))
     redone = tuple(again) if differ or refused or failed else None
     return Verdict(refused=refused, wrong=wrong, undecided=undecided, rechecks=redone)
 
@@ -597,9 +603,9 @@ def _new(at_last: Mapping[str, Stopped], holder: str, results: Mapping[str, Comp
     return [worker for worker in new if results[worker].number != results[holder].number]
 
 
-def _third(at_last: Mapping[str, Stopped], results: Mapping[str, Computed]) -> str:
-    """Return a member that has not computed these shards, "" if there is none."""
-    return next((worker for worker, report in at_last.items() if worker not in results and not report.unchecked), "")
+def _third(at_last: Mapping[str, Stopped], others: Collection[str]) -> str:
+    """Return a member that is none of the others, "" if there is none."""
+    return next((worker for worker, report in at_last.items() if worker not in others and not report.unchecked), "")
 
 
 def _first(expected: Computed, got: Computed) -> str:
