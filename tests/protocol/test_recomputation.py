@@ -44,6 +44,10 @@ def test_another_member_checks_where_the_checker_is_gone_and_each_member_checks_
     assert disputes.judge({"a": reports["a"], "b": said(new=True, **known)}).rechecks == ()
     reports |= {"b": said(check_results=found("a", 2, 0), **known), "c": said(found("c", 1, 2), **known)}
     assert disputes.judge(reports).rechecks == (("b", (0,)), ("c", (0,)), ("a", (2,)))
+    reports = {"a": said(found("a", 1, 0), **known), "b": said(found("b", 1, 1), **known), "c": said(**known)}
+    assert disputes.judge(reports, {"b": 7}).rechecks == (("c", (0,)),)
+    reports |= {"a": said(**known), "c": said(found("c", 1, 2), **known)}
+    assert disputes.judge(reports).rechecks == (("a", (1,)), ("b", (2,)))
 
 
 def test_a_round_in_which_a_joiners_replica_differed_is_done_again_also_where_it_is_gone() -> None:

@@ -523,8 +523,9 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
             again += [(worker, report.own_results.shards) for worker in (*checkers, third)]
         else:
             undecided[tuple(results)] = _first(results[right], results[odd[0]])
-    for holder in without_checker:
-        busy = {holder, *(worker for worker, _ in again)}
+    removed = {*refused, *wrong}
+    for holder in (holder for holder in without_checker if holder not in removed):
+        busy = {holder, *removed, *(worker for worker, _ in again)}
         if other := _third(at_last, busy):
             again.append((other, at_last[holder].own_results.shards))
     redone = tuple(again) if differ or refused or failed else None
