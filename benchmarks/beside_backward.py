@@ -2,6 +2,7 @@
 
     python benchmarks/beside_backward.py                       # none, bf16, int8, int4; a minute
     python benchmarks/beside_backward.py --codec none int4 --rounds 5
+    python benchmarks/beside_backward.py --device cuda --width 1024
 
 A step has four micro-batches of a small transformer. Each round measures every codec once, in turns, and compares it
 with the first codec of the same round. Another core must be idle to show what quantization beside the backward pass
@@ -30,12 +31,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codec", nargs="+", default=["none", "bf16", "int8", "int4"], choices=list(CODECS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--width", type=int, default=256, help="features of the transformer's layers")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-    model, batch = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), torch.randn(8, 64, 256)
+    layer = nn.TransformerEncoderLayer(options.width, 4, 4 * options.width, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).to(options.device)
+    batch = torch.randn(8, 64, options.width, device=options.device)
     rounds = [[step_s(model, batch, codec) for codec in options.codec] for _ in range(options.rounds)]
     rows = []
     for index, codec in enumerate(options.codec):
@@ -59,6 +63,8 @@ def step_s(model: nn.Module, batch: torch.Tensor, codec: str) -> float:
             gradients.backward(loss, 1.0, last=True)
             gradients.close(loss.detach().double(), 1, 1.0, lambda *_: None)
         gradients.partials.wait_until_quantized()
+        if batch.is_cuda:
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     gradients.unhook()
     return statistics.median(times[1:])

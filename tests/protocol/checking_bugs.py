@@ -51,7 +51,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if differ or refused else None",
         {"drift": True},
     ),
-    (recovery, "unconfirmed or verdict.rechecks is not None or", "unconfirmed or", ERRS),
+    (recovery, "dispute is not None or verdict.rechecks is not None", "dispute is not None", ERRS),
     (recovery, "rechecks=None if outcome.commit else verdict.rechecks", "rechecks=None", ERRS),
     (recovery, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
     (disputes, "        for worker in _new(at_last, holder, results):", "        for worker in ():", ERRS),

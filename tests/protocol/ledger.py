@@ -52,6 +52,7 @@ class Ledger(Witness):
         self._in_force = View(number=0, members=(), group=0)
         self._disbelieved: set[str] = set()  # honest ones that lost their place to one word against theirs
         self._torn: set[str] = set()  # evicted workers that hold parts of different states, without knowing it
+        self._joined: set[str] = set()  # workers that a view took in; no schedule is so long that a trial ends
         self._wronged = 0
         self._wronged_at = -1.0
         self._unfed = UnfedWitness(world)
@@ -83,6 +84,7 @@ class Ledger(Witness):
         """R2."""
         self._world.say(worker.name, f"applies view {view.number} {view.members} at round {round_}")
         self._in_force = max(self._in_force, view, key=lambda v: v.number)
+        self._joined.update(view.joining)
         if self._applied.setdefault(view.number, round_) != round_:
             raise Violation(
                 f"R2: {worker.name} applies view {view.number} at round {round_}, "
@@ -223,7 +225,7 @@ class Ledger(Witness):
     def saved(self, worker: Process) -> None:
         if worker.name in self._torn:
             raise Violation(f"{worker.name} saves a state that is torn")
-        if worker.member.differing:
+        if worker.member.differing and not self._joiners_went(worker):
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
@@ -276,8 +278,17 @@ class Ledger(Witness):
             self.saved_step = max(self.saved_step, step)
 
     def asked_to_save(self, worker: Process, save: Save) -> None:
-        if worker.apart_in and save.save and not save.allow_between:
+        if worker.apart_in and save.save and not save.allow_between and not self._joiners_went(worker):
             raise Violation(f"{worker.name} is to save as a checkpoint what differs from the others' replicas")
+
+    def _joiners_went(self, worker: Process) -> bool:
+        """Return True if only joiners differed in the round that `worker` could not end, and all of them are removed.
+
+        Then its replica is right. See docs/protocol.md, Recomputation 4.
+        """
+        odd = worker.member.differing
+        removed = all(name in self._joined and self._out(self._world.workers[name]) for name in odd)
+        return bool(odd) and removed and worker.name not in odd
 
     def _state_lost(self) -> None:
         for worker in self._world.workers.values():

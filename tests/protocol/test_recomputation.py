@@ -244,8 +244,8 @@ def test_who_may_have_had_no_step_to_prove_itself_in_has_it_in_the_next_view() -
     assert scene.last("c", m.Propose).view.unchecked == ("c",), "a step has ended"
 
 
-def joined(entered: int) -> Scene:
-    """`c` came in at that step; now `c` differs, as `a` and `b` say, and all have stopped."""
+def joined(entered: int, *, failure: str = "") -> Scene:
+    """`c` came in at that step; now `c` differs, as `a` and `b` say; the script fails on `failure`, and all stop."""
     scene = trained("a", "b")
     scene.ready("c")
     view = scene.last("c", m.Propose).view
@@ -255,6 +255,8 @@ def joined(entered: int) -> Scene:
     scene.forget()
     for worker in "ab":
         scene.say(worker, m.Differs(step=600, workers=("c",)))
+    if failure:
+        scene.say(failure, m.ScriptFailed(traceback="ValueError"))
     for worker in "abc":
         scene.report(worker, 600, has_result=True)
     return scene
@@ -266,6 +268,16 @@ def test_a_joiner_whose_updates_differ_goes_and_what_it_computed_is_done_again()
     assert scene.members("a", "b") == ("a", "b")
     assert not scene.last("a", m.Resume).commit
     assert UPDATES in scene.last("c", m.JoinRefused).reason
+
+
+def test_if_the_script_fails_at_the_same_stop_the_state_of_the_others_is_saved() -> None:
+    """Their replicas are equal: the run would have gone on with them (seed 42020366 of the schedules)."""
+    scene = joined(595, failure="c")
+    assert UPDATES in scene.last("c", m.JoinRefused).reason
+    assert scene.coordinator.ending is not None
+    assert not scene.coordinator.ending.replicas_differ
+    end = scene.last(scene.coordinator.ending.saver, m.End)
+    assert (scene.coordinator.ending.saver, end.save, end.allow_between) == ("a", True, False)
 
 
 def test_one_that_has_been_looked_at_all_over_ends_the_run() -> None:

@@ -132,7 +132,8 @@ def test_of_two_words_about_a_round_that_one_could_not_end_the_longest_standing_
     assert scene.last("a", m.Resume).round == (7 if behind == "a" else 8)
 
 
-def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_to_hold_the_state() -> None:
+def third_holder_not_known() -> Scene:
+    """`a` reports that `b`, a joiner, differs; `c` holds the state too, and the coordinator has not heard so."""
     scene = trained("a", wanted=3, minimum=1)
     scene.close("a")
     scene.back("a")
@@ -143,6 +144,25 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
     scene.switch(view, 7, synced=False)
     scene.say("b", m.Synced(view=view.number))
     scene.say("a", DIFFERS)
+    return scene
+
+
+def test_if_the_run_is_to_end_what_one_of_three_has_reported_is_compared_first() -> None:
+    scene = third_holder_not_known()
+    scene.say("a", m.ScriptFailed(traceback="ValueError"))
+    for worker in "abc":
+        scene.report(worker, 7)
+    assert "End" not in [*scene.kinds("a"), *scene.kinds("b"), *scene.kinds("c")]
+    for worker, digest in (("a", 1), ("b", 2), ("c", 1)):
+        assert scene.last(worker, m.Compare)
+        scene.say(worker, m.Digests(step=7, names=("w",), digests=(digest,)))
+    assert scene.coordinator.ending
+    assert scene.coordinator.ending.differing == ("b",)
+    assert scene.coordinator.ending.saver in ("a", "c")
+
+
+def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_to_hold_the_state() -> None:
+    scene = third_holder_not_known()
     for worker in "abc":
         scene.report(worker, 7)
     assert scene.members("a", "b", "c") == ("a", "b", "c")

@@ -149,7 +149,7 @@ def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: b
 # What all holders of the state see in the same step (a loss that is not finite, replicas that differ, the round in
 # which members switched to a view). Invariant: with three or more holders, such a report counts only once two have made
 # it of the same step; until then nothing is stopped for it.
-# Argument: docs/protocol.md, Corroboration 1-6.
+# Argument: docs/protocol.md, Corroboration 1-7.
 
 KEPT_FACTS = 100  # facts whose reports are remembered
 MANY = 3  # holders of the state, among which one may be outvoted

@@ -179,9 +179,7 @@ def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
 def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Remove who must go, then resume, save the last checkpoint or start over."""
     synced = {worker for worker, report in reports.items() if report.synced}
-    unconfirmed = bool(stop.failed) and len(stop.difference_reporters) < disputes.majority(len(synced))
-    if unconfirmed:  # more workers hold the state than was known: they see it again in the redone round, and report it
-        stop.failed.clear()
+    unconfirmed = _unconfirmed(stop, len(synced))
     difference = differing(reports)
     if difference is not None:
         state.differ(difference)
@@ -200,8 +198,9 @@ def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
             state.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in synced))
     holders = {worker: reports[worker] for worker in reports if worker in synced}
+    dispute = unconfirmed or disputes.disputed(state, holders)
     if state.ending and (state.ending.failed or emptied):  # the furthest worker has the state of a whole step
-        if not state.ending.replicas_differ and (dispute := disputes.disputed(state, holders)):
+        if not state.ending.replicas_differ and dispute is not None:
             reporters, message = dispute
             disputes.on_replicas_differ(
                 state, message.workers, f"at step {message.step}", reporters[0] if len(reporters) == 1 else ""
@@ -210,10 +209,23 @@ def _decide(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
         state.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         shutdown.ask_to_save(state)
     elif synced:
-        disputed = unconfirmed or verdict.rechecks is not None or disputes.disputed(state, holders) is not None
-        _resume(state, stop, reports, decide(reports, must_redo=disputed), verdict)
+        must_redo = dispute is not None or verdict.rechecks is not None
+        _resume(state, stop, reports, decide(reports, must_redo=must_redo), verdict)
     else:
         _start_over(state, stop, reports)
+
+
+def _unconfirmed(stop: Stopping, holders: int) -> tuple[list[str], m.Differs] | None:
+    """Take a report that the replicas differ back, with its reporters, if they are too few for so many `holders`.
+
+    More workers hold the state than was known when it was believed. If the round is redone, they see the difference
+    again. See docs/protocol.md, Corroboration 7.
+    """
+    if not stop.failed or len(stop.difference_reporters) >= disputes.majority(holders):
+        return None
+    message = m.Differs(step=max(stop.failed.values()), workers=tuple(stop.failed))
+    stop.failed.clear()
+    return sorted(stop.difference_reporters), message
 
 
 def _convicted(state: CoordinatorState, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
