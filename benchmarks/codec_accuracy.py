@@ -2,10 +2,11 @@
 
     python benchmarks/codec_accuracy.py --seeds 10 -- examples/digits.py
     python benchmarks/codec_accuracy.py --seeds 10 --codec bf16 int8 int4 -- examples/cifar10.py DATA --samples 5000
+    python benchmarks/codec_accuracy.py --seeds 10 --jobs 14 -- examples/shakespeare.py TEXT --width 256    # on a GPU
 
 Each seed is trained once with each codec and once without, in single processes, which have the bits of any run. The
-script must print "test accuracy" and a number, as the examples do; the last one counts. Shown is the mean difference
-to no codec in percentage points, with its 95 % interval by Student's t distribution.
+script must print "test accuracy" or "validation accuracy" and a number, as the examples do; the last one counts. The
+table has the mean difference to no codec in percentage points, with its 95 % interval by Student's t distribution.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tables import number, show
 
-ACCURACY = re.compile(r"test accuracy ([0-9.]+)")
+ACCURACY = re.compile(r"(?:test|validation) accuracy ([0-9.]+)")
 # of the 97.5 % quantile of Student's t distribution, by degrees of freedom
 T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09}
 
@@ -57,6 +58,7 @@ def train(command: list[str], codec: str, seed: int) -> float:
     found = ACCURACY.findall(done.stdout)
     if done.returncode or not found:
         raise SystemExit(f"{' '.join(command)} with {codec}, seed {seed}: exit code {done.returncode}\n{done.stderr}")
+    print(f"{codec}, seed {seed}: {found[-1]}", file=sys.stderr, flush=True)
     return 100 * float(found[-1])
 
 

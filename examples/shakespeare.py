@@ -108,6 +108,11 @@ def cross_entropy(scores: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(scores.transpose(1, 2), letters, reduction="none").mean(1)
 
 
+def accuracy(scores: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
+    """The part of the letters in each window that have the highest score, shape (batch,)."""
+    return (scores.argmax(-1) == letters).double().mean(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="a transformer on letters")
     parser.add_argument("path", type=Path, help="a text, such as tinyshakespeare.txt")
@@ -146,10 +151,11 @@ def main() -> None:
         for _ in range(step.base_steps):
             schedule.step()
         if step.ends_epoch:
-            validation = run.evaluate(model, validation_set, cross_entropy)
-            run.log(validation=validation)
+            found = run.evaluate(model, validation_set, {"accuracy": accuracy, "loss": cross_entropy})
+            run.log(validation=found["loss"], accuracy=found["accuracy"])
             if run.is_leader:
-                print(f"epoch {step.epoch}: loss {step.loss:.4f}, validation loss {validation:.4f}", flush=True)
+                validation = f"validation accuracy {found['accuracy']:.4f}, validation loss {found['loss']:.4f}"
+                print(f"epoch {step.epoch}: loss {step.loss:.4f}, {validation}", flush=True)
     if run.is_leader:
         print(f"fingerprint {run.fingerprint()}", flush=True)
     with run.once() as mine:
