@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the top down. A room may import from itself and from those below it.
 LEVELS = [
     {"cli", "bench", "integrations", "__main__"},
-    {"simulate"},
+    {"simulate", "market"},
     {"observe"},
     {"pool"},
     {"script"},

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli.commands import app
-from farandole.cli.control import seconds
+from farandole.cli.options import seconds
 from farandole.control.api import Api
 from farandole.control.run_folder import RECORD, TICKET, TICKETS
 from farandole.control.security import read_tickets
@@ -86,13 +86,13 @@ def verbs(folder: Path) -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("30m", 1800), ("12h", 43200), ("7d", 604800)])
 def test_times(text: str, expected: float) -> None:
-    assert seconds(text) == expected
+    assert seconds("--expires", text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "12", "h", "0h", "-1h", "1.5h", "12 h", "1w", "9" * 20 + "d"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=rf"--expires {re.escape(text)}.*\b30m\b.*\b12h\b.*\b7d\b"):
-        seconds(text)
+        seconds("--expires", text)
 
 
 @pytest.mark.processes

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farandole.cli.options import check_script
+from farandole.cli.options import check_file, check_script, write_file
 from farandole.errors import UsageError
 from farandole.platform import cpu
 from farandole.platform.extras import require_zstd
@@ -63,7 +63,7 @@ def steps(
 
     terms = BenchTerms(workers=workers, steps=timed, rounds=rounds)
     check_script(script)
-    _check_file("--json", json)
+    check_file("--json", json)
     begin = f"{workers} workers start" if workers > 1 else "1 worker starts"
     tell(f"{begin}; all files of this run are deleted at its end, and no checkpoint is written")
     records = _measure((script, *(arguments or ())), terms, threads, pin=pin, lines=round_lines)
@@ -100,19 +100,6 @@ def _measure(
     return code if measuring.records is None else measuring.records
 
 
-def _check_file(option: str, path: Path | None) -> None:
-    """Raise UsageError if the folder of a file to write does not exist."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no such folder")
-
-
-def _write(option: str, path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from None
-
-
 def _show(result: Figures, json: Path | None) -> None:
     import msgspec
     from rich.console import Console
@@ -127,7 +114,7 @@ def _show(result: Figures, json: Path | None) -> None:
     for line in notes(result, os.cpu_count() or 1):
         tell(line)
     if json is not None:
-        _write("--json", json, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write_file("--json", json, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------
@@ -229,7 +216,7 @@ def scaling(
     values = {" ".join(f"{n}={v}" for n, v in each.items()): each for each in plan.arguments_of(argument or (), words)}
     BenchTerms(workers=1, steps=timed, rounds=1)
     check_script(script)
-    _check_file("--json", json)
+    check_file("--json", json)
     _check_plot(plot)
     for each in codecs:
         require_zstd(each)
@@ -291,7 +278,7 @@ def _check_plot(plot: Path | None) -> None:
         return
     if plot.suffix not in (".svg", ".png"):
         raise UsageError(f"--plot {plot}: its name must end in .svg or .png")
-    _check_file("--plot", plot)
+    check_file("--plot", plot)
     if plot.suffix == ".png":
         from farandole.observe.report import find_browser
 
@@ -313,7 +300,7 @@ def _show_scaling(rows: Sequence[ScalingRow], lines: Iterable[str], json: Path |
     for line in lines:
         tell(line)
     if json is not None:
-        _write("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+        write_file("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
     if plot is not None:
         _draw(plot, chart(rows))
 
@@ -321,7 +308,7 @@ def _show_scaling(rows: Sequence[ScalingRow], lines: Iterable[str], json: Path |
 def _draw(plot: Path, picture: str) -> None:
     """Write an SVG to the file `plot`, as it is or as a PNG."""
     if plot.suffix == ".svg":
-        _write("--plot", plot, picture.encode())
+        write_file("--plot", plot, picture.encode())
         return
     from farandole.observe.report import find_browser, take_picture
 
@@ -359,7 +346,7 @@ def network(
     import msgspec
     from rich.console import Console
 
-    _check_file("--json", json)
+    check_file("--json", json)
     for option, value, least in (("--hosts", hosts, 2), ("--steps", timed, 1)):
         if value < least:
             raise UsageError(f"{option} {value}: at least {least}")
@@ -378,4 +365,4 @@ def network(
     tell("")
     tell(f"recommended: --codec {result.recommended}")
     if json is not None:
-        _write("--json", json, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write_file("--json", json, msgspec.json.format(msgspec.json.encode(result)) + b"\n")

@@ -8,7 +8,7 @@ import typer
 
 from farandole import __version__
 from farandole.bench import verb
-from farandole.cli import attach, control, data, folders, hosts, inspect, reproduce, run, worker
+from farandole.cli import attach, control, data, folders, hosts, inspect, market, reproduce, run, worker
 from farandole.cli import pool as instance
 from farandole.cli.options import PASS_ON, Verbose, bound
 from farandole.platform.output import tell
@@ -32,6 +32,7 @@ app.command("trace")(inspect.trace)
 app.command("dashboard")(inspect.dashboard)
 app.command("report")(inspect.report)
 app.command("account")(inspect.account)
+app.command("simulate")(market.simulate)
 app.command("stop")(control.stop)
 app.command("attach")(attach.attach)
 app.command("agent", hidden=True)(worker.agent)

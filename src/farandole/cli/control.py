@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Generator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import RunOption, live
+from farandole.cli.options import seconds
 from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.platform import files
 from farandole.platform.output import say, tell
@@ -72,7 +72,6 @@ def stop(run: RunOption = None) -> None:
 # secret is sent to it.
 
 app = typer.Typer(help="Create, list and revoke join tickets.", no_args_is_help=True)
-UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @app.callback()
@@ -102,7 +101,7 @@ def new(
     from farandole.control.ticket import load, new_secret
     from farandole.platform.files import write_atomically
 
-    until = time.time() + seconds(expires) if expires else 0.0
+    until = time.time() + seconds("--expires", expires) if expires else 0.0
     with changing(run) as (folder, tickets):
         owners = load(str(folder / TICKET))
         names = {each.name for each in tickets}
@@ -181,18 +180,6 @@ def changing(run: Path | None) -> Generator[tuple[Path, list[IssuedTicket]]]:
             api.reread_tickets()
     except CoordinatorUnreachable as error:
         say(f"written; takes effect when the coordinator answers again ({error})")
-
-
-def seconds(text: str) -> float:
-    """Returns the seconds of a duration such as "30m", "12h" or "7d".
-
-    Raises:
-        UsageError: the text has another form.
-    """
-    form = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if form is None or not int(form[1]):
-        raise UsageError(f"--expires {text}: give a duration such as 30m, 12h or 7d")
-    return int(form[1]) * UNITS[form[2]]
 
 
 def _state(issued: IssuedTicket) -> str:

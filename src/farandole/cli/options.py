@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from datetime import date
@@ -209,3 +210,32 @@ def _parsed(path: Path, content: bytes) -> Any:
         raise UsageError(f"prices {path}: invalid TOML: {error}") from None
     day = table.get("date")
     return {**table, "date": day.isoformat()} if type(day) is date else table
+
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(option: str, text: str) -> int:
+    """Returns the seconds of a duration such as "90s", "30m", "12h" or "7d".
+
+    Raises:
+        UsageError: the text has another form; it names the option.
+    """
+    form = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if form is None or not int(form[1]):
+        raise UsageError(f"{option} {text}: give a duration such as 90s, 30m, 12h or 7d")
+    return int(form[1]) * UNITS[form[2]]
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Raises UsageError if the folder of a file to write does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no such folder")
+
+
+def write_file(option: str, path: Path, content: bytes) -> None:
+    """Raises UsageError: the file can't be written."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None

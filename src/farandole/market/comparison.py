@@ -1,0 +1,208 @@
+"""Compares strategies over many beginnings in traces: cost, deadline, goodput, and how far from the cheapest way.
+
+Strategies with a fixed number of machines have as few as make the deadline on demand, or all if there is no deadline.
+Each window of a trace begins with an interval and is as long as the deadline; without a deadline it goes to the end of
+the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.market.optimum import divisible, indivisible
+from farandole.market.play import PlannedJob, Played, Price, play
+from farandole.market.strategies import STRATEGIES
+from farandole.market.traces import MarketTrace
+from farandole.plan.deadline import fewest_in_time
+
+CHEAPEST, BOUND = "cheapest that restarts", "lower bound of all"
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy came to in one window. `hours` is None if the job was not done; for bounds all but `dollars` is.
+
+    `over_bound`: dollars over the lower bound of all; None if the job was not done.
+    """
+
+    trace: str
+    begins_h: float
+    dollars: float
+    hours: float | None = None
+    over_bound: float | None = None
+    goodput: float | None = None
+    lost: int | None = None
+    spot_h: float | None = None
+    on_demand_h: float | None = None
+
+
+class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table: all windows of one strategy."""
+
+    strategy: str
+    machines: int
+    outcomes: list[JobOutcome]
+
+    @property
+    def dollars(self) -> list[float]:
+        return [each.dollars for each in self.outcomes if each.hours is not None or each.lost is None]
+
+    @property
+    def missed(self) -> int:
+        """In how many windows the job was not done in time."""
+        return sum(each.hours is None and each.lost is not None for each in self.outcomes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceWindow:
+    """A part of a trace in which the job is played."""
+
+    trace: MarketTrace
+    begins_s: int
+
+
+def windows(traces: Sequence[MarketTrace], job: PlannedJob, beginnings: int) -> list[TraceWindow]:
+    """Return `beginnings` windows of each trace, at equal distances.
+
+    Raises:
+        UsageError: a trace is shorter than the deadline.
+    """
+    found = list[TraceWindow]()
+    for trace in traces:
+        whole = len(trace.counts)
+        intervals = whole // 2 if job.deadline_s is None else job.deadline_s // trace.gap_s
+        if not 0 < intervals <= whole:
+            raise UsageError(
+                f"{trace.name}: the trace has {trace.duration_s / 3600:.1f} hours and intervals of {trace.gap_s} s, "
+                f"and the deadline is {(job.deadline_s or 0) / 3600:.2f} hours"
+            )
+        room = whole - intervals
+        firsts = sorted({round(room * number / max(beginnings - 1, 1)) for number in range(beginnings)})
+        for first in firsts:
+            part = trace.window(first, whole if job.deadline_s is None else intervals)
+            found.append(TraceWindow(trace=part, begins_s=first * trace.gap_s))
+    return found
+
+
+def fixed_size(job: PlannedJob) -> int:
+    """Return how many machines the strategies with a fixed number of machines have.
+
+    Raises:
+        UsageError: no number of machines makes the deadline.
+    """
+    if job.deadline_s is None:
+        return job.most
+    fewest = fewest_in_time(job.work_s, job.deadline_s, job.start_s, job.speeds)
+    if fewest is None:
+        least_h = (job.start_s + job.work_s / job.speed(job.most)) / 3600
+        raise UsageError(
+            f"the deadline of {job.deadline_s / 3600:g} hours can't be met: {job.most} machines on demand need "
+            f"{least_h:.2f} hours; set a deadline of at least that, or more machines"
+        )
+    return fewest
+
+
+def compare(
+    job: PlannedJob, places: Sequence[TraceWindow], price: Price, names: Sequence[str]
+) -> Iterator[StrategyResult]:
+    """Yield what each strategy comes to in all windows, after the bounds. Items come as they are computed."""
+    fixed = replace(job, speeds=job.speeds[: fixed_size(job)])
+    jobs = [_in_window(job, place) for place in places]
+    bounds = [divisible(each, place.trace, price) for each, place in zip(jobs, places, strict=True)]
+    yield _bound(BOUND, job.most, places, bounds)
+    cheapest = [indivisible(_in_window(fixed, place), place.trace, price) for place in places]
+    yield _bound(CHEAPEST, fixed.most, places, cheapest, bounds)
+    for name in names:
+        mine = job if STRATEGIES[name].any_number else fixed
+        outcomes = [
+            _outcome(place, play(_in_window(mine, place), place.trace, price, STRATEGIES[name]), bound)
+            for place, bound in zip(places, bounds, strict=True)
+        ]
+        yield StrategyResult(strategy=name, machines=mine.most, outcomes=outcomes)
+
+
+def _in_window(job: PlannedJob, window: TraceWindow) -> PlannedJob:
+    """Return the job with its deadline at the end of an interval: what is decided later would come too late."""
+    if job.deadline_s is None:
+        return job
+    return replace(job, deadline_s=len(window.trace.counts) * window.trace.gap_s)
+
+
+def _outcome(window: TraceWindow, played: Played, bound: float) -> JobOutcome:
+    return JobOutcome(
+        trace=window.trace.name, begins_h=window.begins_s / 3600, dollars=played.dollars,
+        hours=None if played.done_s is None else played.done_s / 3600,
+        over_bound=None if played.done_s is None else played.dollars / bound, goodput=played.goodput, lost=played.lost,
+        spot_h=played.paid_s["spot"] / 3600, on_demand_h=played.paid_s["on demand"] / 3600,
+    )  # fmt: skip
+
+
+def _bound(
+    name: str,
+    machines: int,
+    places: Sequence[TraceWindow],
+    dollars: Sequence[float],
+    bounds: Sequence[float] | None = None,
+) -> StrategyResult:
+    over = [each / bound for each, bound in zip(dollars, bounds or dollars, strict=True)]
+    outcomes = [
+        JobOutcome(trace=place.trace.name, begins_h=place.begins_s / 3600, dollars=each, over_bound=ratio)
+        for place, each, ratio in zip(places, dollars, over, strict=True)
+    ]
+    return StrategyResult(strategy=name, machines=machines, outcomes=outcomes)
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known, None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+# --- speeds -----------------------------------------------------------------------------------------------------------
+
+
+class _Run(msgspec.Struct):
+    workers: int
+
+
+class _Row(msgspec.Struct):
+    """What is read of a row that `farandole bench scaling --json` wrote."""
+
+    run: _Run
+    samples_per_s: float
+    contestant: str = "farandole"
+
+
+def speeds_of(path: Path | None, machines: int) -> tuple[tuple[float, ...], int]:
+    """Return how many times faster 1, 2, ... `machines` machines are than one, and the largest number measured.
+
+    `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. Between two measured
+    numbers a line is drawn. Beyond the last one the last line goes on, and falls never.
+
+    Raises:
+        UsageError: the file has no speed of one worker, or can't be read.
+    """
+    if path is None:
+        return tuple(float(count) for count in range(1, machines + 1)), machines
+    try:
+        rows = msgspec.json.decode(path.read_bytes(), type=list[_Row])
+    except (OSError, msgspec.MsgspecError, json.JSONDecodeError) as error:
+        raise UsageError(f"--speeds {path}: not a file of `farandole bench scaling --json`: {error}") from None
+    measured = {row.run.workers: row.samples_per_s for row in rows if row.contestant == "farandole"}
+    if 1 not in measured:
+        raise UsageError(f"--speeds {path}: it has no speed of one worker; measure it, as with --workers 1,2,4")
+    places = sorted(measured)
+    found = list[float]()
+    for count in range(1, machines + 1):
+        after = next((place for place in places if place >= count), places[-1])
+        before = max((place for place in places if place < after), default=after)
+        slope = (measured[after] - measured[before]) / (after - before) if after > before else 0.0
+        speed = (measured[after] + slope * (count - after)) / measured[1]
+        found.append(max(speed, found[-1] if found else speed))
+    return tuple(found), places[-1]

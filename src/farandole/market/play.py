@@ -1,0 +1,249 @@
+"""Plays a strategy against a trace: which machines it has in each interval, what they cost, and when the job is done.
+
+At the beginning of each interval of the trace the market takes back the spot machines that it has no room for. Then the
+strategy says which machines it wants, for this interval. It knows the past and the present, never what comes. A machine
+is paid for from its request on. It computes once `PlannedJob.start_s` have passed. If the job can't be
+divided among machines that come and go (`Strategy.restarts`), every change of its machines lets all of them start anew,
+and a machine that was taken back costs the work since the last checkpoint. Payment ends in the moment in which the job
+is done.
+
+Every second of every machine is in one class of the account (docs/account.md): `start`, `compute`, or `again`, which
+are seconds of computing that were lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from farandole.market.traces import MarketTrace
+from farandole.plan.deadline import speed_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Dollars for an hour of one machine."""
+
+    on_demand: float
+    spot: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """A training.
+
+    Attributes:
+        work_s: for how many seconds one machine alone computes until the job is done.
+        start_s: from the request for a machine until it computes.
+        deadline_s: when the job has to be done, from its beginning; None: there is no deadline.
+        speeds: item i is how many times faster i + 1 machines are than one. The job has at most so many machines.
+        checkpoint_s: seconds of computing between two checkpoints, for jobs that restart.
+    """
+
+    work_s: int
+    start_s: int
+    deadline_s: int | None = None
+    speeds: tuple[float, ...] = (1.0,)
+    checkpoint_s: int = 0
+
+    @property
+    def most(self) -> int:
+        """The largest number of machines."""
+        return len(self.speeds)
+
+    def speed(self, machines: int) -> float:
+        """Return how many times faster that many machines are than one."""
+        return speed_of(self.speeds, machines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """How many machines of each kind."""
+
+    spot: int = 0
+    on_demand: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What a strategy knows at the beginning of an interval.
+
+    Attributes:
+        time_s: since the beginning of the job.
+        gap_s: the length of the interval.
+        available: how many spot machines the market has.
+        fleet: the machines that the job has, after the market has taken some back.
+        lost: how many of them the market has just taken back.
+        starts_s: for each on-demand machine, for how many seconds it still starts.
+        left_s: the work that is left, in seconds of one machine.
+    """
+
+    time_s: int
+    gap_s: int
+    available: int
+    fleet: Machines
+    lost: int
+    starts_s: tuple[int, ...]
+    left_s: float
+
+
+class Strategy(ABC):
+    """Decides which machines a job has. An object plays one job, once."""
+
+    restarts = False  # a change of the machines restarts the job
+    any_number = False  # the job may have any number of machines; else it has all or none
+
+    def __init__(self, job: PlannedJob) -> None:
+        self.job = job
+
+    @abstractmethod
+    def decide(self, now: Moment) -> Machines:
+        """Return the machines of the interval that begins: at most `now.available` of them are spot machines."""
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What a job came to. `done_s` is None if it was not done when the trace or the given time ended.
+
+    Attributes:
+        dollars: what all machines cost.
+        lost: how many machines the market took back.
+        seconds: seconds of machines, by class of the account.
+        paid_s: seconds of machines that were paid, by kind.
+        done: the work that was done by the end of each interval, in seconds of one machine.
+    """
+
+    done_s: float | None = None
+    dollars: float = 0.0
+    lost: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("start", "compute", "again"), 0.0))
+    paid_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("spot", "on demand"), 0.0))
+    done: list[float] = field(default_factory=list[float])
+
+    @property
+    def goodput(self) -> float:
+        """The part of the machines' time in which they computed what was not lost."""
+        paid = sum(self.seconds.values())
+        return self.seconds["compute"] / paid if paid else 0.0
+
+    def count(self, fleet: Machines, price: Price, run: _Run) -> None:
+        """Add what these machines did and cost in an interval."""
+        for kind, machines, dollars in (
+            ("spot", fleet.spot, price.spot),
+            ("on demand", fleet.on_demand, price.on_demand),
+        ):
+            self.paid_s[kind] += machines * run.time_s
+            self.dollars += machines * run.time_s * dollars / 3600
+        self.seconds["start"] += (fleet.spot + fleet.on_demand) * run.time_s - run.computing_s
+        self.seconds["compute"] += run.computing_s
+
+
+def play(job: PlannedJob, trace: MarketTrace, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
+    """Return what the job comes to with the strategy that `make` makes. It ends with the trace at the latest."""
+    strategy, result = make(job), Played()
+    machines = _RunningMachines(job, restarts=strategy.restarts)
+    left_s, since_checkpoint_s = float(job.work_s), 0.0
+    for interval, available in enumerate(trace.counts):
+        time_s, before = interval * trace.gap_s, machines.count
+        lost = machines.take_back(available)
+        result.lost += lost
+        if lost and strategy.restarts and job.checkpoint_s:
+            again_s = since_checkpoint_s % job.checkpoint_s
+            left_s += again_s * job.speed(before)
+            result.seconds["compute"] -= again_s * before
+            result.seconds["again"] += again_s * before
+        now = Moment(
+            time_s=time_s, gap_s=trace.gap_s, available=available, fleet=machines.fleet, lost=lost,
+            starts_s=machines.starts_s, left_s=left_s,
+        )  # fmt: skip
+        if machines.change(strategy.decide(now), available):
+            since_checkpoint_s = 0.0
+        run = machines.run(trace.gap_s, left_s)
+        left_s, since_checkpoint_s = left_s - run.work_s, since_checkpoint_s + run.longest_s
+        result.count(machines.fleet, price, run)
+        result.done.append(job.work_s - left_s)
+        if left_s <= 1e-6:
+            result.done_s = time_s + run.time_s
+            break
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What the machines did in an interval.
+
+    `time_s`: until the interval or the job ended. `computing_s`: of all machines together. `longest_s`: of one machine.
+    """
+
+    time_s: float
+    work_s: float
+    computing_s: float
+    longest_s: float
+
+
+class _RunningMachines:
+    """The machines of a job: for each, how many seconds it still starts."""
+
+    def __init__(self, job: PlannedJob, *, restarts: bool) -> None:
+        self._job, self._restarts = job, restarts
+        self._spot, self._on_demand = list[int](), list[int]()
+        self._lost = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._spot) + len(self._on_demand)
+
+    @property
+    def fleet(self) -> Machines:
+        return Machines(spot=len(self._spot), on_demand=len(self._on_demand))
+
+    @property
+    def starts_s(self) -> tuple[int, ...]:
+        """For each on-demand machine, for how many seconds it still starts, the least first."""
+        return tuple(sorted(self._on_demand))
+
+    def take_back(self, available: int) -> int:
+        """Let the market take spot machines back. It takes those first that compute. Returns how many."""
+        self._lost = max(len(self._spot) - available, 0)
+        self._spot = sorted(self._spot)[self._lost :]
+        return self._lost
+
+    def change(self, fleet: Machines, available: int) -> bool:
+        """Start and stop machines; those are stopped first that have to start for the longest time.
+
+        Returns True if the machines are others than in the interval before.
+        """
+        assert 0 <= fleet.spot <= available, f"{fleet} of {available}"
+        assert fleet.spot + fleet.on_demand <= self._job.most, f"{fleet}: more than {self._job.most}"
+        changed = self._lost > 0 or fleet != self.fleet
+        self._spot = self._resized(self._spot, fleet.spot)
+        self._on_demand = self._resized(self._on_demand, fleet.on_demand)
+        if self._restarts and changed:
+            self._spot = [self._job.start_s] * fleet.spot
+            self._on_demand = [self._job.start_s] * fleet.on_demand
+        return changed
+
+    def _resized(self, machines: list[int], count: int) -> list[int]:
+        kept = sorted(machines)[:count]
+        return kept + [self._job.start_s] * (count - len(kept))
+
+    def run(self, gap_s: int, left_s: float) -> _Run:
+        """Compute until the interval ends or the job is done."""
+        starts = sorted([*self._spot, *self._on_demand])
+        time_s = work_s = computing_s = 0.0
+        for count in range(len(starts) + 1):  # so many compute, until the next one does
+            until_s = float(min(starts[count], gap_s) if count < len(starts) else gap_s)
+            speed = self._job.speed(count)
+            is_done = speed > 0 and work_s + speed * (until_s - time_s) >= left_s
+            if is_done:
+                until_s = time_s + (left_s - work_s) / speed
+            work_s = left_s if is_done else work_s + speed * (until_s - time_s)
+            computing_s += count * (until_s - time_s)
+            time_s = until_s
+            if is_done:
+                break
+        longest_s = max(time_s - starts[0], 0.0) if starts else 0.0
+        self._spot = [max(each - gap_s, 0) for each in self._spot]
+        self._on_demand = [max(each - gap_s, 0) for each in self._on_demand]
+        return _Run(time_s=time_s, work_s=work_s, computing_s=computing_s, longest_s=longest_s)

@@ -1,0 +1,143 @@
+"""Strategies: which machines a job has, and when.
+
+    on demand               a fixed number of on-demand machines
+    spot, restarts          a fixed number of spot machines whenever there are so many, from a checkpoint
+    greedy                  the same, and on demand from the last moment on
+    uniform progress        Wu, Chiang, Mao, Yang, Friedman, Shenker, Stoica: Can't Be Late (NSDI 2024)
+    elastic, restarts       as many spot machines as there are; each change restarts the job
+    farandole, spot         as many spot machines as there are; nobody waits for one that comes or goes
+    farandole, core         the same beside a core of on-demand machines
+    farandole, deadline     as many spot machines as there are, and on-demand ones, as few and as late as possible
+
+A strategy with a deadline never misses it if all its machines on demand can make it from the beginning: it counts on no
+spot machine. It decides at the beginning of an interval, so it looks one interval ahead.
+"""
+
+from __future__ import annotations
+
+from farandole.market.play import Machines, Moment, PlannedJob, Strategy
+from farandole.plan.deadline import burst_of, fewest_on_demand
+
+NOTHING = Machines()
+
+
+class OnDemand(Strategy):
+    """A fixed number of on-demand machines."""
+
+    def decide(self, now: Moment) -> Machines:
+        del now
+        return Machines(on_demand=self.job.most)
+
+
+class SpotRestarts(Strategy):
+    """All machines are spot machines, or there are none."""
+
+    restarts = True
+
+    def decide(self, now: Moment) -> Machines:
+        return Machines(spot=self.job.most) if now.available >= self.job.most else NOTHING
+
+
+class Greedy(SpotRestarts):
+    """Spot machines while there is time; once on demand, on demand to the end."""
+
+    def __init__(self, job: PlannedJob) -> None:
+        super().__init__(job)
+        self._hurries = False
+
+    def decide(self, now: Moment) -> Machines:
+        self._hurries = self._hurries or self.must_hurry(now)
+        if self._hurries:
+            return Machines(on_demand=self.job.most)
+        return self.while_there_is_time(now)
+
+    def while_there_is_time(self, now: Moment) -> Machines:
+        return super().decide(now)
+
+    def must_hurry(self, now: Moment) -> bool:
+        """Return True if on-demand machines that are asked for an interval later would be too late."""
+        job = self.job
+        if job.deadline_s is None:
+            return False
+        needed_s = job.start_s + now.left_s / job.speed(job.most)
+        return job.deadline_s - now.time_s - now.gap_s < needed_s
+
+
+class UniformProgress(Greedy):
+    """On demand whenever the work done is behind the same part of the time; spot machines whenever there are some.
+
+    Once on demand, it stays until the work is ahead of what is due two starts later.
+    """
+
+    def while_there_is_time(self, now: Moment) -> Machines:
+        job = self.job
+        if now.available >= job.most:
+            return Machines(spot=job.most)
+        deadline_s = job.deadline_s
+        if deadline_s is None:
+            return NOTHING
+        ahead_s = 2 * job.start_s if now.fleet.on_demand else 0
+        due = job.work_s * (now.time_s + ahead_s) / deadline_s
+        return Machines(on_demand=job.most) if job.work_s - now.left_s < due else NOTHING
+
+
+class ElasticRestarts(Greedy):
+    """As many spot machines as there are; each change restarts the job."""
+
+    any_number = True
+
+    def while_there_is_time(self, now: Moment) -> Machines:
+        return Machines(spot=min(now.available, self.job.most))
+
+
+class FarandoleSpot(Strategy):
+    """As many spot machines as there are."""
+
+    any_number = True
+
+    def decide(self, now: Moment) -> Machines:
+        return Machines(spot=min(now.available, self.job.most))
+
+
+class FarandoleCore(Strategy):
+    """One on-demand machine for each `SHARE` machines of the job, and spot machines."""
+
+    any_number = True
+    SHARE = 8
+
+    def decide(self, now: Moment) -> Machines:
+        core = -(-self.job.most // self.SHARE)
+        return Machines(on_demand=core, spot=min(now.available, self.job.most - core))
+
+
+class FarandoleDeadline(Strategy):
+    """As many spot machines as there are, and the fewest on-demand machines with which the deadline is certain.
+
+    See `plan.deadline`. `burst`: the largest number of on-demand machines; None: as `burst_of` has it.
+    """
+
+    any_number = True
+
+    def __init__(self, job: PlannedJob, burst: int | None = None) -> None:
+        super().__init__(job)
+        default = 0 if job.deadline_s is None else burst_of(job.work_s, job.deadline_s, job.start_s, job.speeds)
+        self._burst = default if burst is None else min(burst, job.most)
+
+    def decide(self, now: Moment) -> Machines:
+        job, core = self.job, 0
+        if job.deadline_s is not None:
+            left_s, time_s = now.left_s, job.deadline_s - now.time_s
+            core = fewest_on_demand(left_s, time_s, now.gap_s, job.start_s, now.starts_s, self._burst, job.speeds)
+        return Machines(on_demand=core, spot=min(now.available, job.most - core))
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "on demand": OnDemand,
+    "spot, restarts": SpotRestarts,
+    "greedy": Greedy,
+    "uniform progress": UniformProgress,
+    "elastic, restarts": ElasticRestarts,
+    "farandole, spot": FarandoleSpot,
+    "farandole, core": FarandoleCore,
+    "farandole, deadline": FarandoleDeadline,
+}

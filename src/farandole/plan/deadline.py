@@ -1,0 +1,67 @@
+"""On-demand machines for a deadline: how many, so that the deadline is certain, and as late as possible.
+
+Spot machines are cheaper, and may all be gone in the next moment. So only on-demand machines count: those that run now,
+and those that the next decision can request. As long as they can do all the work that is left, the deadline is certain,
+and more of them can wait: what spot machines do meanwhile is not paid for at the higher price. If the work can be
+divided, several on-demand machines can do at the end what one would have to begin much earlier. But each costs its
+start, so there are at most `burst_of` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def speed_of(speeds: Sequence[float], machines: int) -> float:
+    """Return how many times faster `machines` machines are than one. `speeds`: item i is that of i + 1 machines."""
+    return speeds[min(machines, len(speeds)) - 1] if machines > 0 else 0.0
+
+
+def fewest_in_time(work_s: float, time_s: float, start_s: float, speeds: Sequence[float]) -> int | None:
+    """Return the fewest machines that do work of `work_s` seconds of one machine within `time_s`; None: too few exist.
+
+    They compute after `start_s`.
+    """
+    for machines in range(1, len(speeds) + 1):
+        if speed_of(speeds, machines) * (time_s - start_s) >= work_s:
+            return machines
+    return None
+
+
+def burst_of(work_s: float, time_s: float, start_s: float, speeds: Sequence[float]) -> int:
+    """Return the largest number of on-demand machines to have: twice as many as are needed from the beginning.
+
+    With more, the work could begin later still, and their starts would cost more than that gains (docs/cost.md).
+    """
+    needed = fewest_in_time(work_s, time_s, start_s, speeds) or len(speeds)
+    return min(2 * needed, len(speeds))
+
+
+def fewest_on_demand(
+    left_s: float, time_s: float, decision_s: float, start_s: float, running_s: Sequence[float], burst: int,
+    speeds: Sequence[float],
+) -> int:  # fmt: skip
+    """Return the fewest on-demand machines until the next decision with which the deadline is certain; else `burst`.
+
+    Args:
+        left_s: the work that is left, in seconds of one machine.
+        time_s: until the deadline.
+        decision_s: until the next decision.
+        start_s: from the request for a machine until it computes.
+        running_s: for each on-demand machine that runs, how long it still starts, the least first.
+        burst: the largest number of on-demand machines.
+        speeds: see `speed_of`.
+    """
+    for count in range(burst):
+        kept = running_s[:count]
+        new, later = [start_s] * (count - len(kept)), [decision_s + start_s] * (burst - count)
+        if _work_s(sorted((*kept, *new, *later)), time_s, speeds) >= left_s:
+            return count
+    return burst
+
+
+def _work_s(starts_s: Sequence[float], time_s: float, speeds: Sequence[float]) -> float:
+    """Return the work that machines do until `time_s`, which begin at these times, in order."""
+    ends = [min(each, time_s) for each in (*starts_s[1:], time_s)]
+    spans = enumerate(zip(starts_s, ends, strict=True), 1)
+    return sum(speed_of(speeds, count) * max(end - start, 0.0) for count, (start, end) in spans)

@@ -1,0 +1,120 @@
+"""`farandole simulate`: the table, the figures for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from farandole.cli.commands import app
+from farandole.errors import UsageError
+from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, speeds_of
+from farandole.market.strategies import STRATEGIES
+from tests.support.mentioned import mentions
+
+PRICES = ("--on-demand", "3.06", "--spot", "0.97")
+SCALING = [
+    {"contestant": "farandole", "run": {"workers": workers}, "samples_per_s": rate}
+    for workers, rate in ((1, 100.0), (2, 190.0), (4, 350.0))
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "zone.json"
+    counts = [(0, 2, 3, 1, 4, 4)[place // 7 % 6] for place in range(500)]
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": counts}))
+    return path
+
+
+def simulate(*words: str | Path) -> str:
+    answer = CliRunner().invoke(app, ["simulate", *map(str, words)], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def test_the_figures(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    job = ("--work", "20h", "--deadline", "12h", "--machines", "4")
+    printed = simulate(trace, *job, *PRICES, "--beginnings", "3", "--json", file)
+    rows = json.loads(file.read_text())
+    assert [row["strategy"] for row in rows] == [BOUND, CHEAPEST, *STRATEGIES]
+    assert all(row["strategy"] in printed for row in rows)
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["greedy"]["machines"] == 2, "the fewest that make it on demand"
+    assert by_name["farandole, deadline"]["machines"] == 4
+    for row in rows:
+        assert [each["begins_h"] for each in row["outcomes"]] == pytest.approx([0, 14.8333, 29.6667], abs=0.05)
+        assert all(each["trace"] == "zone" for each in row["outcomes"])
+    for bound, ours in zip(by_name[BOUND]["outcomes"], by_name["farandole, deadline"]["outcomes"], strict=True):
+        assert ours["hours"] <= 12
+        assert ours["over_bound"] == pytest.approx(ours["dollars"] / bound["dollars"])
+        assert ours["dollars"] == pytest.approx(ours["spot_h"] * 0.97 + ours["on_demand_h"] * 3.06)
+    assert all(each["hours"] is None for each in by_name["spot, restarts"]["outcomes"])
+
+
+def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
+    printed = simulate(trace, "--work", "20h", *PRICES, "--machines", "2", "--strategy", "farandole, spot")
+    assert "farandole, spot" in printed
+    assert "greedy" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--work", "20h"), ("--on-demand", "unknown")),
+        (("--work", "20h", "--on-demand", "3"), ("--spot", "unknown")),
+        (("--work", "20h", "--on-demand", "3", "--spot", "0"), ("--spot", "0")),
+        (("--work", "20h", "--on-demand", "nan", "--spot", "1"), ("--on-demand", "nan")),
+        (("--work", "soon", *PRICES), ("--work", "soon")),
+        (("--work", "20h", *PRICES, "--machines", "0"), ("--machines", "0")),
+        (("--work", "20h", *PRICES, "--beginnings", "0"), ("--beginnings", "0")),
+        (("--work", "20h", *PRICES, "--strategy", "clever"), ("--strategy", "clever", "greedy")),
+        (("--work", "20h", *PRICES, "--machines", "2", "--deadline", "10h"), ("10 hours", "2 machines", "10.05 hours")),
+        (("--work", "20h", *PRICES, "--deadline", "50h"), ("zone", "41.7 hours", "50.00 hours")),
+        (("--work", "20h", *PRICES, "--speeds", "no.json"), ("--speeds", "no.json")),
+        (("--work", "20h", *PRICES, "--json", "no/rows.json"), ("--json", "no/rows.json")),
+    ],
+)
+def test_what_it_refuses(trace: Path, words: tuple[str, ...], named: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["simulate", str(trace), *words], catch_exceptions=False)
+    assert mentions(str(caught.value), *named)
+
+
+def test_speeds_of_a_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "scaling.json"
+    path.write_text(json.dumps([*SCALING, {"contestant": "ddp", "run": {"workers": 1}, "samples_per_s": 9.0}]))
+    speeds, measured = speeds_of(path, 6)
+    assert speeds == pytest.approx((1.0, 1.9, 2.7, 3.5, 4.3, 5.1))
+    assert measured == 4
+    assert speeds_of(None, 3) == ((1.0, 2.0, 3.0), 3)
+
+
+def test_speeds_that_fall_beyond_the_last_number_stay(tmp_path: Path) -> None:
+    path = tmp_path / "scaling.json"
+    path.write_text(json.dumps([SCALING[0], {"run": {"workers": 2}, "samples_per_s": 90.0}]))
+    assert speeds_of(path, 3)[0] == pytest.approx((1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[{}]", json.dumps(SCALING[1:])])
+def test_a_file_without_speeds_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "scaling.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        speeds_of(path, 2)
+    assert mentions(str(caught.value), "--speeds", "scaling.json")
+
+
+def test_a_measured_number_of_machines_is_said_to_be_extrapolated(tmp_path: Path, trace: Path) -> None:
+    path = tmp_path / "scaling.json"
+    path.write_text(json.dumps(SCALING))
+    words = (trace, "--work", "20h", *PRICES, "--speeds", path, "--strategy", "on demand", "--beginnings", "1")
+    assert "4 machines" in simulate(*words, "--machines", "6")
+    assert "4 machines" not in simulate(*words, "--machines", "4")
+
+
+def test_a_row_knows_what_was_missed() -> None:
+    assert StrategyResult(strategy="greedy", machines=1, outcomes=[]).missed == 0

@@ -1,0 +1,83 @@
+"""What a job comes to, computed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from farandole.market.play import Machines, Moment, PlannedJob, Played, Price, Strategy, play
+from farandole.market.traces import MarketTrace
+
+PRICE = Price(on_demand=36.0, spot=3.6)  # a cent and a tenth of it a second
+S, D = Machines(spot=1), Machines(on_demand=1)
+
+
+def scripted(*fleets: Machines, restarts: bool = False) -> Callable[[PlannedJob], Strategy]:
+    """A strategy that wants these machines, one after the other."""
+
+    class Scripted(Strategy):
+        def decide(self, now: Moment) -> Machines:
+            return fleets[now.time_s // now.gap_s]
+
+    Scripted.restarts = restarts
+    return Scripted
+
+
+def played(counts: Sequence[int], *fleets: Machines, restarts: bool = False, **job: int | tuple[float, ...]) -> Played:
+    many = {"work_s": 10**6, "start_s": 40, "speeds": (1.0, 2.0, 3.0), **job}
+    trace = MarketTrace(name="t", gap_s=100, counts=tuple(counts))
+    return play(PlannedJob(**many), trace, PRICE, scripted(*fleets, restarts=restarts))  # type: ignore[arg-type]
+
+
+def test_a_machine_is_paid_for_from_its_request_and_until_the_job_is_done() -> None:
+    result = played([1, 1, 1], S, S, S, work_s=150)
+    assert result.done_s == 190
+    assert result.dollars == pytest.approx(0.19)
+    assert result.seconds == pytest.approx({"start": 40, "compute": 150, "again": 0})
+    assert result.paid_s == {"spot": 190, "on demand": 0}
+    assert result.done == pytest.approx([60, 150])
+
+
+def test_others_go_on_while_a_machine_starts() -> None:
+    result = played([2, 2], S, Machines(spot=2))
+    assert result.done == pytest.approx([60, 60 + 100 + 60])
+    assert result.goodput == pytest.approx(220 / 300)
+
+
+def test_a_job_that_restarts_waits_for_every_machine_that_comes_or_goes() -> None:
+    result = played([2, 2, 2], S, Machines(spot=2), S, restarts=True)
+    assert result.done == pytest.approx([60, 60 + 120, 60 + 120 + 60])
+    assert result.seconds["start"] == 40 + 80 + 40
+
+
+def test_a_start_may_take_longer_than_an_interval() -> None:
+    assert played([1, 1, 1], S, S, S, start_s=250).done == pytest.approx([0, 0, 50])
+
+
+def test_the_market_takes_back_those_that_compute() -> None:
+    result = played([1, 2, 1], S, Machines(spot=2), S, start_s=150)
+    assert result.lost == 1
+    assert result.done == pytest.approx([0, 50, 50 + 50]), "the second one began 100 s before, and goes on to start"
+
+
+def test_a_job_that_restarts_loses_the_work_since_its_checkpoint_with_a_machine() -> None:
+    result = played([1, 1, 0, 1], S, S, Machines(), S, restarts=True, checkpoint_s=100)
+    assert result.lost == 1
+    assert result.done == pytest.approx([60, 160, 100, 160])
+    assert result.seconds == pytest.approx({"start": 80, "compute": 160, "again": 60})
+
+
+def test_a_machine_that_is_given_back_costs_no_work() -> None:
+    assert played([1, 1, 1], S, Machines(), S, restarts=True, checkpoint_s=100).done == pytest.approx([60, 60, 120])
+
+
+def test_the_speed_is_that_of_the_machines_that_compute() -> None:
+    result = played([2], Machines(spot=1, on_demand=1), speeds=(1.0, 1.5))
+    assert result.done == pytest.approx([90])
+    assert result.dollars == pytest.approx(1.1)
+
+
+def test_a_job_that_is_not_done_with_the_trace_has_no_end() -> None:
+    assert played([1], S).done_s is None
+    assert played([0], D).paid_s == {"spot": 0, "on demand": 100}

@@ -1,0 +1,83 @@
+"""What the strategies do, and that a deadline is met whatever the market does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.market.play import Machines, Moment, PlannedJob, Price, play
+from farandole.market.strategies import STRATEGIES, FarandoleDeadline, Greedy, UniformProgress
+from farandole.market.traces import MarketTrace
+
+PRICE = Price(on_demand=3.06, spot=0.97)
+SURE = ("greedy", "uniform progress", "elastic, restarts", "farandole, deadline")  # with a deadline
+
+
+def moment(**fields: int | Machines | float | tuple[int, ...]) -> Moment:
+    known = {
+        "time_s": 0,
+        "gap_s": 300,
+        "available": 0,
+        "fleet": Machines(),
+        "lost": 0,
+        "starts_s": (),
+        "left_s": 36_000,
+    }
+    return Moment(**(known | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SURE)
+@given(
+    counts=st.lists(st.integers(0, 3), min_size=40, max_size=80),
+    start_s=st.sampled_from((0, 100, 180, 300, 720)),
+    slack_s=st.integers(0, 4000),
+)
+def test_a_deadline_that_on_demand_machines_make_is_met(
+    name: str, counts: list[int], start_s: int, slack_s: int
+) -> None:
+    trace = MarketTrace(name="t", gap_s=300, counts=tuple(counts))
+    speeds = (1.0, 1.8, 2.5)
+    work_s = int(speeds[-1] * (trace.duration_s - start_s)) - slack_s
+    job = PlannedJob(work_s=max(work_s, 1), start_s=start_s, deadline_s=trace.duration_s, speeds=speeds)
+    result = play(job, trace, PRICE, STRATEGIES[name])
+    assert result.done_s is not None
+    assert result.done_s <= trace.duration_s
+
+
+def test_greedy_waits_as_long_as_it_can_and_stays_on_demand() -> None:
+    job = PlannedJob(work_s=36_000, start_s=300, deadline_s=40_000)
+    strategy = Greedy(job)
+    assert strategy.decide(moment(available=1)) == Machines(spot=1)
+    assert strategy.decide(moment(time_s=3_300)) == Machines()
+    assert strategy.decide(moment(time_s=3_600)) == Machines(on_demand=1)
+    assert strategy.decide(moment(time_s=3_900, available=1)) == Machines(on_demand=1)
+
+
+def test_uniform_progress_is_on_demand_while_it_is_behind() -> None:
+    job = PlannedJob(work_s=36_000, start_s=300, deadline_s=72_000)
+    strategy = UniformProgress(job)
+    assert strategy.decide(moment(time_s=7_200, left_s=32_400.0)) == Machines()
+    assert strategy.decide(moment(time_s=7_200, left_s=32_401.0)) == Machines(on_demand=1)
+    there = Machines(on_demand=1)
+    assert strategy.decide(moment(time_s=7_200, left_s=32_200.0, fleet=there)) == there, "600 s ahead are not enough"
+    assert strategy.decide(moment(time_s=7_200, left_s=32_100.0, fleet=there)) == Machines()
+    assert strategy.decide(moment(time_s=7_200, left_s=32_401.0, fleet=there, available=1)) == Machines(spot=1)
+
+
+def test_with_a_deadline_spot_machines_work_beside_those_on_demand() -> None:
+    job = PlannedJob(work_s=36_000, start_s=300, deadline_s=19_000, speeds=(1.0, 2.0, 3.0))
+    strategy = FarandoleDeadline(job)
+    assert strategy.decide(moment(available=3)) == Machines(spot=3)
+    late = strategy.decide(moment(time_s=7_500, available=3, left_s=34_200.0))
+    assert late.on_demand > 0
+    assert late.spot == 3 - late.on_demand
+
+
+def test_farandole_costs_less_than_what_restarts_where_machines_come_and_go() -> None:
+    counts = tuple((0, 1, 2, 3, 2, 4, 1)[place // 5 % 7] for place in range(600))
+    trace = MarketTrace(name="t", gap_s=300, counts=counts)
+    job = PlannedJob(work_s=300 * 600, start_s=240, deadline_s=trace.duration_s, speeds=(1.0, 2.0, 3.0, 4.0))
+    costs = {name: play(job, trace, PRICE, strategy) for name, strategy in STRATEGIES.items()}
+    assert all(costs[name].done_s is not None for name in SURE)
+    assert costs["farandole, deadline"].dollars < min(costs[name].dollars for name in SURE[:3])
