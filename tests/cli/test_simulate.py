@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from farandole.cli.commands import app
 from farandole.errors import UsageError
-from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, speeds_of
+from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, compare, speeds_of, windows
+from farandole.market.play import PlannedJob, Price
 from farandole.market.strategies import STRATEGIES
+from farandole.market.traces import MarketTrace
 from tests.support.mentioned import mentions
 
 PRICES = ("--on-demand", "3.06", "--spot", "0.97")
@@ -118,3 +120,14 @@ def test_a_measured_number_of_machines_is_said_to_be_extrapolated(tmp_path: Path
 
 def test_a_row_knows_what_was_missed() -> None:
     assert StrategyResult(strategy="greedy", machines=1, outcomes=[]).missed == 0
+
+
+def test_a_deadline_within_an_interval_is_met_at_its_beginning() -> None:
+    trace = MarketTrace(name="none", gap_s=300, counts=(0,) * 200)
+    job = PlannedJob(work_s=40_100, start_s=180, deadline_s=43_290)
+    results = compare(
+        job, windows([trace], job, 2), Price(on_demand=3.06, spot=0.97), ["greedy", "farandole, deadline"]
+    )
+    for result in results:
+        assert result.missed == 0
+        assert all(each.hours is None or each.hours <= 43_200 / 3600 for each in result.outcomes)

@@ -12,7 +12,7 @@ from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import Machines, PlannedJob, Price, play
 from farandole.market.strategies import STRATEGIES
 from farandole.market.traces import MarketTrace
-from tests.market.test_play import scripted
+from tests.support.market import scripted
 
 PRICE = Price(on_demand=3.06, spot=0.97)
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from farandole.market.play import Machines, Moment, PlannedJob, Played, Price, Strategy, play
+from farandole.market.play import Machines, PlannedJob, Played, Price, play
 from farandole.market.traces import MarketTrace
+from tests.support.market import scripted
 
 PRICE = Price(on_demand=36.0, spot=3.6)  # a cent and a tenth of it a second
 S, D = Machines(spot=1), Machines(on_demand=1)
-
-
-def scripted(*fleets: Machines, restarts: bool = False) -> Callable[[PlannedJob], Strategy]:
-    """A strategy that wants these machines, one after the other."""
-
-    class Scripted(Strategy):
-        def decide(self, now: Moment) -> Machines:
-            return fleets[now.time_s // now.gap_s]
-
-    Scripted.restarts = restarts
-    return Scripted
 
 
 def played(counts: Sequence[int], *fleets: Machines, restarts: bool = False, **job: int | tuple[float, ...]) -> Played:

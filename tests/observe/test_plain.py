@@ -168,6 +168,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "observe/live.py": 1,  # what has been filtered
     "cli/data.py": 1,  # tables of numbers
     "bench/verb.py": 3,  # the same
+    "cli/market.py": 1,  # the same
     "cli/inspect.py": 4,  # tables and pictures, which filter
     "cli/reproduce.py": 1,  # the same
     "cli/folders.py": 1,  # the same

@@ -1,8 +1,8 @@
 """The cheapest way that was possible, by somebody who knows the trace.
 
 **Of a job that restarts** (`indivisible`): exact, by dynamic programming over the intervals from the last one back, the
-work that is left, and what runs: nothing, spot or on-demand machines, and how long they still start. What an interval
-does is a multiple of the greatest common divisor of the interval and the start, so nothing is rounded.
+work that is left, and what runs: nothing, spot or on-demand machines. What is done in an interval is a multiple of the
+greatest common divisor of the interval and the start, so nothing is rounded.
 
 **Of a job that can be divided** (`divisible`): a lower bound of the cost. The work of all machines adds up, so with a
 price `p` for a second of work each machine decides by itself when it is worth its cost. For each p, what the work costs
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -35,27 +36,17 @@ def indivisible(job: PlannedJob, trace: MarketTrace, price: Price) -> float:
     work_s = job.work_s / job.speed(machines)
     steps = math.ceil(work_s / unit - 1e-9)  # what is left is work_s, less a multiple of the unit
     left_s = work_s - unit * np.arange(steps - 1, -1, -1)
-    dollars = {"spot": price.spot * machines / 3600, "on demand": price.on_demand * machines / 3600}  # a second
-    waits = _waits(job, gap_s)
-    nothing = np.full(steps, math.inf)  # the cost from the next interval on, by what is left
-    running = {(kind, wait): nothing for kind in KINDS for wait in waits}
-    for available in reversed(trace.counts[: _intervals(job, trace)]):
-        ways = {
-            (kind, wait): _interval(running[kind, max(wait - gap_s, 0)], dollars[kind], left_s, wait, gap_s, unit)
-            for kind in KINDS
-            if kind == "on demand" or available >= machines
-            for wait in waits
-        }
-        nothing = np.minimum.reduce([nothing, *(ways[kind, job.start_s] for kind in KINDS if (kind, 0) in ways)])
-        running = {state: np.minimum(nothing, ways.get(state, nothing)) for state in running}
-    return float(nothing[-1])
+    never = np.full(steps, math.inf)
 
+    def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
+        """Return the cost by what is left, if machines start and run for so many intervals or until the job is done."""
+        dollars = (price.spot if kind == "spot" else price.on_demand) * machines / 3600
+        done = (intervals * gap_s - start_s) // unit
+        rest = dollars * intervals * gap_s + ahead[: max(steps - done, 0)]
+        return np.concatenate([dollars * (start_s + left_s[:done]), rest])
 
-def _interval(ahead: np.ndarray, dollars: float, left_s: np.ndarray, wait: int, gap_s: int, unit: int) -> np.ndarray:
-    """Return the cost by what is left, if these machines run for an interval or until the job is done."""
-    done = (gap_s - min(wait, gap_s)) // unit
-    rest = dollars * gap_s + ahead[: max(len(ahead) - done, 0)]
-    return np.concatenate([dollars * (wait + left_s[:done]), rest])
+    there = [count >= machines for count in trace.counts[: _intervals(job, trace)]]
+    return float(_from_the_end(there, job.start_s, gap_s, never, never, way)[-1])
 
 
 def divisible(job: PlannedJob, trace: MarketTrace, price: Price) -> float:
@@ -82,19 +73,42 @@ def _least(job: PlannedJob, gap_s: int, price: Price, there: np.ndarray, p: np.n
 
     It is a spot machine where `there`, shape (intervals, levels), or one on demand. `p`: shape (prices,).
     """
-    waits = _waits(job, gap_s)
-    gains = {wait: p * (gap_s - min(wait, gap_s)) for wait in waits}
-    dollars = {"spot": price.spot * gap_s / 3600, "on demand": price.on_demand * gap_s / 3600}
-    nothing = np.zeros((there.shape[1], len(p)))
-    running = {(kind, wait): nothing for kind in KINDS for wait in waits}
-    for available in there[::-1, :, None]:
-        ways = {
-            (kind, wait): dollars[kind] - gains[wait] + running[kind, max(wait - gap_s, 0)] for kind, wait in running
-        }
-        for wait in waits:
-            ways["spot", wait] = np.where(available, ways["spot", wait], math.inf)
-        nothing = np.minimum.reduce([nothing, *(ways[kind, job.start_s] for kind in KINDS)])
-        running = {state: np.minimum(nothing, way) for state, way in ways.items()}
+
+    def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
+        dollars = (price.spot if kind == "spot" else price.on_demand) / 3600
+        return dollars * intervals * gap_s - p * (intervals * gap_s - start_s) + ahead
+
+    end = np.zeros((there.shape[1], len(p)))
+    return _from_the_end(there[:, :, None], job.start_s, gap_s, end, np.full_like(end, math.inf), way)
+
+
+Way = Callable[[str, np.ndarray, int, int], np.ndarray]
+
+
+def _from_the_end(there: Any, start_s: int, gap_s: int, end: np.ndarray, never: np.ndarray, way: Way) -> np.ndarray:
+    """Return the least cost from the first interval on, of a job or a machine that runs nothing at its beginning.
+
+    From one interval to the next it runs nothing, or spot or on-demand machines that compute. To start machines takes
+    several intervals, of which it computes in the last one: who knows the trace begins no start in vain.
+
+    Args:
+        there: whether there are spot machines, for each interval; a bool, or an array like the costs.
+        end, never: the costs after the last interval, and of what is not possible.
+        way: the cost with machines of a kind that start and run for so many intervals, from the costs afterwards on.
+    """
+    starting = start_s // gap_s + 1  # intervals
+    nothing, running = end, {kind: [end] for kind in KINDS}  # the last item is the cost from the next interval on
+    for interval in range(len(there) - 1, -1, -1):
+        ahead = {"spot": there[interval : interval + starting], "on demand": [True]}
+        ways = [nothing]
+        if interval + starting <= len(there):
+            for kind in KINDS:
+                begun = way(kind, running[kind][-starting], start_s, starting)
+                ways.append(np.where(np.all(ahead[kind], axis=0), begun, never))
+        nothing = np.minimum.reduce(ways)
+        for kind in KINDS:
+            goes_on = np.where(ahead[kind][0], way(kind, running[kind][-1], 0, 1), never)
+            running[kind] = [*running[kind][-starting:], np.minimum(nothing, goes_on)]
     return nothing
 
 
@@ -108,11 +122,6 @@ def _largest(concave: Callable[[np.ndarray], np.ndarray], low: float, high: floa
         best = max(best, float(values[at]))
         low, high = places[max(at - 1, 0)], places[min(at + 1, len(places) - 1)]
     return best
-
-
-def _waits(job: PlannedJob, gap_s: int) -> list[int]:
-    """Return how long a machine can still have to start at the beginning of an interval."""
-    return sorted({max(job.start_s - number * gap_s, 0) for number in range(job.start_s // gap_s + 2)})
 
 
 def _intervals(job: PlannedJob, trace: MarketTrace) -> int:
