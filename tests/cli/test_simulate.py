@@ -13,7 +13,7 @@ from farandole.errors import UsageError
 from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, compare, speeds_of, windows
 from farandole.market.play import PlannedJob, Price
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import MarketTrace
+from tests.support.market import market
 from tests.support.mentioned import mentions
 
 PRICES = ("--on-demand", "3.06", "--spot", "0.97")
@@ -55,6 +55,14 @@ def test_the_figures(trace: Path, tmp_path: Path) -> None:
         assert ours["over_bound"] == pytest.approx(ours["dollars"] / bound["dollars"])
         assert ours["dollars"] == pytest.approx(ours["spot_h"] * 0.97 + ours["on_demand_h"] * 3.06)
     assert all(each["hours"] is None for each in by_name["spot, restarts"]["outcomes"])
+
+
+def test_zones_of_one_market(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    simulate(trace, trace, "--together", "--work", "20h", *PRICES, "--beginnings", "2", "--json", file)
+    rows = json.loads(file.read_text())
+    assert {each["trace"] for row in rows for each in row["outcomes"]} == {"zone + zone"}
+    assert all(len(row["outcomes"]) == 2 for row in rows)
 
 
 def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
@@ -123,10 +131,10 @@ def test_a_row_knows_what_was_missed() -> None:
 
 
 def test_a_deadline_within_an_interval_is_met_at_its_beginning() -> None:
-    trace = MarketTrace(name="none", gap_s=300, counts=(0,) * 200)
+    place = market((0,) * 200, gap_s=300)
     job = PlannedJob(work_s=40_100, start_s=180, deadline_s=43_290)
     results = compare(
-        job, windows([trace], job, 2), Price(on_demand=3.06, spot=0.97), ["greedy", "farandole, deadline"]
+        job, windows([place], job, 2), Price(on_demand=3.06, spot=0.97), ["greedy", "farandole, deadline"]
     )
     for result in results:
         assert result.missed == 0

@@ -11,61 +11,72 @@ import pytest
 from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import Machines, PlannedJob, Price, play
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import MarketTrace
-from tests.support.market import scripted
+from farandole.market.traces import Market
+from tests.support.market import fleet, market, scripted
 
 PRICE = Price(on_demand=3.06, spot=0.97)
 
 
-def random_case(seed: int, intervals: int, machines: int) -> tuple[PlannedJob, MarketTrace]:
+def random_case(seed: int, intervals: int, machines: int, zones: int = 1) -> tuple[PlannedJob, Market]:
     rng = random.Random(seed)
     start_s = rng.choice((0, 60, 90, 180, 250))
-    trace = MarketTrace(name="t", gap_s=100, counts=tuple(rng.randint(0, machines) for _ in range(intervals)))
+    place = market(*([rng.randint(0, machines) for _ in range(intervals)] for _ in range(zones)))
     work_s = 10 * rng.randint(1, 10 * intervals - start_s // 10)
     speeds = tuple(float(count) for count in range(1, machines + 1))
-    return PlannedJob(work_s=work_s, start_s=start_s, deadline_s=100 * intervals, speeds=speeds), trace
+    return PlannedJob(work_s=work_s, start_s=start_s, deadline_s=100 * intervals, speeds=speeds), place
 
 
-def cheapest(job: PlannedJob, trace: MarketTrace, fleets: list[Machines], *, restarts: bool) -> float:
+def cheapest(job: PlannedJob, place: Market, fleets: list[Machines], *, restarts: bool) -> float:
     """The least cost of all schedules, played."""
     best = math.inf
-    for schedule in product(fleets, repeat=len(trace.counts)):
-        if all(fleet.spot <= count for fleet, count in zip(schedule, trace.counts, strict=True)):
-            result = play(job, trace, PRICE, scripted(*schedule, restarts=restarts))
+    for schedule in product(fleets, repeat=place.intervals):
+        wanted = [each.spot for each in schedule]
+        if all(
+            n <= room
+            for spot, there in zip(wanted, place.counts, strict=True)
+            for n, room in zip(spot, there, strict=True)
+        ):
+            result = play(job, place, PRICE, scripted(*schedule, restarts=restarts))
             if result.done_s is not None:
                 best = min(best, result.dollars)
     return best
 
 
-@pytest.mark.parametrize("seed", range(30))
+def all_fleets(most: int, zones: int = 1) -> list[Machines]:
+    """All machines that a job can have."""
+    spots = [spot for spot in product(range(most + 1), repeat=zones) if sum(spot) <= most]
+    return [fleet(*spot, on_demand=other) for spot in spots for other in range(most + 1 - sum(spot))]
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_the_cheapest_way_with_restarts_is_that_of_all_schedules(seed: int) -> None:
-    job, trace = random_case(seed, intervals=5, machines=1 + seed % 2)
-    fleets = [Machines(), Machines(spot=job.most), Machines(on_demand=job.most)]
-    assert indivisible(job, trace, PRICE) == pytest.approx(cheapest(job, trace, fleets, restarts=True))
+    zones = 1 + seed // 2 % 2
+    job, place = random_case(seed, intervals=5, machines=1 + seed % 2, zones=zones)
+    in_one_zone = [fleet(*(job.most if n == zone else 0 for n in range(zones))) for zone in range(zones)]
+    fleets = [fleet(*[0] * zones), *in_one_zone, fleet(*[0] * zones, on_demand=job.most)]
+    assert indivisible(job, place, PRICE) == pytest.approx(cheapest(job, place, fleets, restarts=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_no_division_of_the_work_costs_less_than_the_bound(seed: int) -> None:
-    job, trace = random_case(100 + seed, intervals=4, machines=2)
-    fleets = [Machines(spot=spot, on_demand=other) for spot in range(3) for other in range(3 - spot)]
-    bound, best = divisible(job, trace, PRICE), cheapest(job, trace, fleets, restarts=False)
+    zones = 1 + seed % 2
+    job, place = random_case(100 + seed, intervals=5 - zones, machines=2, zones=zones)
+    bound, best = divisible(job, place, PRICE), cheapest(job, place, all_fleets(2, zones), restarts=False)
     assert bound <= best + 1e-9
     assert bound >= job.work_s * PRICE.spot / 3600 - 1e-9
 
 
-def test_the_bound_is_the_cost_where_nothing_is_lost_by_a_start() -> None:
-    trace = MarketTrace(name="t", gap_s=100, counts=(2, 0, 1, 0))
+@pytest.mark.parametrize("zones", [[(2, 0, 1, 0)], [(1, 0, 1, 0), (1, 0, 0, 0)]])
+def test_the_bound_is_the_cost_where_nothing_is_lost_by_a_start(zones: list[tuple[int, ...]]) -> None:
     job = PlannedJob(work_s=500, start_s=0, deadline_s=400, speeds=(1.0, 2.0))
-    assert divisible(job, trace, PRICE) == pytest.approx((300 * PRICE.spot + 200 * PRICE.on_demand) / 3600)
-    assert cheapest(
-        job, trace, [Machines(spot=s, on_demand=d) for s in range(3) for d in range(3 - s)], restarts=False
-    ) == (pytest.approx((300 * PRICE.spot + 200 * PRICE.on_demand) / 3600))
+    dollars = pytest.approx((300 * PRICE.spot + 200 * PRICE.on_demand) / 3600)
+    assert divisible(job, market(*zones), PRICE) == dollars
+    assert cheapest(job, market(*zones), all_fleets(2, len(zones)), restarts=False) == dollars
 
 
 def test_what_cannot_be_done_in_time_has_no_cost() -> None:
-    trace = MarketTrace(name="t", gap_s=100, counts=(1, 1))
     job = PlannedJob(work_s=250, start_s=0, deadline_s=200)
-    assert indivisible(job, trace, PRICE) == divisible(job, trace, PRICE) == math.inf
+    assert indivisible(job, market((1, 1)), PRICE) == divisible(job, market((1, 1)), PRICE) == math.inf
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -74,15 +85,15 @@ def test_every_strategy_costs_at_least_the_bound_on_long_random_traces(seed: int
     for _ in range(600):
         now = rng.choice((now, now, now, rng.randint(0, 8)))
         counts.append(now)
-    trace = MarketTrace(name="t", gap_s=300, counts=tuple(counts))
+    place = market(counts, gap_s=300) if seed % 2 else market(counts, counts[::-1], gap_s=300)
     speeds = tuple(count**0.9 for count in range(1, 9))
     job = PlannedJob(
         work_s=rng.randint(50, 250) * 3600, start_s=rng.choice((60, 180, 720)), speeds=speeds, deadline_s=180_000
     )
-    bound = divisible(job, trace, PRICE)
+    bound = divisible(job, place, PRICE)
     done = 0
     for name, strategy in STRATEGIES.items():
-        result = play(job, trace, PRICE, strategy)
+        result = play(job, place, PRICE, strategy)
         if result.done_s is not None:
             done += 1
             assert result.dollars >= bound - 1e-6, name

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from farandole.market.play import Machines, PlannedJob, Played, Price, play
-from farandole.market.traces import MarketTrace
-from tests.support.market import scripted
+from tests.support.market import fleet, market, scripted
 
 PRICE = Price(on_demand=36.0, spot=3.6)  # a cent and a tenth of it a second
-S, D = Machines(spot=1), Machines(on_demand=1)
+N, S, SS, D = fleet(0), fleet(1), fleet(2), fleet(0, on_demand=1)
 
 
 def played(counts: Sequence[int], *fleets: Machines, restarts: bool = False, **job: int | tuple[float, ...]) -> Played:
     many = {"work_s": 10**6, "start_s": 40, "speeds": (1.0, 2.0, 3.0), **job}
-    trace = MarketTrace(name="t", gap_s=100, counts=tuple(counts))
-    return play(PlannedJob(**many), trace, PRICE, scripted(*fleets, restarts=restarts))  # type: ignore[arg-type]
+    return play(PlannedJob(**many), market(counts), PRICE, scripted(*fleets, restarts=restarts))  # type: ignore[arg-type]
 
 
 def test_a_machine_is_paid_for_from_its_request_and_until_the_job_is_done() -> None:
@@ -30,13 +28,13 @@ def test_a_machine_is_paid_for_from_its_request_and_until_the_job_is_done() -> N
 
 
 def test_others_go_on_while_a_machine_starts() -> None:
-    result = played([2, 2], S, Machines(spot=2))
+    result = played([2, 2], S, SS)
     assert result.done == pytest.approx([60, 60 + 100 + 60])
     assert result.goodput == pytest.approx(220 / 300)
 
 
 def test_a_job_that_restarts_waits_for_every_machine_that_comes_or_goes() -> None:
-    result = played([2, 2, 2], S, Machines(spot=2), S, restarts=True)
+    result = played([2, 2, 2], S, SS, S, restarts=True)
     assert result.done == pytest.approx([60, 60 + 120, 60 + 120 + 60])
     assert result.seconds["start"] == 40 + 80 + 40
 
@@ -46,24 +44,24 @@ def test_a_start_may_take_longer_than_an_interval() -> None:
 
 
 def test_the_market_takes_back_those_that_compute() -> None:
-    result = played([1, 2, 1], S, Machines(spot=2), S, start_s=150)
+    result = played([1, 2, 1], S, SS, S, start_s=150)
     assert result.lost == 1
     assert result.done == pytest.approx([0, 50, 50 + 50]), "the second one began 100 s before, and goes on to start"
 
 
 def test_a_job_that_restarts_loses_the_work_since_its_checkpoint_with_a_machine() -> None:
-    result = played([1, 1, 0, 1], S, S, Machines(), S, restarts=True, checkpoint_s=100)
+    result = played([1, 1, 0, 1], S, S, N, S, restarts=True, checkpoint_s=100)
     assert result.lost == 1
     assert result.done == pytest.approx([60, 160, 100, 160])
     assert result.seconds == pytest.approx({"start": 80, "compute": 160, "again": 60})
 
 
 def test_a_machine_that_is_given_back_costs_no_work() -> None:
-    assert played([1, 1, 1], S, Machines(), S, restarts=True, checkpoint_s=100).done == pytest.approx([60, 60, 120])
+    assert played([1, 1, 1], S, N, S, restarts=True, checkpoint_s=100).done == pytest.approx([60, 60, 120])
 
 
 def test_the_speed_is_that_of_the_machines_that_compute() -> None:
-    result = played([2], Machines(spot=1, on_demand=1), speeds=(1.0, 1.5))
+    result = played([2], fleet(1, on_demand=1), speeds=(1.0, 1.5))
     assert result.done == pytest.approx([90])
     assert result.dollars == pytest.approx(1.1)
 
@@ -71,3 +69,11 @@ def test_the_speed_is_that_of_the_machines_that_compute() -> None:
 def test_a_job_that_is_not_done_with_the_trace_has_no_end() -> None:
     assert played([1], S).done_s is None
     assert played([0], D).paid_s == {"spot": 0, "on demand": 100}
+
+
+def test_machines_of_one_zone_do_not_become_those_of_another() -> None:
+    job = PlannedJob(work_s=10**6, start_s=40, speeds=(1.0, 2.0))
+    zones = market([1, 0, 1], [0, 1, 1])
+    result = play(job, zones, PRICE, scripted(fleet(1, 0), fleet(0, 1), fleet(1, 1)))
+    assert result.lost == 1
+    assert result.done == pytest.approx([60, 60 + 60, 120 + 100 + 60])

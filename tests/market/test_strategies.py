@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.market.play import Machines, Moment, PlannedJob, Price, play
-from farandole.market.strategies import STRATEGIES, FarandoleDeadline, Greedy, UniformProgress
-from farandole.market.traces import MarketTrace
+from farandole.market.play import Moment, PlannedJob, Price, play
+from farandole.market.strategies import STRATEGIES, FarandoleDeadline, Greedy, UniformProgress, in_one_zone, spread
+from tests.support.market import fleet, market
 
 PRICE = Price(on_demand=3.06, spot=0.97)
 SURE = ("greedy", "uniform progress", "elastic, restarts", "farandole, deadline")  # with a deadline
 
 
-def moment(**fields: int | Machines | float | tuple[int, ...]) -> Moment:
+def moment(**fields: object) -> Moment:
     known = {
         "time_s": 0,
         "gap_s": 300,
-        "available": 0,
-        "fleet": Machines(),
+        "available": (0,),
+        "fleet": fleet(0),
         "lost": 0,
         "starts_s": (),
         "left_s": 36_000,
@@ -36,48 +36,71 @@ def moment(**fields: int | Machines | float | tuple[int, ...]) -> Moment:
 def test_a_deadline_that_on_demand_machines_make_is_met(
     name: str, counts: list[int], start_s: int, slack_s: int
 ) -> None:
-    trace = MarketTrace(name="t", gap_s=300, counts=tuple(counts))
+    place = market(counts, gap_s=300)
     speeds = (1.0, 1.8, 2.5)
-    work_s = int(speeds[-1] * (trace.duration_s - start_s)) - slack_s
-    job = PlannedJob(work_s=max(work_s, 1), start_s=start_s, deadline_s=trace.duration_s, speeds=speeds)
-    result = play(job, trace, PRICE, STRATEGIES[name])
+    work_s = int(speeds[-1] * (place.duration_s - start_s)) - slack_s
+    job = PlannedJob(work_s=max(work_s, 1), start_s=start_s, deadline_s=place.duration_s, speeds=speeds)
+    result = play(job, place, PRICE, STRATEGIES[name])
     assert result.done_s is not None
-    assert result.done_s <= trace.duration_s
+    assert result.done_s <= place.duration_s
 
 
 def test_greedy_waits_as_long_as_it_can_and_stays_on_demand() -> None:
     job = PlannedJob(work_s=36_000, start_s=300, deadline_s=40_000)
     strategy = Greedy(job)
-    assert strategy.decide(moment(available=1)) == Machines(spot=1)
-    assert strategy.decide(moment(time_s=3_300)) == Machines()
-    assert strategy.decide(moment(time_s=3_600)) == Machines(on_demand=1)
-    assert strategy.decide(moment(time_s=3_900, available=1)) == Machines(on_demand=1)
+    assert strategy.decide(moment(available=(1,))) == fleet(1)
+    assert strategy.decide(moment(time_s=3_300)) == fleet(0)
+    assert strategy.decide(moment(time_s=3_600)) == fleet(0, on_demand=1)
+    assert strategy.decide(moment(time_s=3_900, available=(1,))) == fleet(0, on_demand=1)
 
 
 def test_uniform_progress_is_on_demand_while_it_is_behind() -> None:
     job = PlannedJob(work_s=36_000, start_s=300, deadline_s=72_000)
     strategy = UniformProgress(job)
-    assert strategy.decide(moment(time_s=7_200, left_s=32_400.0)) == Machines()
-    assert strategy.decide(moment(time_s=7_200, left_s=32_401.0)) == Machines(on_demand=1)
-    there = Machines(on_demand=1)
+    assert strategy.decide(moment(time_s=7_200, left_s=32_400.0)) == fleet(0)
+    assert strategy.decide(moment(time_s=7_200, left_s=32_401.0)) == fleet(0, on_demand=1)
+    there = fleet(0, on_demand=1)
     assert strategy.decide(moment(time_s=7_200, left_s=32_200.0, fleet=there)) == there, "600 s ahead are not enough"
-    assert strategy.decide(moment(time_s=7_200, left_s=32_100.0, fleet=there)) == Machines()
-    assert strategy.decide(moment(time_s=7_200, left_s=32_401.0, fleet=there, available=1)) == Machines(spot=1)
+    assert strategy.decide(moment(time_s=7_200, left_s=32_100.0, fleet=there)) == fleet(0)
+    assert strategy.decide(moment(time_s=7_200, left_s=32_401.0, fleet=there, available=(1,))) == fleet(1)
 
 
 def test_with_a_deadline_spot_machines_work_beside_those_on_demand() -> None:
     job = PlannedJob(work_s=36_000, start_s=300, deadline_s=19_000, speeds=(1.0, 2.0, 3.0))
     strategy = FarandoleDeadline(job)
-    assert strategy.decide(moment(available=3)) == Machines(spot=3)
-    late = strategy.decide(moment(time_s=7_500, available=3, left_s=34_200.0))
+    assert strategy.decide(moment(available=(3,))) == fleet(3)
+    late = strategy.decide(moment(time_s=7_500, available=(3,), left_s=34_200.0))
     assert late.on_demand > 0
-    assert late.spot == 3 - late.on_demand
+    assert late.spot == (3 - late.on_demand,)
 
 
 def test_farandole_costs_less_than_what_restarts_where_machines_come_and_go() -> None:
     counts = tuple((0, 1, 2, 3, 2, 4, 1)[place // 5 % 7] for place in range(600))
-    trace = MarketTrace(name="t", gap_s=300, counts=counts)
-    job = PlannedJob(work_s=300 * 600, start_s=240, deadline_s=trace.duration_s, speeds=(1.0, 2.0, 3.0, 4.0))
-    costs = {name: play(job, trace, PRICE, strategy) for name, strategy in STRATEGIES.items()}
+    place = market(counts, gap_s=300)
+    job = PlannedJob(work_s=300 * 600, start_s=240, deadline_s=place.duration_s, speeds=(1.0, 2.0, 3.0, 4.0))
+    costs = {name: play(job, place, PRICE, strategy) for name, strategy in STRATEGIES.items()}
     assert all(costs[name].done_s is not None for name in SURE)
     assert costs["farandole, deadline"].dollars < min(costs[name].dollars for name in SURE[:3])
+
+
+@pytest.mark.parametrize(
+    ("running", "available", "wanted", "expected"),
+    [
+        ((0, 0), (3, 5), 4, (0, 4)),
+        ((0, 0), (3, 5), 7, (2, 5)),
+        ((2, 0), (3, 5), 4, (2, 2)),  # those that run stay
+        ((2, 1), (2, 1), 9, (2, 1)),
+        ((3, 2), (3, 4), 4, (2, 2)),  # where there is least room
+        ((3, 2), (3, 5), 0, (0, 0)),
+    ],
+)
+def test_spot_machines_of_several_zones(
+    running: tuple[int, ...], available: tuple[int, ...], wanted: int, expected: tuple[int, ...]
+) -> None:
+    assert spread(moment(available=available, fleet=fleet(*running)), wanted) == expected
+
+
+def test_all_machines_in_one_zone() -> None:
+    assert in_one_zone(moment(available=(2, 3), fleet=fleet(0, 0)), 2) == (0, 2)
+    assert in_one_zone(moment(available=(2, 3), fleet=fleet(2, 0)), 2) == (2, 0)
+    assert in_one_zone(moment(available=(1, 1), fleet=fleet(0, 0)), 2) == (0, 0)

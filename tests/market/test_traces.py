@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import UsageError
-from farandole.market.traces import MarketTrace, read
+from farandole.market.traces import Market, MarketTrace, read
+from tests.support.market import market
 from tests.support.mentioned import mentions
 
 BAMBOO = "0,add,a\n0,add,b\n70000,remove,a\n130000,add,c\n200000,remove,b\n"
@@ -71,8 +72,19 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert mentions(str(caught.value), "gone.json")
 
 
-def test_parts_of_a_trace() -> None:
-    trace = MarketTrace(name="t", gap_s=60, counts=(0, 3, 5, 0))
-    assert trace.availability == 0.5
-    assert trace.window(1, 2).counts == (3, 5)
-    assert trace.at_most(4).counts == (0, 3, 4, 0)
+def test_the_part_of_the_time_with_machines() -> None:
+    assert MarketTrace(name="t", gap_s=60, counts=(0, 3, 5, 0)).availability == 0.5
+
+
+def test_a_market_of_zones() -> None:
+    zones = market((1, 2, 3, 4), (5, 6, 7), gap_s=300)
+    assert (zones.gap_s, zones.intervals, zones.duration_s) == (300, 3, 900)
+    assert zones.counts == [(1, 5), (2, 6), (3, 7)]
+    assert zones.window(1, 2).counts == [(2, 6), (3, 7)]
+
+
+def test_zones_of_a_market_have_equal_intervals() -> None:
+    one, other = (MarketTrace(name=f"t{gap_s}", gap_s=gap_s, counts=(1,)) for gap_s in (195, 300))
+    with pytest.raises(UsageError) as caught:
+        Market(zones=(one, other))
+    assert mentions(str(caught.value), "t195", "195", "t300", "300")

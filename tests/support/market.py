@@ -1,10 +1,22 @@
-"""A strategy for tests of jobs on a spot market."""
+"""Markets and a strategy for tests of jobs on a spot market."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
+from farandole.market.traces import Market, MarketTrace
+
+
+def market(*zones: Sequence[int], gap_s: int = 100) -> Market:
+    """Return the market of zones with so many machines in each interval."""
+    traces = [MarketTrace(name=f"z{n}", gap_s=gap_s, counts=tuple(counts)) for n, counts in enumerate(zones)]
+    return Market(zones=tuple(traces))
+
+
+def fleet(*spot: int, on_demand: int = 0) -> Machines:
+    """Return machines: so many spot machines by zone."""
+    return Machines(spot=spot, on_demand=on_demand)
 
 
 def scripted(*fleets: Machines, restarts: bool = False) -> Callable[[PlannedJob], Strategy]:

@@ -62,6 +62,9 @@ def simulate(
             show_default="N machines are N times as fast",
         ),
     ] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="The traces are zones of one market; else each one is a market.")
+    ] = False,
     beginnings: Annotated[
         int, typer.Option("--beginnings", metavar="N", help="Play the job from so many beginnings in each trace.")
     ] = 10,
@@ -77,7 +80,7 @@ def simulate(
     from farandole.market import comparison
     from farandole.market.play import PlannedJob, Price
     from farandole.market.strategies import STRATEGIES
-    from farandole.market.traces import read
+    from farandole.market.traces import Market, read
 
     for option, dollars in (("--on-demand", on_demand), ("--spot", spot)):
         if dollars is None:
@@ -103,7 +106,9 @@ def simulate(
     )  # fmt: skip
     price = Price(on_demand=on_demand, spot=spot)
     comparison.fixed_size(job)
-    places = comparison.windows([read(path) for path in traces], job, beginnings)
+    zones = tuple(read(path) for path in traces)
+    markets = [Market(zones=zones)] if together else [Market(zones=(zone,)) for zone in zones]
+    places = comparison.windows(markets, job, beginnings)
     say(f"{len(places)} windows of {len(traces)} {'trace' if len(traces) == 1 else 'traces'}")
     results = list[comparison.StrategyResult]()
     for result in comparison.compare(job, places, price, names):

@@ -19,7 +19,7 @@ from farandole.errors import UsageError
 from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import PlannedJob, Played, Price, play
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import MarketTrace
+from farandole.market.traces import Market
 from farandole.plan.deadline import fewest_in_time
 
 CHEAPEST, BOUND = "cheapest that restarts", "lower bound of all"
@@ -61,32 +61,32 @@ class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceWindow:
-    """A part of a trace in which the job is played."""
+    """A part of a market's traces in which the job is played."""
 
-    trace: MarketTrace
+    market: Market
     begins_s: int
 
 
-def windows(traces: Sequence[MarketTrace], job: PlannedJob, beginnings: int) -> list[TraceWindow]:
-    """Return `beginnings` windows of each trace, at equal distances.
+def windows(markets: Sequence[Market], job: PlannedJob, beginnings: int) -> list[TraceWindow]:
+    """Return `beginnings` windows of each market, at equal distances.
 
     Raises:
         UsageError: a trace is shorter than the deadline.
     """
     found = list[TraceWindow]()
-    for trace in traces:
-        whole = len(trace.counts)
-        intervals = whole // 2 if job.deadline_s is None else job.deadline_s // trace.gap_s
+    for market in markets:
+        whole = market.intervals
+        intervals = whole // 2 if job.deadline_s is None else job.deadline_s // market.gap_s
         if not 0 < intervals <= whole:
             raise UsageError(
-                f"{trace.name}: the trace has {trace.duration_s / 3600:.1f} hours and intervals of {trace.gap_s} s, "
+                f"{market.name}: the trace has {market.duration_s / 3600:.1f} hours and intervals of {market.gap_s} s, "
                 f"and the deadline is {(job.deadline_s or 0) / 3600:.2f} hours"
             )
         room = whole - intervals
         firsts = sorted({round(room * number / max(beginnings - 1, 1)) for number in range(beginnings)})
         for first in firsts:
-            part = trace.window(first, whole if job.deadline_s is None else intervals)
-            found.append(TraceWindow(trace=part, begins_s=first * trace.gap_s))
+            part = market.window(first, whole if job.deadline_s is None else intervals)
+            found.append(TraceWindow(market=part, begins_s=first * market.gap_s))
     return found
 
 
@@ -114,14 +114,14 @@ def compare(
     """Yield what each strategy comes to in all windows, after the bounds. Items come as they are computed."""
     fixed = replace(job, speeds=job.speeds[: fixed_size(job)])
     jobs = [_in_window(job, place) for place in places]
-    bounds = [divisible(each, place.trace, price) for each, place in zip(jobs, places, strict=True)]
+    bounds = [divisible(each, place.market, price) for each, place in zip(jobs, places, strict=True)]
     yield _bound(BOUND, job.most, places, bounds)
-    cheapest = [indivisible(_in_window(fixed, place), place.trace, price) for place in places]
+    cheapest = [indivisible(_in_window(fixed, place), place.market, price) for place in places]
     yield _bound(CHEAPEST, fixed.most, places, cheapest, bounds)
     for name in names:
         mine = job if STRATEGIES[name].any_number else fixed
         outcomes = [
-            _outcome(place, play(_in_window(mine, place), place.trace, price, STRATEGIES[name]), bound)
+            _outcome(place, play(_in_window(mine, place), place.market, price, STRATEGIES[name]), bound)
             for place, bound in zip(places, bounds, strict=True)
         ]
         yield StrategyResult(strategy=name, machines=mine.most, outcomes=outcomes)
@@ -131,12 +131,12 @@ def _in_window(job: PlannedJob, window: TraceWindow) -> PlannedJob:
     """Return the job with its deadline at the end of an interval: what is decided later would come too late."""
     if job.deadline_s is None:
         return job
-    return replace(job, deadline_s=len(window.trace.counts) * window.trace.gap_s)
+    return replace(job, deadline_s=window.market.duration_s)
 
 
 def _outcome(window: TraceWindow, played: Played, bound: float) -> JobOutcome:
     return JobOutcome(
-        trace=window.trace.name, begins_h=window.begins_s / 3600, dollars=played.dollars,
+        trace=window.market.name, begins_h=window.begins_s / 3600, dollars=played.dollars,
         hours=None if played.done_s is None else played.done_s / 3600,
         over_bound=None if played.done_s is None else played.dollars / bound, goodput=played.goodput, lost=played.lost,
         spot_h=played.paid_s["spot"] / 3600, on_demand_h=played.paid_s["on demand"] / 3600,
@@ -152,7 +152,7 @@ def _bound(
 ) -> StrategyResult:
     over = [each / bound for each, bound in zip(dollars, bounds or dollars, strict=True)]
     outcomes = [
-        JobOutcome(trace=place.trace.name, begins_h=place.begins_s / 3600, dollars=each, over_bound=ratio)
+        JobOutcome(trace=place.market.name, begins_h=place.begins_s / 3600, dollars=each, over_bound=ratio)
         for place, each, ratio in zip(places, dollars, over, strict=True)
     ]
     return StrategyResult(strategy=name, machines=machines, outcomes=outcomes)

@@ -9,29 +9,34 @@ price `p` for a second of work each machine decides by itself when it is worth i
 at p, plus the least of (cost - p * work) over all that the machines could do, is below the cost of every schedule that
 does the work (Lagrange's dual). The bound is the largest over p. Machine i has a spot machine's place whenever the
 market has at least i: if n(t) machines run at time t, the times with n(t) >= i are a schedule for machine i, and fewer
-of these machines start than of the real ones. n machines count as n times one, also where they are slower.
+of these machines start than of the real ones. (On-demand machines have the places from the last one down.) n machines
+count as n times one, also where they are slower. In a market of several zones there may be more machines than the job
+can have. Both make the bound lower.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from farandole.market.play import PlannedJob, Price
-from farandole.market.traces import MarketTrace
+from farandole.market.traces import Market
 
-KINDS = ("spot", "on demand")
+Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
+Way = Callable[[str, np.ndarray, int, int], np.ndarray]
+ON_DEMAND = "on demand"
 
 
-def indivisible(job: PlannedJob, trace: MarketTrace, price: Price) -> float:
+def indivisible(job: PlannedJob, market: Market, price: Price) -> float:
     """Return the least cost in dollars of a job that has all its machines or none, and restarts at each change.
 
-    The job is done by its deadline, or within the trace if it has none. Infinite if that is not possible.
+    Its machines are in one zone. It is done by its deadline, or within the traces if it has none. Infinite if that is
+    not possible.
     """
-    machines, gap_s = job.most, trace.gap_s
+    machines, gap_s, intervals = job.most, market.gap_s, _intervals(job, market)
     unit = math.gcd(gap_s, job.start_s) if job.start_s else gap_s
     work_s = job.work_s / job.speed(machines)
     steps = math.ceil(work_s / unit - 1e-9)  # what is left is work_s, less a multiple of the unit
@@ -40,74 +45,94 @@ def indivisible(job: PlannedJob, trace: MarketTrace, price: Price) -> float:
 
     def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
         """Return the cost by what is left, if machines start and run for so many intervals or until the job is done."""
-        dollars = (price.spot if kind == "spot" else price.on_demand) * machines / 3600
+        dollars = _dollars(kind, price) * machines
         done = (intervals * gap_s - start_s) // unit
         rest = dollars * intervals * gap_s + ahead[: max(steps - done, 0)]
         return np.concatenate([dollars * (start_s + left_s[:done]), rest])
 
-    there = [count >= machines for count in trace.counts[: _intervals(job, trace)]]
-    return float(_from_the_end(there, job.start_s, gap_s, never, never, way)[-1])
+    kinds: Kinds = {
+        ON_DEMAND: [True] * intervals,
+        **{
+            f"zone {n}": [count >= machines for count in zone.counts[:intervals]] for n, zone in enumerate(market.zones)
+        },
+    }
+    return float(_from_the_end(kinds, intervals, job.start_s, gap_s, never, never, way)[-1])
 
 
-def divisible(job: PlannedJob, trace: MarketTrace, price: Price) -> float:
+def divisible(job: PlannedJob, market: Market, price: Price) -> float:
     """Return a cost in dollars below which no division of the work among machines that come and go can be.
 
     Infinite if all machines together can't do the work in time.
     """
-    counts = np.array(trace.counts[: _intervals(job, trace)])
+    gap_s, intervals = market.gap_s, _intervals(job, market)
     work_s = job.work_s / max(speed / (count + 1) for count, speed in enumerate(job.speeds))
-    if len(counts) * trace.gap_s - job.start_s < work_s / job.most:
+    if intervals * gap_s - job.start_s < work_s / job.most:
         return math.inf
-    levels = sorted({min(int(count), job.most) for count in counts if count} | {job.most})
-    many = np.diff([0, *levels])
-    there = counts[:, None] >= np.array(levels)
+    by_level = [_by_level(zone.counts[:intervals], job.most) for zone in market.zones]
+    always = np.ones((intervals, 1), bool)
+    if len(by_level) == 1:
+        many, there = by_level[0]
+        seats: list[tuple[np.ndarray, Kinds]] = [(many, {"spot": there, ON_DEMAND: np.ones_like(there)})]
+    else:
+        seats = [(many, {"spot": there}) for many, there in by_level]
+        seats.append((np.array([job.most]), {ON_DEMAND: always}))
 
     def dual(p: np.ndarray) -> np.ndarray:
-        return p * work_s + many @ _least(job, trace.gap_s, price, there, p)
+        return p * work_s + sum(many @ _least(job, gap_s, price, kinds, p) for many, kinds in seats)
 
-    return max(0.0, _largest(dual, price.spot / 3600, 100 * price.on_demand / 3600))
+    return max(0.0, _largest(dual, min(price.spot, price.on_demand) / 3600, 100 * price.on_demand / 3600))
 
 
-def _least(job: PlannedJob, gap_s: int, price: Price, there: np.ndarray, p: np.ndarray) -> np.ndarray:
+def _by_level(counts: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many machines are there at the same times, shape (levels,), and when, shape (intervals, levels)."""
+    levels = sorted({min(count, most) for count in counts if count} | {most})
+    return np.diff([0, *levels]), np.array(counts)[:, None] >= np.array(levels)
+
+
+def _least(job: PlannedJob, gap_s: int, price: Price, kinds: Kinds, p: np.ndarray) -> np.ndarray:
     """Return the least of cost - p * work that one machine can do, shape (levels, prices).
 
-    It is a spot machine where `there`, shape (intervals, levels), or one on demand. `p`: shape (prices,).
+    `kinds`: arrays of shape (intervals, levels). `p`: shape (prices,).
     """
 
     def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
-        dollars = (price.spot if kind == "spot" else price.on_demand) / 3600
-        return dollars * intervals * gap_s - p * (intervals * gap_s - start_s) + ahead
+        return _dollars(kind, price) * intervals * gap_s - p * (intervals * gap_s - start_s) + ahead
 
-    end = np.zeros((there.shape[1], len(p)))
-    return _from_the_end(there[:, :, None], job.start_s, gap_s, end, np.full_like(end, math.inf), way)
-
-
-Way = Callable[[str, np.ndarray, int, int], np.ndarray]
+    intervals, levels = next(iter(kinds.values())).shape
+    end = np.zeros((levels, len(p)))
+    there = {kind: each[:, :, None] for kind, each in kinds.items()}
+    return _from_the_end(there, intervals, job.start_s, gap_s, end, np.full_like(end, math.inf), way)
 
 
-def _from_the_end(there: Any, start_s: int, gap_s: int, end: np.ndarray, never: np.ndarray, way: Way) -> np.ndarray:
+def _dollars(kind: str, price: Price) -> float:
+    """Return the dollars for a second of a machine."""
+    return (price.on_demand if kind == ON_DEMAND else price.spot) / 3600
+
+
+def _from_the_end(
+    there: Kinds, intervals: int, start_s: int, gap_s: int, end: np.ndarray, never: np.ndarray, way: Way
+) -> np.ndarray:
     """Return the least cost from the first interval on, of a job or a machine that runs nothing at its beginning.
 
-    From one interval to the next it runs nothing, or spot or on-demand machines that compute. To start machines takes
-    several intervals, of which it computes in the last one: who knows the trace begins no start in vain.
+    From one interval to the next it runs nothing, or machines of a kind that compute. To start machines takes several
+    intervals, of which it computes in the last one: who knows the trace begins no start in vain.
 
     Args:
-        there: whether there are spot machines, for each interval; a bool, or an array like the costs.
+        there: where there are machines, by kind.
         end, never: the costs after the last interval, and of what is not possible.
         way: the cost with machines of a kind that start and run for so many intervals, from the costs afterwards on.
     """
     starting = start_s // gap_s + 1  # intervals
-    nothing, running = end, {kind: [end] for kind in KINDS}  # the last item is the cost from the next interval on
-    for interval in range(len(there) - 1, -1, -1):
-        ahead = {"spot": there[interval : interval + starting], "on demand": [True]}
+    nothing, running = end, {kind: [end] for kind in there}  # the last item is the cost from the next interval on
+    for interval in range(intervals - 1, -1, -1):
         ways = [nothing]
-        if interval + starting <= len(there):
-            for kind in KINDS:
+        if interval + starting <= intervals:
+            for kind, available in there.items():
                 begun = way(kind, running[kind][-starting], start_s, starting)
-                ways.append(np.where(np.all(ahead[kind], axis=0), begun, never))
+                ways.append(np.where(np.all(available[interval : interval + starting], axis=0), begun, never))
         nothing = np.minimum.reduce(ways)
-        for kind in KINDS:
-            goes_on = np.where(ahead[kind][0], way(kind, running[kind][-1], 0, 1), never)
+        for kind, available in there.items():
+            goes_on = np.where(available[interval], way(kind, running[kind][-1], 0, 1), never)
             running[kind] = [*running[kind][-starting:], np.minimum(nothing, goes_on)]
     return nothing
 
@@ -124,5 +149,5 @@ def _largest(concave: Callable[[np.ndarray], np.ndarray], low: float, high: floa
     return best
 
 
-def _intervals(job: PlannedJob, trace: MarketTrace) -> int:
-    return len(trace.counts) if job.deadline_s is None else min(job.deadline_s // trace.gap_s, len(trace.counts))
+def _intervals(job: PlannedJob, market: Market) -> int:
+    return market.intervals if job.deadline_s is None else min(job.deadline_s // market.gap_s, market.intervals)

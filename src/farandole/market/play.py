@@ -1,6 +1,6 @@
-"""Plays a strategy against a trace: which machines it has in each interval, what they cost, and when the job is done.
+"""Plays a strategy on a market: which machines it has in each interval, what they cost, and when the job is done.
 
-At the beginning of each interval of the trace the market takes back the spot machines that it has no room for. Then the
+At the beginning of each interval the market takes back the spot machines that it has no room for. Then the
 strategy says which machines it wants, for this interval. It knows the past and the present, never what comes. A machine
 is paid for from its request on. It computes once `PlannedJob.start_s` have passed. If the job can't be
 divided among machines that come and go (`Strategy.restarts`), every change of its machines lets all of them start anew,
@@ -14,10 +14,11 @@ are seconds of computing that were lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from farandole.market.traces import MarketTrace
+from farandole.market.traces import Market
 from farandole.plan.deadline import speed_of
 
 
@@ -59,9 +60,9 @@ class PlannedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """How many machines of each kind."""
+    """How many machines of each kind: spot machines by zone, and on-demand machines."""
 
-    spot: int = 0
+    spot: tuple[int, ...]
     on_demand: int = 0
 
 
@@ -72,7 +73,7 @@ class Moment:
     Attributes:
         time_s: since the beginning of the job.
         gap_s: the length of the interval.
-        available: how many spot machines the market has.
+        available: how many spot machines the market has, by zone.
         fleet: the machines that the job has, after the market has taken some back.
         lost: how many of them the market has just taken back.
         starts_s: for each on-demand machine, for how many seconds it still starts.
@@ -81,7 +82,7 @@ class Moment:
 
     time_s: int
     gap_s: int
-    available: int
+    available: tuple[int, ...]
     fleet: Machines
     lost: int
     starts_s: tuple[int, ...]
@@ -99,12 +100,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def decide(self, now: Moment) -> Machines:
-        """Return the machines of the interval that begins: at most `now.available` of them are spot machines."""
+        """Return the machines of the interval that begins, with at most `now.available` spot machines."""
 
 
 @dataclass(kw_only=True)
 class Played:
-    """What a job came to. `done_s` is None if it was not done when the trace or the given time ended.
+    """What a job came to. `done_s` is None if it was not done when the traces ended.
 
     Attributes:
         dollars: what all machines cost.
@@ -130,22 +131,22 @@ class Played:
     def count(self, fleet: Machines, price: Price, run: _Run) -> None:
         """Add what these machines did and cost in an interval."""
         for kind, machines, dollars in (
-            ("spot", fleet.spot, price.spot),
+            ("spot", sum(fleet.spot), price.spot),
             ("on demand", fleet.on_demand, price.on_demand),
         ):
             self.paid_s[kind] += machines * run.time_s
             self.dollars += machines * run.time_s * dollars / 3600
-        self.seconds["start"] += (fleet.spot + fleet.on_demand) * run.time_s - run.computing_s
+        self.seconds["start"] += (sum(fleet.spot) + fleet.on_demand) * run.time_s - run.computing_s
         self.seconds["compute"] += run.computing_s
 
 
-def play(job: PlannedJob, trace: MarketTrace, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
-    """Return what the job comes to with the strategy that `make` makes. It ends with the trace at the latest."""
+def play(job: PlannedJob, market: Market, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
+    """Return what the job comes to with the strategy that `make` makes. It ends with the traces at the latest."""
     strategy, result = make(job), Played()
-    machines = _RunningMachines(job, restarts=strategy.restarts)
+    machines = _RunningMachines(job, len(market.zones), restarts=strategy.restarts)
     left_s, since_checkpoint_s = float(job.work_s), 0.0
-    for interval, available in enumerate(trace.counts):
-        time_s, before = interval * trace.gap_s, machines.count
+    for interval, available in enumerate(market.counts):
+        time_s, before = interval * market.gap_s, machines.count
         lost = machines.take_back(available)
         result.lost += lost
         if lost and strategy.restarts and job.checkpoint_s:
@@ -154,12 +155,12 @@ def play(job: PlannedJob, trace: MarketTrace, price: Price, make: Callable[[Plan
             result.seconds["compute"] -= again_s * before
             result.seconds["again"] += again_s * before
         now = Moment(
-            time_s=time_s, gap_s=trace.gap_s, available=available, fleet=machines.fleet, lost=lost,
+            time_s=time_s, gap_s=market.gap_s, available=available, fleet=machines.fleet, lost=lost,
             starts_s=machines.starts_s, left_s=left_s,
         )  # fmt: skip
         if machines.change(strategy.decide(now), available):
             since_checkpoint_s = 0.0
-        run = machines.run(trace.gap_s, left_s)
+        run = machines.run(market.gap_s, left_s)
         left_s, since_checkpoint_s = left_s - run.work_s, since_checkpoint_s + run.longest_s
         result.count(machines.fleet, price, run)
         result.done.append(job.work_s - left_s)
@@ -185,43 +186,45 @@ class _Run:
 class _RunningMachines:
     """The machines of a job: for each, how many seconds it still starts."""
 
-    def __init__(self, job: PlannedJob, *, restarts: bool) -> None:
+    def __init__(self, job: PlannedJob, zones: int, *, restarts: bool) -> None:
         self._job, self._restarts = job, restarts
-        self._spot, self._on_demand = list[int](), list[int]()
+        self._spot = [list[int]() for _ in range(zones)]
+        self._on_demand = list[int]()
         self._lost = 0
 
     @property
     def count(self) -> int:
-        return len(self._spot) + len(self._on_demand)
+        return sum(map(len, self._spot)) + len(self._on_demand)
 
     @property
     def fleet(self) -> Machines:
-        return Machines(spot=len(self._spot), on_demand=len(self._on_demand))
+        return Machines(spot=tuple(map(len, self._spot)), on_demand=len(self._on_demand))
 
     @property
     def starts_s(self) -> tuple[int, ...]:
         """For each on-demand machine, for how many seconds it still starts, the least first."""
         return tuple(sorted(self._on_demand))
 
-    def take_back(self, available: int) -> int:
+    def take_back(self, available: Sequence[int]) -> int:
         """Let the market take spot machines back. It takes those first that compute. Returns how many."""
-        self._lost = max(len(self._spot) - available, 0)
-        self._spot = sorted(self._spot)[self._lost :]
+        before = self.count
+        self._spot = [
+            sorted(machines)[max(len(machines) - n, 0) :] for machines, n in zip(self._spot, available, strict=True)
+        ]
+        self._lost = before - self.count
         return self._lost
 
-    def change(self, fleet: Machines, available: int) -> bool:
+    def change(self, fleet: Machines, available: Sequence[int]) -> bool:
         """Start and stop machines; those are stopped first that have to start for the longest time.
 
         Returns True if the machines are others than in the interval before.
         """
-        assert 0 <= fleet.spot <= available, f"{fleet} of {available}"
-        assert fleet.spot + fleet.on_demand <= self._job.most, f"{fleet}: more than {self._job.most}"
+        assert all(0 <= n <= room for n, room in zip(fleet.spot, available, strict=True)), f"{fleet} of {available}"
+        assert sum(fleet.spot) + fleet.on_demand <= self._job.most, f"{fleet}: more than {self._job.most}"
         changed = self._lost > 0 or fleet != self.fleet
-        self._spot = self._resized(self._spot, fleet.spot)
-        self._on_demand = self._resized(self._on_demand, fleet.on_demand)
-        if self._restarts and changed:
-            self._spot = [self._job.start_s] * fleet.spot
-            self._on_demand = [self._job.start_s] * fleet.on_demand
+        keeps = not (self._restarts and changed)
+        self._spot = [self._resized(old if keeps else [], n) for old, n in zip(self._spot, fleet.spot, strict=True)]
+        self._on_demand = self._resized(self._on_demand if keeps else [], fleet.on_demand)
         return changed
 
     def _resized(self, machines: list[int], count: int) -> list[int]:
@@ -230,7 +233,7 @@ class _RunningMachines:
 
     def run(self, gap_s: int, left_s: float) -> _Run:
         """Compute until the interval ends or the job is done."""
-        starts = sorted([*self._spot, *self._on_demand])
+        starts = sorted(chain(*self._spot, self._on_demand))
         time_s = work_s = computing_s = 0.0
         for count in range(len(starts) + 1):  # so many compute, until the next one does
             until_s = float(min(starts[count], gap_s) if count < len(starts) else gap_s)
@@ -244,6 +247,6 @@ class _RunningMachines:
             if is_done:
                 break
         longest_s = max(time_s - starts[0], 0.0) if starts else 0.0
-        self._spot = [max(each - gap_s, 0) for each in self._spot]
+        self._spot = [[max(each - gap_s, 0) for each in machines] for machines in self._spot]
         self._on_demand = [max(each - gap_s, 0) for each in self._on_demand]
         return _Run(time_s=time_s, work_s=work_s, computing_s=computing_s, longest_s=longest_s)

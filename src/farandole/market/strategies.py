@@ -18,15 +18,37 @@ from __future__ import annotations
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
 from farandole.plan.deadline import burst_of, fewest_on_demand
 
-NOTHING = Machines()
+
+def spread(now: Moment, wanted: int) -> tuple[int, ...]:
+    """Return at most `wanted` spot machines by zone: those that run, then more in the zones with the most room.
+
+    If fewer are wanted than run, the zones with the least room lose theirs first.
+    """
+    counts, more = [*now.fleet.spot], wanted - sum(now.fleet.spot)
+    zones = sorted(range(len(counts)), key=lambda zone: counts[zone] - now.available[zone], reverse=more < 0)
+    for zone in zones:
+        added = min(max(more, -counts[zone]), now.available[zone] - counts[zone])
+        counts[zone], more = counts[zone] + added, more - added
+    return tuple(counts)
+
+
+def in_one_zone(now: Moment, size: int) -> tuple[int, ...]:
+    """Return `size` spot machines in one zone, where they run if there are so many; else none."""
+    zones = sorted(range(len(now.available)), key=lambda zone: (-now.fleet.spot[zone], -now.available[zone]))
+    chosen = next((zone for zone in zones if now.available[zone] >= size), None)
+    return tuple(size if zone == chosen else 0 for zone in range(len(now.available)))
+
+
+def no_spot(now: Moment) -> tuple[int, ...]:
+    """Return no spot machine in any zone."""
+    return (0,) * len(now.available)
 
 
 class OnDemand(Strategy):
     """A fixed number of on-demand machines."""
 
     def decide(self, now: Moment) -> Machines:
-        del now
-        return Machines(on_demand=self.job.most)
+        return Machines(spot=no_spot(now), on_demand=self.job.most)
 
 
 class SpotRestarts(Strategy):
@@ -35,7 +57,7 @@ class SpotRestarts(Strategy):
     restarts = True
 
     def decide(self, now: Moment) -> Machines:
-        return Machines(spot=self.job.most) if now.available >= self.job.most else NOTHING
+        return Machines(spot=in_one_zone(now, self.job.most))
 
 
 class Greedy(SpotRestarts):
@@ -48,7 +70,7 @@ class Greedy(SpotRestarts):
     def decide(self, now: Moment) -> Machines:
         self._hurries = self._hurries or self.must_hurry(now)
         if self._hurries:
-            return Machines(on_demand=self.job.most)
+            return Machines(spot=no_spot(now), on_demand=self.job.most)
         return self.while_there_is_time(now)
 
     def while_there_is_time(self, now: Moment) -> Machines:
@@ -70,15 +92,12 @@ class UniformProgress(Greedy):
     """
 
     def while_there_is_time(self, now: Moment) -> Machines:
-        job = self.job
-        if now.available >= job.most:
-            return Machines(spot=job.most)
-        deadline_s = job.deadline_s
-        if deadline_s is None:
-            return NOTHING
+        job, spot = self.job, in_one_zone(now, self.job.most)
+        if any(spot) or job.deadline_s is None:
+            return Machines(spot=spot)
         ahead_s = 2 * job.start_s if now.fleet.on_demand else 0
-        due = job.work_s * (now.time_s + ahead_s) / deadline_s
-        return Machines(on_demand=job.most) if job.work_s - now.left_s < due else NOTHING
+        due = job.work_s * (now.time_s + ahead_s) / job.deadline_s
+        return Machines(spot=spot, on_demand=job.most if job.work_s - now.left_s < due else 0)
 
 
 class ElasticRestarts(Greedy):
@@ -87,7 +106,7 @@ class ElasticRestarts(Greedy):
     any_number = True
 
     def while_there_is_time(self, now: Moment) -> Machines:
-        return Machines(spot=min(now.available, self.job.most))
+        return Machines(spot=spread(now, self.job.most))
 
 
 class FarandoleSpot(Strategy):
@@ -96,7 +115,7 @@ class FarandoleSpot(Strategy):
     any_number = True
 
     def decide(self, now: Moment) -> Machines:
-        return Machines(spot=min(now.available, self.job.most))
+        return Machines(spot=spread(now, self.job.most))
 
 
 class FarandoleCore(Strategy):
@@ -107,7 +126,7 @@ class FarandoleCore(Strategy):
 
     def decide(self, now: Moment) -> Machines:
         core = -(-self.job.most // self.SHARE)
-        return Machines(on_demand=core, spot=min(now.available, self.job.most - core))
+        return Machines(on_demand=core, spot=spread(now, self.job.most - core))
 
 
 class FarandoleDeadline(Strategy):
@@ -128,7 +147,7 @@ class FarandoleDeadline(Strategy):
         if job.deadline_s is not None:
             left_s, time_s = now.left_s, job.deadline_s - now.time_s
             core = fewest_on_demand(left_s, time_s, now.gap_s, job.start_s, now.starts_s, self._burst, job.speeds)
-        return Machines(on_demand=core, spot=min(now.available, job.most - core))
+        return Machines(on_demand=core, spot=spread(now, job.most - core))
 
 
 STRATEGIES: dict[str, type[Strategy]] = {

@@ -42,13 +42,56 @@ class MarketTrace:
         """The part of the intervals in which there was at least one machine."""
         return sum(count > 0 for count in self.counts) / len(self.counts)
 
-    def window(self, first: int, intervals: int) -> MarketTrace:
-        """Return the trace of `intervals` intervals from interval `first` on."""
-        return MarketTrace(name=self.name, gap_s=self.gap_s, counts=self.counts[first : first + intervals])
 
-    def at_most(self, count: int) -> MarketTrace:
-        """Return the trace of a market that has never more than `count` machines."""
-        return MarketTrace(name=self.name, gap_s=self.gap_s, counts=tuple(min(each, count) for each in self.counts))
+@dataclass(frozen=True, kw_only=True)
+class Market:
+    """The zones in which a job can have spot machines: traces with the same intervals; at least one.
+
+    Raises:
+        UsageError: the intervals differ.
+    """
+
+    zones: tuple[MarketTrace, ...]
+
+    def __post_init__(self) -> None:
+        first = self.zones[0]
+        for other in self.zones[1:]:
+            if other.gap_s != first.gap_s:
+                raise UsageError(
+                    f"{first.name} has intervals of {first.gap_s} s and {other.name} of {other.gap_s} s: traces of "
+                    f"one market must have equal intervals"
+                )
+
+    @property
+    def name(self) -> str:
+        return " + ".join(zone.name for zone in self.zones)
+
+    @property
+    def gap_s(self) -> int:
+        return self.zones[0].gap_s
+
+    @property
+    def intervals(self) -> int:
+        """The intervals that all zones have."""
+        return min(len(zone.counts) for zone in self.zones)
+
+    @property
+    def duration_s(self) -> int:
+        return self.gap_s * self.intervals
+
+    @property
+    def counts(self) -> list[tuple[int, ...]]:
+        """How many machines there were in each interval, by zone."""
+        return [*zip(*(zone.counts for zone in self.zones), strict=False)]
+
+    def window(self, first: int, intervals: int) -> Market:
+        """Return the market of `intervals` intervals from interval `first` on."""
+        return Market(
+            zones=tuple(
+                MarketTrace(name=zone.name, gap_s=zone.gap_s, counts=zone.counts[first : first + intervals])
+                for zone in self.zones
+            )
+        )
 
 
 def read(path: Path) -> MarketTrace:
