@@ -201,13 +201,27 @@ def test_who_does_not_take_the_page_is_sent_away(tmp_path: Path, token: Path, mo
         host, port = scene.ticket.address.partition("://")[2].split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(f"{GET}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
-        await asyncio.sleep(1.0)
-        writer.transport.resume_reading()
-        got = b""
+        got = await reader.readexactly(1)
+        await asyncio.sleep(listeners.PAGE_S)  # by this loop's clock, as the listener's: its time ends before
         with contextlib.suppress(ConnectionError):
-            got = await asyncio.wait_for(reader.read(), 20)
+            got += await asyncio.wait_for(reader.read(), 20)
         assert len(got) < 64_000_000
         writer.close()
+
+    shown(tmp_path, token, scenario)
+
+
+def test_who_takes_a_page_slowly_leaves_nothing_behind(
+    tmp_path: Path, token: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection is closed when the page has gone out, before its time ends."""
+    monkeypatch.setattr(listeners, "PAGE_S", 2.0)
+    monkeypatch.setattr(Exposition, "text", lambda _: b"x" * 16_000_000)
+
+    async def scenario(scene: Stage) -> None:
+        await ask(scene, f"{GET}Authorization: Bearer {TOKEN}\r\n\r\n")
+        await asyncio.sleep(listeners.PAGE_S)
+        assert not [record for record in caplog.records if record.name == "asyncio"]
 
     shown(tmp_path, token, scenario)
 

@@ -386,6 +386,7 @@ class HttpConnection(web.RequestHandler):
         self.peer = peer
         self.ticket = ""  # the id of the ticket that it has shown
         self._received = b""
+        self._gives_up: asyncio.TimerHandle | None = None  # on one that does not take its page
         self._examination = Examination(listener.secrets_by_id)
 
     def data_received(self, data: bytes) -> None:
@@ -432,7 +433,7 @@ class HttpConnection(web.RequestHandler):
         self._received = b""
         self._write(page)
         if self.transport is not None:
-            asyncio.get_running_loop().call_later(PAGE_S, self.transport.abort)
+            self._gives_up = asyncio.get_running_loop().call_later(PAGE_S, self.transport.abort)
         self.force_close()
         return b""
 
@@ -442,6 +443,8 @@ class HttpConnection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.listener.forget(self.peer)
+        if self._gives_up is not None:
+            self._gives_up.cancel()
         super().connection_lost(exc)
 
     def handle_error(
