@@ -143,6 +143,18 @@ def test_an_end_that_was_said_before_a_decision_was_heard_is_that_of_the_others(
     assert "calls differ" not in scene.events
 
 
+def test_the_end_of_each_script_counts_also_if_the_first_to_end_is_lost() -> None:
+    """Nobody reports it again, and the others would wait for ever (seed 50022479 of the schedules)."""
+    scene = trained("a", "b", "c")
+    for worker in "ac":
+        scene.say(worker, ended(8))
+    scene.lose("a")
+    for worker in "bc":
+        scene.report(worker, 8)
+    scene.say("b", beat(8, STEP, view=scene.last("b", m.Resume).view.number))
+    assert scene.fields["calls differ"]["workers"] == ["c", "b"]
+
+
 def test_who_was_never_in_a_view_holds_nobody_up() -> None:
     scene = trained("a", "b")
     scene.hello("guest")

@@ -323,7 +323,7 @@ def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.St
 def _withdraw_view(state: CoordinatorState, worker: str) -> None:
     """Make a participant a candidate again."""
     demoted = state.workers[worker]
-    demoted.state, demoted.saves, demoted.step = "ready", False, -1
+    demoted.state, demoted.saves, demoted.step, demoted.finish = "ready", False, -1, None
     state.send(worker, m.ViewWithdrawn())
 
 

@@ -153,6 +153,7 @@ class Worker:
     computed: bool = False  # it has computed shards
     fingerprint: str = ""  # the digest of its final state, once it has finished
     after: m.StepTime = field(default_factory=m.StepTime)  # the time between its last step and the end of its script
+    finish: Finish | None = None  # the end of its script, if it was a member
     unreached: str = ""
     saves: bool | None = False
     may_write: bool = False
@@ -669,8 +670,6 @@ class CoordinatorState:
         self.progress = LastProgress()
         # For each of the newest rounds: the first worker that reported that it began the round, and its call.
         self.first_calls: dict[int, tuple[str, Call]] = {}
-        # The first worker that reported the end of its script.
-        self.first_finish: Finish | None = None
         # The newest step with a recorded loss that is not finite, -1 for none.
         self.not_finite = -1
         # With `--bits any`: the newest step that was recorded to begin with replicas that differ, -1 for none.

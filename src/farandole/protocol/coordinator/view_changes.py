@@ -114,20 +114,25 @@ def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differen
 
 def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
     """Return the difference between the end of this script and the others, None if there is none."""
-    own_finish, first = Finish(worker=worker, round=message.round, step=message.step), state.first_finish
-    if first is None or first.worker not in state.workers:
-        state.first_finish = first = own_finish
+    own_finish = Finish(worker=worker, round=message.round, step=message.step)
+    state.workers[worker].finish = own_finish
     if _is_late(state):
         return None
-    if first.round != own_finish.round:
-        early, late = sorted((first, own_finish), key=lambda finish: finish.round)
-        return ended_early(early, late.worker, f"step {late.step}")
+    for finish in _other_finishes(state, worker):
+        if finish.round != own_finish.round:
+            early, late = sorted((finish, own_finish), key=lambda each: each.round)
+            return ended_early(early, late.worker, f"step {late.step}")
     if state.view and worker in state.unswitched and message.view < state.view.number:
         return ended_early(own_finish, _switched(state), "the next step")
     for round_, (other, call) in state.first_calls.items():
         if round_ >= own_finish.round and other in state.workers and other != worker:
             return ended_early(own_finish, other, call.doing)
     return None
+
+
+def _other_finishes(state: CoordinatorState, worker: str) -> list[Finish]:
+    """Return the ends of the scripts of the other workers. See docs/protocol.md, Same calls 6."""
+    return [other.finish for other in state.workers.values() if other.finish is not None and other.id != worker]
 
 
 def _end(state: CoordinatorState, difference: Difference | None) -> None:
@@ -139,10 +144,8 @@ def _end(state: CoordinatorState, difference: Difference | None) -> None:
 
 def _went_on(state: CoordinatorState, worker: str, round_: int, doing: str) -> Difference | None:
     """Return the difference if `worker` is in a round in which the script of another worker had already ended."""
-    finish = state.first_finish
-    if finish is None or finish.worker not in state.workers or worker == finish.worker or round_ < finish.round:
-        return None
-    return ended_early(finish, worker, doing)
+    finish = next((finish for finish in _other_finishes(state, worker) if finish.round <= round_), None)
+    return None if finish is None else ended_early(finish, worker, doing)
 
 
 def _switched(state: CoordinatorState) -> str:
