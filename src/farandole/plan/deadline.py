@@ -9,6 +9,7 @@ start, so there are at most `burst_of` of them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -52,12 +53,13 @@ def fewest_on_demand(
         burst: the largest number of on-demand machines.
         speeds: see `speed_of`.
     """
-    for count in range(burst):
+
+    def is_certain(count: int) -> bool:
         kept = running_s[:count]
         new, later = [start_s] * (count - len(kept)), [decision_s + start_s] * (burst - count)
-        if _work_s(sorted((*kept, *new, *later)), time_s, speeds) >= left_s:
-            return count
-    return burst
+        return _work_s(sorted((*kept, *new, *later)), time_s, speeds) >= left_s
+
+    return bisect_left(range(burst), True, key=is_certain)  # more machines do more
 
 
 def _work_s(starts_s: Sequence[float], time_s: float, speeds: Sequence[float]) -> float:
