@@ -4,7 +4,7 @@
     python benchmarks/between_hosts.py --program PATH   # another version's farandole, to compare with
     python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec none bf16 fp16
     python benchmarks/between_hosts.py --workers 1 --micro 4 --mbit 100 --codec none int4   # one micro-batch a worker
-    python benchmarks/between_hosts.py --workers 1 --mbit 100 --codec bf16 --ddp bf16 --rounds 3
+    python benchmarks/between_hosts.py --workers 1 --micro 4 --mbit 100 --codec none fp16 --ddp none fp16 --rounds 3
 
 Two network namespaces are joined by a cable of that rate in both directions. A wide layer is trained, whose step is
 nearly all exchange. Shown are the steps' times and what one host sends in each, beside the size of the gradients; a row
@@ -108,7 +108,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mb", type=int, default=16, help="of gradients")
     parser.add_argument("--micro", type=int, default=1, help="samples of a micro-batch; all workers have 8 in a step")
     parser.add_argument("--codec", nargs="*", default=["none"], help="a run for each")
-    parser.add_argument("--ddp", nargs="+", default=[], help="none, bf16, fp16 or powersgd (of rank 4); a run for each")
+    parser.add_argument(
+        "--ddp", nargs="+", default=[], choices=("none", "fp16", "powersgd"),
+        help="a run for each hook; powersgd has rank 4; torch has its bf16 hook for NCCL only",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=1, help="measure everything so often, in turns")
     parser.add_argument("--program", type=Path, help="another version's farandole")
     return parser.parse_args()

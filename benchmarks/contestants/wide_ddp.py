@@ -24,7 +24,7 @@ WARM = 10  # steps before PowerSGD begins; its least
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=int, required=True)
-    parser.add_argument("--hook", choices=("none", "bf16", "fp16", "powersgd"), required=True)
+    parser.add_argument("--hook", choices=("none", "fp16", "powersgd"), required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--times", type=Path, required=True)
     options = parser.parse_args()
