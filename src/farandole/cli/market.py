@@ -70,7 +70,10 @@ def simulate(
     ] = 10,
     strategy: Annotated[
         list[str] | None,
-        typer.Option("--strategy", metavar="NAME", help="A strategy by name. Repeatable.", show_default="all"),
+        typer.Option(
+            "--strategy", metavar="NAME", show_default="all",
+            help="A strategy by name, as 'farandole, spot' (docs/cost.md lists them). Repeatable.",
+        ),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, for programs.")
@@ -96,7 +99,9 @@ def simulate(
     names = [*(strategy or STRATEGIES)]
     for name in names:
         if name not in STRATEGIES:
-            raise UsageError(f"--strategy {name!r}: there is none of that name; there are {', '.join(STRATEGIES)}")
+            raise UsageError(
+                f"--strategy {name!r}: there is none of that name; there are {', '.join(map(repr, STRATEGIES))}"
+            )
     check_file("--json", json)
     found, measured = comparison.speeds_of(speeds, machines)
     job = PlannedJob(
