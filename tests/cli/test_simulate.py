@@ -82,7 +82,10 @@ def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
         (("--work", "20h", *PRICES, "--machines", "0"), ("--machines", "0")),
         (("--work", "20h", *PRICES, "--beginnings", "0"), ("--beginnings", "0")),
         (("--work", "20h", *PRICES, "--strategy", "clever"), ("--strategy", "clever", "greedy")),
-        (("--work", "20h", *PRICES, "--machines", "2", "--deadline", "10h"), ("10 hours", "2 machines", "10.05 hours")),
+        (
+            ("--work", "20h", *PRICES, "--machines", "2", "--deadline", "10h"),
+            ("10 hours", "2 machines", "10.05 hours", "0.05 more"),
+        ),
         (("--work", "20h", *PRICES, "--deadline", "50h"), ("zone", "41.7 hours", "50.00 hours")),
         (("--work", "20h", *PRICES, "--speeds", "no.json"), ("--speeds", "no.json")),
         (("--work", "20h", *PRICES, "--json", "no/rows.json"), ("--json", "no/rows.json")),
@@ -101,6 +104,19 @@ def test_speeds_of_a_measurement(tmp_path: Path) -> None:
     assert speeds == pytest.approx((1.0, 1.9, 2.7, 3.5, 4.3, 5.1))
     assert measured == 4
     assert speeds_of(None, 3) == ((1.0, 2.0, 3.0), 3)
+
+
+def test_of_both_modes_the_scripts_batch_counts_and_other_doubles_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scaling.json"
+    weak = [{"run": {"workers": n, "mode": "weak"}, "samples_per_s": 100.0 * n} for n in (1, 2, 4)]
+    path.write_text(json.dumps([*SCALING, *weak]))
+    assert speeds_of(path, 4)[0] == pytest.approx((1.0, 1.9, 2.7, 3.5))
+    path.write_text(json.dumps(weak))
+    assert speeds_of(path, 4)[0] == pytest.approx((1.0, 2.0, 3.0, 4.0))
+    path.write_text(json.dumps([*SCALING, SCALING[1]]))
+    with pytest.raises(UsageError) as caught:
+        speeds_of(path, 4)
+    assert mentions(str(caught.value), "--speeds", "scaling.json", "codec")
 
 
 def test_speeds_that_fall_beyond_the_last_number_stay(tmp_path: Path) -> None:
@@ -124,6 +140,14 @@ def test_a_measured_number_of_machines_is_said_to_be_extrapolated(tmp_path: Path
     words = (trace, "--work", "20h", *PRICES, "--speeds", path, "--strategy", "on demand", "--beginnings", "1")
     assert "4 machines" in simulate(*words, "--machines", "6")
     assert "4 machines" not in simulate(*words, "--machines", "4")
+
+
+def test_fixed_sizes_make_the_deadline_of_the_tightest_window() -> None:
+    """Two machines make 43,290 s; the window ends at 43,200 s, which takes three."""
+    place = market((0,) * 200, gap_s=300)
+    job = PlannedJob(work_s=86_150, start_s=180, deadline_s=43_290, speeds=(1.0, 2.0, 3.0))
+    *_, result = compare(job, windows([place], job, 1), Price(on_demand=3.06, spot=0.97), ["on demand"])
+    assert (result.machines, result.missed) == (3, 0)
 
 
 def test_a_row_knows_what_was_missed() -> None:

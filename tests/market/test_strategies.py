@@ -20,9 +20,9 @@ def moment(**fields: object) -> Moment:
         "gap_s": 300,
         "available": (0,),
         "fleet": fleet(0),
-        "lost": 0,
         "starts_s": (),
         "left_s": 36_000,
+        "unsaved_s": 0,
     }
     return Moment(**(known | fields))  # type: ignore[arg-type]
 
@@ -31,15 +31,18 @@ def moment(**fields: object) -> Moment:
 @given(
     counts=st.lists(st.integers(0, 3), min_size=40, max_size=80),
     start_s=st.sampled_from((0, 100, 180, 300, 720)),
-    slack_s=st.integers(0, 4000),
+    slack_s=st.integers(0, 12_000),
+    checkpoint_s=st.sampled_from((0, 600, 7200)),
 )
 def test_a_deadline_that_on_demand_machines_make_is_met(
-    name: str, counts: list[int], start_s: int, slack_s: int
+    name: str, counts: list[int], start_s: int, slack_s: int, checkpoint_s: int
 ) -> None:
     place = market(counts, gap_s=300)
     speeds = (1.0, 1.8, 2.5)
     work_s = int(speeds[-1] * (place.duration_s - start_s)) - slack_s
-    job = PlannedJob(work_s=max(work_s, 1), start_s=start_s, deadline_s=place.duration_s, speeds=speeds)
+    job = PlannedJob(
+        work_s=max(work_s, 1), start_s=start_s, deadline_s=place.duration_s, speeds=speeds, checkpoint_s=checkpoint_s
+    )
     result = play(job, place, PRICE, STRATEGIES[name])
     assert result.done_s is not None
     assert result.done_s <= place.duration_s
@@ -52,6 +55,13 @@ def test_greedy_waits_as_long_as_it_can_and_stays_on_demand() -> None:
     assert strategy.decide(moment(time_s=3_300)) == fleet(0)
     assert strategy.decide(moment(time_s=3_600)) == fleet(0, on_demand=1)
     assert strategy.decide(moment(time_s=3_900, available=(1,))) == fleet(0, on_demand=1)
+
+
+def test_greedy_counts_what_a_lost_machine_would_cost() -> None:
+    job = PlannedJob(work_s=36_000, start_s=300, deadline_s=40_000)
+    waits, hurries = Greedy(job), Greedy(job)
+    assert waits.decide(moment(time_s=3_300, available=(1,), unsaved_s=100)) == fleet(1)
+    assert hurries.decide(moment(time_s=3_300, available=(1,), unsaved_s=101)) == fleet(0, on_demand=1)
 
 
 def test_uniform_progress_is_on_demand_while_it_is_behind() -> None:

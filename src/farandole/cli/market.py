@@ -114,7 +114,9 @@ def simulate(
     zones = tuple(read(path) for path in traces)
     markets = [Market(zones=zones)] if together else [Market(zones=(zone,)) for zone in zones]
     places = comparison.windows(markets, job, beginnings)
-    say(f"{len(places)} windows of {len(traces)} {'trace' if len(traces) == 1 else 'traces'}")
+    for zone in zones:
+        say(f"{zone.name}: up to {max(zone.counts)} machines, at least one for {zone.availability:.0%} of the time")
+    say(f"{len(places)} windows")
     results = list[comparison.StrategyResult]()
     for result in comparison.compare(job, places, price, names):
         say(f"  {result.strategy}")

@@ -7,7 +7,6 @@ the trace.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -100,10 +99,10 @@ def fixed_size(job: PlannedJob) -> int:
         return job.most
     fewest = fewest_in_time(job.work_s, job.deadline_s, job.start_s, job.speeds)
     if fewest is None:
-        least_h = (job.start_s + job.work_s / job.speed(job.most)) / 3600
+        deadline_h, least_h = job.deadline_s / 3600, (job.start_s + job.work_s / job.speed(job.most)) / 3600
         raise UsageError(
-            f"the deadline of {job.deadline_s / 3600:g} hours can't be met: {job.most} machines on demand need "
-            f"{least_h:.2f} hours; set a deadline of at least that, or more machines"
+            f"the deadline of {deadline_h:g} hours can't be met: {job.most} machines on demand need {least_h:.2f} "
+            f"hours, {least_h - deadline_h:.2f} more; set a deadline of at least that, or more machines"
         )
     return fewest
 
@@ -112,7 +111,8 @@ def compare(
     job: PlannedJob, places: Sequence[TraceWindow], price: Price, names: Sequence[str]
 ) -> Iterator[StrategyResult]:
     """Yield what each strategy comes to in all windows, after the bounds. Items come as they are computed."""
-    fixed = replace(job, speeds=job.speeds[: fixed_size(job)])
+    tightest = min((_in_window(job, place) for place in places), key=lambda each: each.deadline_s or 0)
+    fixed = replace(job, speeds=job.speeds[: fixed_size(tightest)])
     jobs = [_in_window(job, place) for place in places]
     bounds = [divisible(each, place.market, price) for each, place in zip(jobs, places, strict=True)]
     yield _bound(BOUND, job.most, places, bounds)
@@ -169,6 +169,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 class _Run(msgspec.Struct):
     workers: int
+    mode: str = "strong"
 
 
 class _Row(msgspec.Struct):
@@ -182,21 +183,29 @@ class _Row(msgspec.Struct):
 def speeds_of(path: Path | None, machines: int) -> tuple[tuple[float, ...], int]:
     """Return how many times faster 1, 2, ... `machines` machines are than one, and the largest number measured.
 
-    `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. Between two measured
-    numbers a line is drawn. Beyond the last one the last line goes on, and falls never.
+    `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. If it has both modes, the
+    script's batch counts (strong). Between two measured numbers the speed is on a line, and beyond the last one on the
+    last line, which does not fall.
 
     Raises:
-        UsageError: the file has no speed of one worker, or can't be read.
+        UsageError: the file has no speed of one worker, or two of one number, or can't be read.
     """
     if path is None:
         return tuple(float(count) for count in range(1, machines + 1)), machines
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=list[_Row])
-    except (OSError, msgspec.MsgspecError, json.JSONDecodeError) as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"--speeds {path}: not a file of `farandole bench scaling --json`: {error}") from None
-    measured = {row.run.workers: row.samples_per_s for row in rows if row.contestant == "farandole"}
+    rows = [row for row in rows if row.contestant == "farandole" and row.samples_per_s > 0]
+    rows = [row for row in rows if row.run.mode == "strong"] or rows
+    measured = {row.run.workers: row.samples_per_s for row in rows}
     if 1 not in measured:
         raise UsageError(f"--speeds {path}: it has no speed of one worker; measure it, as with --workers 1,2,4")
+    if len(measured) < len(rows):
+        raise UsageError(
+            f"--speeds {path}: it has {len(rows)} speeds of {len(measured)} numbers of workers; measure one codec, one "
+            "transport and one list of arguments"
+        )
     places = sorted(measured)
     found = list[float]()
     for count in range(1, machines + 1):

@@ -1,11 +1,10 @@
 """Plays a strategy on a market: which machines it has in each interval, what they cost, and when the job is done.
 
-At the beginning of each interval the market takes back the spot machines that it has no room for. Then the
-strategy says which machines it wants, for this interval. It knows the past and the present, never what comes. A machine
-is paid for from its request on. It computes once `PlannedJob.start_s` have passed. If the job can't be
-divided among machines that come and go (`Strategy.restarts`), every change of its machines lets all of them start anew,
-and a machine that was taken back costs the work since the last checkpoint. Payment ends in the moment in which the job
-is done.
+At the beginning of each interval the market takes back the spot machines that it has no room for. Then the strategy
+chooses its machines for this interval. It knows the past and the present, not the future. A machine is paid for from
+its request on, and computes after `PlannedJob.start_s`. If a job restarts (`Strategy.restarts`), all its machines start
+again at each change of them, and the loss of a machine costs the work since the last checkpoint. Payment ends when the
+job is done.
 
 Every second of every machine is in one class of the account (docs/account.md): `start`, `compute`, or `again`, which
 are seconds of computing that were lost.
@@ -75,18 +74,18 @@ class Moment:
         gap_s: the length of the interval.
         available: how many spot machines the market has, by zone.
         fleet: the machines that the job has, after the market has taken some back.
-        lost: how many of them the market has just taken back.
         starts_s: for each on-demand machine, for how many seconds it still starts.
         left_s: the work that is left, in seconds of one machine.
+        unsaved_s: the work that the loss of a machine would cost, in seconds of one machine.
     """
 
     time_s: int
     gap_s: int
     available: tuple[int, ...]
     fleet: Machines
-    lost: int
     starts_s: tuple[int, ...]
     left_s: float
+    unsaved_s: float
 
 
 class Strategy(ABC):
@@ -144,24 +143,26 @@ def play(job: PlannedJob, market: Market, price: Price, make: Callable[[PlannedJ
     """Return what the job comes to with the strategy that `make` makes. It ends with the traces at the latest."""
     strategy, result = make(job), Played()
     machines = _RunningMachines(job, len(market.zones), restarts=strategy.restarts)
-    left_s, since_checkpoint_s = float(job.work_s), 0.0
+    left_s, unsaved_s = float(job.work_s), 0.0  # unsaved: seconds since the last checkpoint
     for interval, available in enumerate(market.counts):
         time_s, before = interval * market.gap_s, machines.count
         lost = machines.take_back(available)
         result.lost += lost
-        if lost and strategy.restarts and job.checkpoint_s:
-            again_s = since_checkpoint_s % job.checkpoint_s
-            left_s += again_s * job.speed(before)
-            result.seconds["compute"] -= again_s * before
-            result.seconds["again"] += again_s * before
+        if lost:
+            left_s += unsaved_s * job.speed(before)
+            result.seconds["compute"] -= unsaved_s * before
+            result.seconds["again"] += unsaved_s * before
+            unsaved_s = 0.0
         now = Moment(
-            time_s=time_s, gap_s=market.gap_s, available=available, fleet=machines.fleet, lost=lost,
-            starts_s=machines.starts_s, left_s=left_s,
+            time_s=time_s, gap_s=market.gap_s, available=available, fleet=machines.fleet, starts_s=machines.starts_s,
+            left_s=left_s, unsaved_s=unsaved_s * job.speed(machines.count),
         )  # fmt: skip
         if machines.change(strategy.decide(now), available):
-            since_checkpoint_s = 0.0
+            unsaved_s = 0.0
         run = machines.run(market.gap_s, left_s)
-        left_s, since_checkpoint_s = left_s - run.work_s, since_checkpoint_s + run.longest_s
+        left_s -= run.work_s
+        if strategy.restarts and job.checkpoint_s:
+            unsaved_s = (unsaved_s + run.longest_s) % job.checkpoint_s
         result.count(machines.fleet, price, run)
         result.done.append(job.work_s - left_s)
         if left_s <= 1e-6:

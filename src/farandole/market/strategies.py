@@ -77,16 +77,19 @@ class Greedy(SpotRestarts):
         return super().decide(now)
 
     def must_hurry(self, now: Moment) -> bool:
-        """Return True if on-demand machines that are asked for an interval later would be too late."""
+        """Return True if on-demand machines that are requested an interval later may be too late.
+
+        Until then the market may take the machines back, and what they have not saved is lost.
+        """
         job = self.job
         if job.deadline_s is None:
             return False
-        needed_s = job.start_s + now.left_s / job.speed(job.most)
+        needed_s = job.start_s + (now.left_s + now.unsaved_s) / job.speed(job.most)
         return job.deadline_s - now.time_s - now.gap_s < needed_s
 
 
 class UniformProgress(Greedy):
-    """On demand whenever the work done is behind the same part of the time; spot machines whenever there are some.
+    """On demand whenever the work is behind an even pace; spot machines whenever there are some.
 
     Once on demand, it stays until the work is ahead of what is due two starts later.
     """
@@ -132,15 +135,16 @@ class FarandoleCore(Strategy):
 class FarandoleDeadline(Strategy):
     """As many spot machines as there are, and the fewest on-demand machines with which the deadline is certain.
 
-    See `plan.deadline`. `burst`: the largest number of on-demand machines; None: as `burst_of` has it.
+    See `plan.deadline`.
     """
 
     any_number = True
 
-    def __init__(self, job: PlannedJob, burst: int | None = None) -> None:
+    def __init__(self, job: PlannedJob) -> None:
         super().__init__(job)
-        default = 0 if job.deadline_s is None else burst_of(job.work_s, job.deadline_s, job.start_s, job.speeds)
-        self._burst = default if burst is None else min(burst, job.most)
+        self._burst = 0
+        if job.deadline_s is not None:
+            self._burst = burst_of(job.work_s, job.deadline_s, job.start_s, job.speeds)
 
     def decide(self, now: Moment) -> Machines:
         job, core = self.job, 0

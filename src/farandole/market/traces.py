@@ -39,7 +39,7 @@ class MarketTrace:
 
     @property
     def availability(self) -> float:
-        """The part of the intervals in which there was at least one machine."""
+        """The part of the intervals in which there was at least one machine, from 0 to 1."""
         return sum(count > 0 for count in self.counts) / len(self.counts)
 
 
