@@ -11,13 +11,13 @@ import pytest
 from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import Machines, PlannedJob, Price, play
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import Market
+from farandole.market.traces import SpotMarket
 from tests.support.market import fleet, market, scripted
 
 PRICE = Price(on_demand=3.06, spot=0.97)
 
 
-def random_case(seed: int, intervals: int, machines: int, zones: int = 1) -> tuple[PlannedJob, Market]:
+def random_case(seed: int, intervals: int, machines: int, zones: int = 1) -> tuple[PlannedJob, SpotMarket]:
     rng = random.Random(seed)
     start_s = rng.choice((0, 60, 90, 180, 250))
     place = market(*([rng.randint(0, machines) for _ in range(intervals)] for _ in range(zones)))
@@ -26,7 +26,7 @@ def random_case(seed: int, intervals: int, machines: int, zones: int = 1) -> tup
     return PlannedJob(work_s=work_s, start_s=start_s, deadline_s=100 * intervals, speeds=speeds), place
 
 
-def cheapest(job: PlannedJob, place: Market, fleets: list[Machines], *, restarts: bool) -> float:
+def cheapest(job: PlannedJob, place: SpotMarket, fleets: list[Machines], *, restarts: bool) -> float:
     """The least cost of all schedules, played."""
     best = math.inf
     for schedule in product(fleets, repeat=place.intervals):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import UsageError
-from farandole.market.traces import Market, MarketTrace, read
+from farandole.market.traces import MarketTrace, SpotMarket, read
 from tests.support.market import market
 from tests.support.mentioned import mentions
 
@@ -86,5 +86,5 @@ def test_a_market_of_zones() -> None:
 def test_zones_of_a_market_have_equal_intervals() -> None:
     one, other = (MarketTrace(name=f"t{gap_s}", gap_s=gap_s, counts=(1,)) for gap_s in (195, 300))
     with pytest.raises(UsageError) as caught:
-        Market(zones=(one, other))
+        SpotMarket(zones=(one, other))
     assert mentions(str(caught.value), "t195", "195", "t300", "300")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
-from farandole.market.traces import Market, MarketTrace
+from farandole.market.traces import MarketTrace, SpotMarket
 
 
-def market(*zones: Sequence[int], gap_s: int = 100) -> Market:
+def market(*zones: Sequence[int], gap_s: int = 100) -> SpotMarket:
     """Return the market of zones with so many machines in each interval."""
     traces = [MarketTrace(name=f"z{n}", gap_s=gap_s, counts=tuple(counts)) for n, counts in enumerate(zones)]
-    return Market(zones=tuple(traces))
+    return SpotMarket(zones=tuple(traces))
 
 
 def fleet(*spot: int, on_demand: int = 0) -> Machines:

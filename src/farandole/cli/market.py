@@ -83,7 +83,7 @@ def simulate(
     from farandole.market import comparison
     from farandole.market.play import PlannedJob, Price
     from farandole.market.strategies import STRATEGIES
-    from farandole.market.traces import Market, read
+    from farandole.market.traces import SpotMarket, read
 
     for option, dollars in (("--on-demand", on_demand), ("--spot", spot)):
         if dollars is None:
@@ -112,7 +112,7 @@ def simulate(
     price = Price(on_demand=on_demand, spot=spot)
     comparison.fixed_size(job)
     zones = tuple(read(path) for path in traces)
-    markets = [Market(zones=zones)] if together else [Market(zones=(zone,)) for zone in zones]
+    markets = [SpotMarket(zones=zones)] if together else [SpotMarket(zones=(zone,)) for zone in zones]
     places = comparison.windows(markets, job, beginnings)
     for zone in zones:
         say(f"{zone.name}: up to {max(zone.counts)} machines, at least one for {zone.availability:.0%} of the time")

@@ -18,7 +18,7 @@ from farandole.errors import UsageError
 from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import PlannedJob, Played, Price, play
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import Market
+from farandole.market.traces import SpotMarket
 from farandole.plan.deadline import fewest_in_time
 
 CHEAPEST, BOUND = "cheapest that restarts", "lower bound of all"
@@ -62,11 +62,11 @@ class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
 class TraceWindow:
     """A part of a market's traces in which the job is played."""
 
-    market: Market
+    market: SpotMarket
     begins_s: int
 
 
-def windows(markets: Sequence[Market], job: PlannedJob, beginnings: int) -> list[TraceWindow]:
+def windows(markets: Sequence[SpotMarket], job: PlannedJob, beginnings: int) -> list[TraceWindow]:
     """Return `beginnings` windows of each market, at equal distances.
 
     Raises:

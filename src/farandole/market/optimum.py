@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from farandole.market.play import PlannedJob, Price
-from farandole.market.traces import Market
+from farandole.market.traces import SpotMarket
 
 Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
 Way = Callable[[str, np.ndarray, int, int], np.ndarray]
 ON_DEMAND = "on demand"
 
 
-def indivisible(job: PlannedJob, market: Market, price: Price) -> float:
+def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     """Return the least cost in dollars of a job that has all its machines or none, and restarts at each change.
 
     Its machines are in one zone. It is done by its deadline, or within the traces if it has none. Infinite if that is
@@ -59,7 +59,7 @@ def indivisible(job: PlannedJob, market: Market, price: Price) -> float:
     return float(_from_the_end(kinds, intervals, job.start_s, gap_s, never, never, way)[-1])
 
 
-def divisible(job: PlannedJob, market: Market, price: Price) -> float:
+def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     """Return a cost in dollars below which no division of the work among machines that come and go can be.
 
     Infinite if all machines together can't do the work in time.
@@ -149,5 +149,5 @@ def _largest(concave: Callable[[np.ndarray], np.ndarray], low: float, high: floa
     return best
 
 
-def _intervals(job: PlannedJob, market: Market) -> int:
+def _intervals(job: PlannedJob, market: SpotMarket) -> int:
     return market.intervals if job.deadline_s is None else min(job.deadline_s // market.gap_s, market.intervals)

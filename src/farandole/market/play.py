@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from farandole.market.traces import Market
+from farandole.market.traces import SpotMarket
 from farandole.plan.deadline import speed_of
 
 
@@ -139,7 +139,7 @@ class Played:
         self.seconds["compute"] += run.computing_s
 
 
-def play(job: PlannedJob, market: Market, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
+def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
     """Return what the job comes to with the strategy that `make` makes. It ends with the traces at the latest."""
     strategy, result = make(job), Played()
     machines = _RunningMachines(job, len(market.zones), restarts=strategy.restarts)

@@ -44,7 +44,7 @@ class MarketTrace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Market:
+class SpotMarket:
     """The zones in which a job can have spot machines: traces with the same intervals; at least one.
 
     Raises:
@@ -84,9 +84,9 @@ class Market:
         """How many machines there were in each interval, by zone."""
         return [*zip(*(zone.counts for zone in self.zones), strict=False)]
 
-    def window(self, first: int, intervals: int) -> Market:
+    def window(self, first: int, intervals: int) -> SpotMarket:
         """Return the market of `intervals` intervals from interval `first` on."""
-        return Market(
+        return SpotMarket(
             zones=tuple(
                 MarketTrace(name=zone.name, gap_s=zone.gap_s, counts=zone.counts[first : first + intervals])
                 for zone in self.zones
