@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from farandole.cli.commands import app
 from farandole.errors import UsageError
-from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, compare, speeds_of, windows
+from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, compare, windows
 from farandole.market.play import PlannedJob, Price
+from farandole.market.speeds import speeds_of
 from farandole.market.strategies import STRATEGIES
 from tests.support.market import market
 from tests.support.mentioned import mentions

@@ -82,6 +82,7 @@ def simulate(
     """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
     from farandole.market import comparison
     from farandole.market.play import PlannedJob, Price
+    from farandole.market.speeds import speeds_of
     from farandole.market.strategies import STRATEGIES
     from farandole.market.traces import SpotMarket, read
 
@@ -103,7 +104,7 @@ def simulate(
                 f"--strategy {name!r}: there is none of that name; there are {', '.join(map(repr, STRATEGIES))}"
             )
     check_file("--json", json)
-    found, measured = comparison.speeds_of(speeds, machines)
+    found, measured = speeds_of(speeds, machines)
     job = PlannedJob(
         work_s=seconds("--work", work), start_s=seconds("--start", start), speeds=found,
         deadline_s=None if deadline is None else seconds("--deadline", deadline),

@@ -197,6 +197,26 @@ def run(
             rich_help_panel=LIMITS,
         ),
     ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline",
+            metavar="TIME",
+            help="Be done within this time, as 24h: the last --pool gets workers only when they are needed for that.",
+            show_default="no deadline",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    speeds: Annotated[
+        Path | None,
+        typer.Option(
+            "--speeds",
+            metavar="FILE",
+            help="A file of `farandole bench scaling --json`, for --deadline.",
+            show_default="measured during the run",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     stop_on_nan: bool = option("stop_on_nan"),
     stall_s: float = option("stall_s"),
     orphan_s: float = option("orphan_s"),
@@ -215,8 +235,10 @@ def run(
         load_ahead(threads or default("threads"), {**os.environ, **cpu.environment_of(bits or default("bits"))})
 
     from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
+    from farandole.cli.deadline import checked_speeds
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.options import read as read_prices
+    from farandole.cli.options import seconds
     from farandole.cli.supervisor import Supervisor, check, go_on
     from farandole.cli.takeover import fetch, find_takeover
     from farandole.code import pack as copies
@@ -240,7 +262,9 @@ def run(
 
     check_name(folder, script)
     specs = pools(pool or [])
-    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time())
+    deadline_s = None if deadline is None else seconds("--deadline", deadline)
+    relative = checked_speeds(speeds, deadline_s, specs)
+    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time(), deadline_s, relative)
     priced = (read_prices(prices) if prices else Prices()).with_traffic_price(traffic_price)
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from farandole.checkpoint.owner import Owner, claim, this_run
+from farandole.cli.deadline import meet_deadline, target_of
 from farandole.cli.exporters import Exporters
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.takeover import Takeover
@@ -429,6 +430,7 @@ class Supervisor:
         self._has_host = not specs or any(spec.kind == "local" for spec in specs)  # True: a worker can have started
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
+        self._target = target_of(settings)
 
     def supervise(self) -> int:
         """Returns the run's exit code.
@@ -530,7 +532,15 @@ class Supervisor:
         self._display.show(f"stopping after this step: {reason}")
         await _stop(Api(ticket), reason, 0)
 
+    async def _on_demand(self, ticket: Ticket) -> None:
+        """Keeps the target of the last pool as the deadline requires. Returns at once if there is no deadline."""
+        if self._target:
+            current = None if self._takeover else 0
+            await meet_deadline(self._settings, Api(ticket), self._target, self._display.show, current)
+
     async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
+        if self._target and not self._takeover:
+            await asyncio.to_thread(Api(ticket).scale, 0, self._settings.pools[-1].name)
         keeping = asyncio.create_task(pools.keep(ticket, self._on_roster, self._earlier))
         watching = asyncio.create_task(show_lines(ticket, self._display, self._noted))
         ended = asyncio.Event()
@@ -541,6 +551,7 @@ class Supervisor:
         minding = asyncio.create_task(self._mind_folder())
         summing = asyncio.create_task(keep_figures(self._written, self._display))
         limiting = asyncio.create_task(self._limit(pools, ticket))
+        deciding = asyncio.create_task(self._on_demand(ticket))
         loading = asyncio.create_task(self._explain_silence())
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
@@ -561,6 +572,7 @@ class Supervisor:
                 watchdog,
                 minding,
                 limiting,
+                deciding,
                 summing,
                 loading,
             ]
@@ -587,6 +599,8 @@ class Supervisor:
             self._has_host |= line.state == "joined"
         elif isinstance(line, OverEvent):
             self._over = line
+        if self._target:
+            self._target.take(line)
 
     # --- signals -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
@@ -162,56 +161,3 @@ def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of the values that are known, None without any."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-# --- speeds -----------------------------------------------------------------------------------------------------------
-
-
-class _Run(msgspec.Struct):
-    workers: int
-    mode: str = "strong"
-
-
-class _Row(msgspec.Struct):
-    """What is read of a row that `farandole bench scaling --json` wrote."""
-
-    run: _Run
-    samples_per_s: float
-    contestant: str = "farandole"
-
-
-def speeds_of(path: Path | None, machines: int) -> tuple[tuple[float, ...], int]:
-    """Return how many times faster 1, 2, ... `machines` machines are than one, and the largest number measured.
-
-    `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. If it has both modes, the
-    script's batch counts (strong). Between two measured numbers the speed is on a line, and beyond the last one on the
-    last line, which does not fall.
-
-    Raises:
-        UsageError: the file has no speed of one worker, or two of one number, or can't be read.
-    """
-    if path is None:
-        return tuple(float(count) for count in range(1, machines + 1)), machines
-    try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[_Row])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"--speeds {path}: not a file of `farandole bench scaling --json`: {error}") from None
-    rows = [row for row in rows if row.contestant == "farandole" and row.samples_per_s > 0]
-    rows = [row for row in rows if row.run.mode == "strong"] or rows
-    measured = {row.run.workers: row.samples_per_s for row in rows}
-    if 1 not in measured:
-        raise UsageError(f"--speeds {path}: it has no speed of one worker; measure it, as with --workers 1,2,4")
-    if len(measured) < len(rows):
-        raise UsageError(
-            f"--speeds {path}: it has {len(rows)} speeds of {len(measured)} numbers of workers; measure one codec, one "
-            "transport and one list of arguments"
-        )
-    places = sorted(measured)
-    found = list[float]()
-    for count in range(1, machines + 1):
-        after = next((place for place in places if place >= count), places[-1])
-        before = max((place for place in places if place < after), default=after)
-        slope = (measured[after] - measured[before]) / (after - before) if after > before else 0.0
-        speed = (measured[after] + slope * (count - after)) / measured[1]
-        found.append(max(speed, found[-1] if found else speed))
-    return tuple(found), places[-1]

@@ -10,12 +10,29 @@ start, so there are at most `burst_of` of them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def speed_of(speeds: Sequence[float], machines: int) -> float:
     """Return how many times faster `machines` machines are than one. `speeds`: item i is that of i + 1 machines."""
     return speeds[min(machines, len(speeds)) - 1] if machines > 0 else 0.0
+
+
+def speeds_from(measured: Mapping[int, float], machines: int) -> list[float]:
+    """Return the speeds of 1, 2, ... `machines` machines from measured ones: `measured` has at least one, by number.
+
+    No machine has the speed 0. Between two measured numbers the speed is on a line, and beyond the last one on the last
+    line, which does not fall.
+    """
+    points = {0: 0.0, **measured}
+    places, found = sorted(points), list[float]()
+    for count in range(1, machines + 1):
+        after = next((place for place in places if place >= count), places[-1])
+        before = max(place for place in places if place < after)
+        slope = (points[after] - points[before]) / (after - before)
+        speed = points[after] + slope * (count - after)
+        found.append(max(speed, found[-1] if found else speed))
+    return found
 
 
 def fewest_in_time(work_s: float, time_s: float, start_s: float, speeds: Sequence[float]) -> int | None:
@@ -57,13 +74,13 @@ def fewest_on_demand(
     def is_certain(count: int) -> bool:
         kept = running_s[:count]
         new, later = [start_s] * (count - len(kept)), [decision_s + start_s] * (burst - count)
-        return _work_s(sorted((*kept, *new, *later)), time_s, speeds) >= left_s
+        return work_until(time_s, sorted((*kept, *new, *later)), speeds) >= left_s
 
     return bisect_left(range(burst), True, key=is_certain)  # more machines do more
 
 
-def _work_s(starts_s: Sequence[float], time_s: float, speeds: Sequence[float]) -> float:
-    """Return the work that machines do until `time_s`, which begin at these times, in order."""
+def work_until(time_s: float, starts_s: Sequence[float], speeds: Sequence[float]) -> float:
+    """Return the work that machines do until `time_s`, which begin at these times, in order; at least one."""
     ends = [min(each, time_s) for each in (*starts_s[1:], time_s)]
     spans = enumerate(zip(starts_s, ends, strict=True), 1)
     return sum(speed_of(speeds, count) * max(end - start, 0.0) for count, (start, end) in spans)

@@ -89,21 +89,30 @@ def wanted(total: int | None, by_pool: Mapping[str, int], fixed: Mapping[str, in
 # When a run has lasted, or cost, as much as it may. Pure; times are Unix time.
 
 
-def spending_of(max_hours: float | None, max_cost: float | None, keep_failed_s: float, now: float) -> Spending:
+def spending_of(
+    max_hours: float | None, max_cost: float | None, keep_failed_s: float, now: float,
+    deadline_s: float | None = None, speeds: Sequence[float] = (),
+) -> Spending:  # fmt: skip
     """Return the limits of a run that begins at Unix time `now`.
 
     Raises:
         UsageError: a limit is not above 0, or not finite.
     """
     until = None if max_hours is None else now + 3600 * max_hours
-    return Spending(max_hours=max_hours, until=until, max_cost=max_cost, keep_failed_s=keep_failed_s)
+    deadline = None if deadline_s is None else now + deadline_s
+    return Spending(
+        max_hours=max_hours, until=until, max_cost=max_cost, keep_failed_s=keep_failed_s, begins=now, deadline=deadline,
+        speeds=tuple(speeds),
+    )  # fmt: skip
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a run in time and cost.
 
     `until`: the Unix time at which the run ends, None: no limit. `max_hours`: the option that set it. `max_cost`: in
-    dollars, of instances. `keep_failed_s`: seconds for which a failed host is kept.
+    dollars, of instances. `keep_failed_s`: seconds for which a failed host is kept. `begins`: the Unix time at which
+    the run began. `deadline`: the Unix time at which it has to be done; it does not end the run. `speeds`: how many
+    times faster 1, 2, ... workers are than one, for the deadline; (): not known.
 
     Raises:
         UsageError: a limit is not above 0, or not finite.
@@ -113,6 +122,9 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     max_cost: float | None = None
     keep_failed_s: float = 0.0
+    begins: float = 0.0
+    deadline: float | None = None
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("--max-hours", self.max_hours), ("--max-cost", self.max_cost)):

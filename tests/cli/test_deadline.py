@@ -1,0 +1,192 @@
+"""`farandole run --deadline`: the target of the pool of on-demand machines, and which pools a run must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.cli.deadline import LONGEST_FIRST_START_S, MARGIN, OnDemandTarget, checked_speeds
+from farandole.errors import UsageError
+from farandole.protocol.events import CoordinatorBackEvent, ViewEvent
+from farandole.protocol.metrics import StepLine
+from farandole.protocol.settings import PoolTerms
+from tests.support.mentioned import mentions
+
+LINEAR = tuple(float(n) for n in range(1, 17))
+SPOT, RESERVE = PoolTerms(name="spot", size=4), PoolTerms(name="reserve", size=2)
+
+
+def line(step: int, total: int, when: float, seconds: float, workers: int, samples: int = 8) -> StepLine:
+    return StepLine(
+        step=step, epoch=0, samples=samples, loss=1.0, seconds=seconds, samples_per_s=None, view=1, workers=workers,
+        time=when, total=total, factor=None,
+    )  # fmt: skip
+
+
+def view(members: Sequence[str], when: float) -> ViewEvent:
+    return ViewEvent(view=1, members=tuple(members), round=0, step=0, cause="", time=when)
+
+
+class PlayedRun:
+    """A run of `total` steps that takes `step_s` seconds a step with one worker, second by second.
+
+    `spot`: how many workers the other pools have, by the second. A worker of the last pool takes `start_s`.
+    """
+
+    def __init__(
+        self, total: int, deadline: float, spot: Callable[[int], int], *, most: int = 4, start_s: int = 5,
+        step_s: float = 1.0, speeds: Sequence[float] = LINEAR, known: bool = False,
+    ) -> None:  # fmt: skip
+        self.target = OnDemandTarget(
+            pool="reserve", most=most, start_s=start_s, begins=0.0, deadline=deadline, speeds=speeds if known else ()
+        )
+        self.counts, self.late = list[int](), list[float]()
+        self.done_s: float | None = None
+        starts, done, written, members = list[int](), 0.0, -1, -1
+        for now in range(10_000):
+            decision = self.target.decide(now)
+            self.counts.append(decision.count)
+            self.late.append(decision.late_s)
+            starts = [*starts[: decision.count], *[now + start_s] * (decision.count - len(starts))]
+            running = sum(start <= now for start in starts)
+            workers = running + spot(now)
+            if members != (members := running):
+                self.target.take(view([f"reserve-w{n}" for n in range(running)], now))
+            speed = speeds[workers - 1] / step_s if workers else 0.0
+            before, done = done, done + speed
+            while written < min(int(done), total) - 1:
+                written += 1
+                self.target.take(line(written, total, now + 1.0, 1 / speed, workers))
+            if done >= total:
+                self.done_s = now + (total - before) / speed
+                return
+
+
+def test_a_run_that_spot_machines_finish_in_time_has_no_on_demand_machine() -> None:
+    run = PlayedRun(100, 400, lambda _now: 2)
+    assert set(run.counts) == {0}
+    assert run.done_s == 50
+
+
+def test_on_demand_machines_come_late_when_spot_machines_are_gone() -> None:
+    run = PlayedRun(100, 300, lambda now: int(now < 50))
+    assert run.done_s is not None
+    assert run.done_s <= 300
+    first = next(now for now, count in enumerate(run.counts) if count)
+    assert 50 < first < 300 - 50 / 2, "two machines do 50 steps in 25 s"
+    assert run.done_s > 250
+
+
+def test_they_are_given_back_when_spot_machines_return() -> None:
+    run = PlayedRun(200, 220, lambda now: 1 if now < 20 else 0 if now < 150 else 8)
+    assert max(run.counts[:150]) > 0
+    assert run.counts[-1] == 0
+    assert run.done_s is not None
+    assert run.done_s <= 220
+
+
+def test_a_deadline_that_cannot_be_met_is_said_and_all_are_requested() -> None:
+    run = PlayedRun(1_000, 100, lambda _now: 1, most=4)
+    first = next(now for now, late in enumerate(run.late) if late)
+    assert first < 10
+    assert set(run.counts[first:]) == {4}
+    # at `first`, 4 workers that begin 5 s later, do 4 steps a second
+    left = 1_000 - first
+    assert run.late[first] == pytest.approx((left - 4 * (100 - first - 5)) / 4, abs=5)
+
+
+def test_without_a_step_one_worker_is_requested_after_a_part_of_the_time() -> None:
+    run = OnDemandTarget(pool="reserve", most=4, start_s=1.0, begins=1_000.0, deadline=2_000.0)
+    assert run.decide(1_099.0).count == 0
+    assert run.decide(1_100.0).count == 1
+    long = OnDemandTarget(pool="reserve", most=4, start_s=1.0, begins=0.0, deadline=1e6)
+    assert long.decide(LONGEST_FIRST_START_S - 1).count == 0
+    assert long.decide(LONGEST_FIRST_START_S).count == 1
+
+
+def test_measured_speeds_count_where_more_workers_are_not_faster() -> None:
+    """Three workers are as fast as two. With the speeds, it is known from the beginning."""
+    speeds = (1.0, 2.0, 2.0, 4.0)
+    known = PlayedRun(400, 210, lambda now: int(now < 60), most=3, speeds=speeds, known=True)
+    assert known.done_s is not None
+    assert known.done_s <= 210
+    assert not any(known.late)
+
+
+def test_samples_count_where_the_batch_follows_the_workers() -> None:
+    """Two workers have steps of twice the samples, and half as many of them: they are twice as fast."""
+    target = OnDemandTarget(pool="reserve", most=2, start_s=1.0, begins=0.0, deadline=1_000.0)
+    for step in range(10):
+        target.take(line(step, 1_000, step + 1.0, 1.0, 1, samples=8))
+    for step in range(10, 20):
+        target.take(line(step, 505, step + 1.0, 1.0, 2, samples=16))
+    assert target.decide(20.0).count == 0, "485 steps of one second with two workers, in 980 s"
+    assert target.decide(20.0).late_s == 0
+
+
+def test_a_short_last_batch_of_an_epoch_does_not_count_for_all() -> None:
+    target = OnDemandTarget(pool="reserve", most=1, start_s=1.0, begins=0.0, deadline=95.0)
+    for step in range(9):
+        target.take(line(step, 90, step + 1.0, 1.0, 1, samples=8))
+    target.take(line(9, 90, 10.0, 1.0, 1, samples=1))
+    assert target.decide(10.0).count == 1, "80 steps of a second in 85 s, with the start of 1 s and the margin"
+
+
+def test_after_a_takeover_the_workers_are_those_that_came_back() -> None:
+    target = OnDemandTarget(pool="reserve", most=2, start_s=1.0, begins=0.0, deadline=10.0 + 20 * MARGIN)
+    target.take(CoordinatorBackEvent(workers=("w1", "reserve-w4"), time=9.0))
+    target.take(line(79, 100, 10.0, 1.0, 1))
+    decision = target.decide(10.0)
+    assert (decision.count, decision.late_s, decision.left) == (1, 0.0, 20)
+
+
+@given(
+    spot=st.lists(st.integers(0, 3), min_size=1, max_size=30), total=st.integers(50, 400), start_s=st.integers(1, 30),
+    most=st.integers(1, 6), slack=st.floats(1.15, 4.0), known=st.booleans(),
+)  # fmt: skip
+def test_the_deadline_is_met_whatever_the_spot_market_does(
+    spot: list[int], total: int, start_s: int, most: int, slack: float, known: bool
+) -> None:
+    """Some spot machines are there at first, so that the speed is known. Without them the pool alone is in time."""
+    first = start_s + 2
+    deadline = first + slack * MARGIN * (total / most) + 2 * start_s
+
+    def there(now: int) -> int:
+        return 1 if now < first else spot[(now - first) // 7 % len(spot)]
+
+    run = PlayedRun(total, deadline, there, most=most, start_s=start_s, known=known)
+    assert run.done_s is not None
+    assert run.done_s <= deadline
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pools", "named"),
+    [
+        ((), ("--deadline", "--pool")),
+        ((SPOT,), ("--deadline", "--pool", "1")),
+        ((SPOT, PoolTerms(name="own", kind="ec2")), ("--deadline", "own", "size", "--pool ec2,name=own,size=4")),
+    ],
+)
+def test_a_deadline_needs_a_pool_of_on_demand_machines(pools: tuple[PoolTerms, ...], named: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        checked_speeds(None, 60, pools)
+    assert mentions(str(caught.value), *named)
+
+
+def test_speeds_of_a_file_for_all_workers(tmp_path: Path) -> None:
+    path = tmp_path / "scaling.json"
+    path.write_text(json.dumps([{"run": {"workers": n}, "samples_per_s": 9.0 * n} for n in (1, 2)]))
+    assert checked_speeds(path, 60, (SPOT, RESERVE)) == pytest.approx(LINEAR[:6])
+    assert checked_speeds(None, 60, (SPOT, RESERVE)) == ()
+    assert checked_speeds(None, None, ()) == ()
+    with pytest.raises(UsageError) as caught:
+        checked_speeds(path, None, (SPOT, RESERVE))
+    assert mentions(str(caught.value), "--speeds", "--deadline", "scaling.json")
