@@ -138,11 +138,47 @@ def test_a_short_last_batch_of_an_epoch_does_not_count_for_all() -> None:
 
 
 def test_after_a_takeover_the_workers_are_those_that_came_back() -> None:
-    target = OnDemandTarget(pool="reserve", most=2, start_s=1.0, begins=0.0, deadline=10.0 + 20 * MARGIN)
+    target = OnDemandTarget(pool="reserve", most=1, start_s=1.0, begins=0.0, deadline=10.0 + 20 * MARGIN)
     target.take(CoordinatorBackEvent(workers=("w1", "reserve-w4"), time=9.0))
     target.take(line(79, 100, 10.0, 1.0, 1))
     decision = target.decide(10.0)
     assert (decision.count, decision.late_s, decision.left) == (1, 0.0, 20)
+
+
+def with_steps_left(left: int, deadline: float, most: int) -> OnDemandTarget:
+    """A run that has `left` steps left at 0.0, of a second with one worker. A worker of the pool starts in 5 s."""
+    target = OnDemandTarget(pool="reserve", most=most, start_s=5.0, begins=-5.0, deadline=deadline)
+    target.take(line(0, left + 1, 0.0, 1.0, 1))
+    return target
+
+
+def test_a_worker_that_has_been_requested_will_be_there() -> None:
+    target = with_steps_left(50, 60.0, most=1)
+    assert target.decide(1.0).count == 0, "53 s for it, if it is requested in a second"
+    assert target.decide(2.0).count == 1
+    assert target.decide(5.9).late_s == 0, "it computes in 1.1 s; another one that is requested now would be too late"
+    assert with_steps_left(50, 60.0, most=1).decide(5.9).late_s > 0
+
+
+def test_a_worker_that_does_not_come_counts_as_a_new_one() -> None:
+    target = with_steps_left(50, 60.0, most=2)
+    assert target.decide(28.0).count == 1
+    target.take(line(19, 51, 38.5, 1.0, 1))
+    assert target.decide(37.9).count == 1, "31 steps: one worker now, and one in 6 s"
+    assert target.decide(39.0).count == 2
+
+
+def test_a_worker_is_given_back_only_with_time_to_spare() -> None:
+    target = with_steps_left(100, 130.0, most=1)
+    target.take(view(["w1", "reserve-w1"], 0.0))
+    assert target.decide(18.0).count == 1, "another one would be in time: it has 106 s for 105 s of work"
+    assert target.decide(0.0).count == 0
+
+
+def test_if_twice_the_machines_are_not_enough_there_are_more() -> None:
+    assert with_steps_left(100, 200.0, most=4).decide(160.0).count == 2, "four would be in time a second later, too"
+    assert with_steps_left(100, 200.0, most=4).decide(168.5).count == 3
+    assert with_steps_left(100, 200.0, most=4).decide(171.0).count == 4
 
 
 @given(

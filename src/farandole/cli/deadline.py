@@ -157,7 +157,7 @@ class OnDemandTarget:
             return OnDemandDecision(count=self._most, late_s=missing / speeds[-1], left=_steps_left(self._last))
         count = fewest(time_s, burst)
         if count >= burst:
-            count = fewest(time_s, self._most)
+            count = max(burst, fewest(time_s, self._most))
         elif count < len(starts_s):
             with_spare = fewest((1 - SPARE_PART) * time_s - start_s, burst)
             count = min(max(with_spare, count), len(starts_s))
