@@ -21,6 +21,14 @@ def test_the_fewest_that_are_in_time(work_s: float, time_s: float, fewest: int |
 
 
 @pytest.mark.parametrize(
+    ("speeds", "burst"),
+    [((1.0, 2.0, 3.0, 4.0), 2), ((1.0, 1.95, 2.6, 3.0), 2), ((1.0, 1.9, 2.6, 3.0), 1), ((1.0, 0.5, 0.5), 1)],
+)
+def test_more_machines_that_do_less_work_each_are_not_waited_for(speeds: tuple[float, ...], burst: int) -> None:
+    assert burst_of(900, 1000, 100, speeds) == burst
+
+
+@pytest.mark.parametrize(
     ("left_s", "running_s", "fewest"),
     [
         (1_000, (), 0),  # two of them from 300 + 100 s on: 1,200 s

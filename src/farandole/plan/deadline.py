@@ -12,6 +12,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+DEARER = 1.03  # the work of several on-demand machines at the end may cost so many times that of fewer
+
 
 def speed_of(speeds: Sequence[float], machines: int) -> float:
     """Return how many times faster `machines` machines are than one. `speeds`: item i is that of i + 1 machines."""
@@ -47,12 +49,16 @@ def fewest_in_time(work_s: float, time_s: float, start_s: float, speeds: Sequenc
 
 
 def burst_of(work_s: float, time_s: float, start_s: float, speeds: Sequence[float]) -> int:
-    """Return the largest number of on-demand machines to have: twice as many as are needed from the beginning.
+    """Return the largest number of on-demand machines to have: at most twice as many as are needed from the beginning.
 
-    With more, the work could begin later still, and their starts would cost more than that gains (docs/cost.md).
+    With more, the work could begin later still, and their starts would cost more than that gains. If more machines do
+    less work each, there are only as many as do it for hardly a higher price (docs/cost.md).
     """
     needed = fewest_in_time(work_s, time_s, start_s, speeds) or len(speeds)
-    return min(2 * needed, len(speeds))
+    dearest = DEARER * needed / speeds[needed - 1]  # machine-seconds for a second's work of one machine
+    return max(
+        n for n in range(needed, min(2 * needed, len(speeds)) + 1) if n == needed or n / speeds[n - 1] <= dearest
+    )
 
 
 def fewest_on_demand(

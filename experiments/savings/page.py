@@ -1,0 +1,122 @@
+"""The tables and the chart of README.md, from the results: what is between `<!-- NAME -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib as mpl
+import msgspec
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+
+from experiments.savings.imagenet import EIGHT, OURS, SINGLE, MachineType, SavingsRow, Spread, course, job_of
+from farandole.market.comparison import BOUND
+from farandole.market.traces import MarketTrace, read
+
+FOLDER = Path(__file__).resolve().parent
+PAGE, RESULTS = FOLDER / "README.md", FOLDER / "results"
+ALTERNATIVES = ("on demand", "greedy", "uniform progress", "elastic, restarts", "spot, restarts")
+_BLOCK = re.compile(r"<!-- ([a-z ]+) -->\n.*?\n?<!-- end -->", re.DOTALL)
+
+
+def write(rows: Sequence[SavingsRow]) -> None:
+    """Write results/imagenet.json, and put its tables into the page."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "imagenet.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+    PAGE.write_text(filled(PAGE.read_text(), rows))
+
+
+def read_rows() -> list[SavingsRow]:
+    """Return the rows of results/imagenet.json."""
+    return msgspec.json.decode((RESULTS / "imagenet.json").read_bytes(), type=list[SavingsRow])
+
+
+def filled(text: str, rows: Sequence[SavingsRow]) -> str:
+    """Return the text of the page with the tables of `rows`."""
+    tables = {"cost": cost_table(rows), "time": time_table(rows)}
+    return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- end -->", text)
+
+
+def cost_table(rows: Sequence[SavingsRow]) -> str:
+    """Dollars, and the part of them that farandole with a deadline saves."""
+    own = {"on demand, $": "on demand", "with a deadline, $": OURS, "lower bound, $": BOUND}
+    return _table(rows, own, lambda row: row.dollars, lambda row: row.cost_saved)
+
+
+def time_table(rows: Sequence[SavingsRow]) -> str:
+    """Hours, and the part of them that farandole with a deadline saves."""
+    return _table(
+        rows,
+        {"on demand, h": "on demand", "with a deadline, h": OURS},
+        lambda row: row.hours,
+        lambda row: row.time_saved,
+    )
+
+
+def _table(
+    rows: Sequence[SavingsRow], own: dict[str, str], value: Callable[[SavingsRow], Spread | None],
+    saved: Callable[[SavingsRow], Spread | None],
+) -> str:  # fmt: skip
+    heads = ["machines", "trace", *own, *(f"than {name}" for name in ALTERNATIVES)]
+    lines = [heads, ["---", "---", *["---:"] * (len(heads) - 2)]]
+    for machine, most, trace in dict.fromkeys((row.machine, row.most, row.trace) for row in rows):
+        its = {row.strategy: row for row in rows if (row.machine, row.most, row.trace) == (machine, most, trace)}
+        lines.append(
+            [
+                f"{most} x {machine}", trace, *(_plain(value(its[name])) for name in own.values()),
+                *(_part(saved(its[name]), its[name].missed) for name in ALTERNATIVES),
+            ]
+        )  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(values: Spread | None) -> str:
+    if values is None:
+        return ""
+    digits = 1 if values.mean >= 20 else 2
+    if values.high - values.low < 10**-digits:
+        return f"{values.mean:.{digits}f}"
+    return f"{values.mean:.{digits}f} [{values.low:.{digits}f}..{values.high:.{digits}f}]"
+
+
+def _part(values: Spread | None, missed: float) -> str:
+    late = f", late in {missed:.0%}" if missed else ""
+    return "never in time" if values is None else f"{values.mean:.0%} [{values.low:.0%}..{values.high:.0%}]{late}"
+
+
+def restless(kind: MachineType, trace: MarketTrace) -> float:
+    """Return where the window begins in which the number of spot machines changes most often, in hours."""
+    length = (job_of(kind).deadline_s or 0) // trace.gap_s
+    counts = [min(count, kind.most) for count in trace.counts]
+    changes = [before != after for before, after in pairwise(counts)]
+    first = max(range(len(counts) - length), key=lambda place: sum(changes[place : place + length - 1]))
+    return first * trace.gap_s / 3600
+
+
+def draw(traces: Path) -> None:
+    """Draw imagenet.png: machines and progress in one window, for three strategies on two kinds of machines."""
+    names = ("greedy", "elastic, restarts", OURS)
+    figure, axes = plt.subplots(2 * len(names), 2, figsize=(12, 12), sharex=True, layout="constrained")
+    for column, kind in enumerate((SINGLE, EIGHT)):
+        trace = read(traces / kind.traces[0])
+        begins_h = restless(kind, trace)
+        for place, name in enumerate(names):
+            found = course(kind, trace, begins_h, name)
+            above, below = axes[2 * place][column], axes[2 * place + 1][column]
+            above.step(found.hours, found.available, where="post", color="0.8", label="spot machines that there are")
+            layers = (found.spot, found.on_demand)
+            above.stackplot(found.hours, *layers, step="post", labels=("spot", "on demand"), colors=("C0", "C3"))
+            above.set_title(f"{name}, at most {kind.most} x {kind.name}")
+            above.set_ylabel("machines")
+            below.plot(found.hours, found.progress, color="C2")
+            below.set_ylabel("progress")
+            below.set_ylim(0, 1.05)
+        axes[-1][column].set_xlabel("hours")
+    axes[0][0].legend(loc="upper right", fontsize="small")
+    figure.savefig(RESULTS / "imagenet.png", dpi=80)
+    plt.close(figure)
