@@ -1,12 +1,14 @@
 """The study's commands, from the repository's root:
 
-    python -m experiments.savings imagenet          by simulation: the table and the chart of README.md
+    python -m experiments.savings imagenet          by simulation: the tables and the chart of README.md
+    python -m experiments.savings laptop            a real training under a trace played fast, and its simulation
 
 `--traces` is the folder of the traces (README.md says where they come from).
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +17,7 @@ import typer
 from rich.console import Console
 
 from experiments.savings import imagenet as study
+from experiments.savings import laptop as real
 from experiments.savings import page
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="What machines that come and go save.")
@@ -39,6 +42,21 @@ def imagenet(
     page.write(rows)
     page.draw(traces)
     console.print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s: {page.RESULTS}", highlight=False)
+
+
+@app.command()
+def laptop(
+    *, traces: Annotated[Path, typer.Option(help="The folder of the traces.")] = Path("../shared/traces")
+) -> None:
+    """Train digits under a trace, and compare with the simulation: results/laptop.json, and the table of the page."""
+    console, began = Console(), time.monotonic()
+    results = list[real.LaptopResult]()
+    with tempfile.TemporaryDirectory() as folder:
+        console.print("measuring the speeds of 1 to 6 workers, then two trainings; eight minutes in all")
+        for result in real.run(Path(folder), (traces / real.TRACE).absolute()):
+            console.print(f"{time.monotonic() - began:.0f} s: {result}", highlight=False)
+            results.append(result)
+    page.write_laptop(results)
 
 
 if __name__ == "__main__":

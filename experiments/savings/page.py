@@ -15,6 +15,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 from experiments.savings.imagenet import EIGHT, OURS, SINGLE, MachineType, SavingsRow, Spread, course, job_of
+from experiments.savings.laptop import LaptopResult
 from farandole.market.comparison import BOUND
 from farandole.market.traces import MarketTrace, read
 
@@ -28,7 +29,19 @@ def write(rows: Sequence[SavingsRow]) -> None:
     """Write results/imagenet.json, and put its tables into the page."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "imagenet.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
-    PAGE.write_text(filled(PAGE.read_text(), rows))
+    PAGE.write_text(filled(PAGE.read_text(), rows, read_laptop()))
+
+
+def write_laptop(results: Sequence[LaptopResult]) -> None:
+    """Write results/laptop.json, and put its table into the page."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "laptop.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    PAGE.write_text(filled(PAGE.read_text(), read_rows(), results))
+
+
+def read_laptop() -> list[LaptopResult]:
+    """Return the results of results/laptop.json."""
+    return msgspec.json.decode((RESULTS / "laptop.json").read_bytes(), type=list[LaptopResult])
 
 
 def read_rows() -> list[SavingsRow]:
@@ -36,9 +49,9 @@ def read_rows() -> list[SavingsRow]:
     return msgspec.json.decode((RESULTS / "imagenet.json").read_bytes(), type=list[SavingsRow])
 
 
-def filled(text: str, rows: Sequence[SavingsRow]) -> str:
-    """Return the text of the page with the tables of `rows`."""
-    tables = {"cost": cost_table(rows), "time": time_table(rows)}
+def filled(text: str, rows: Sequence[SavingsRow], laptop: Sequence[LaptopResult]) -> str:
+    """Return the text of the page with the tables of these results."""
+    tables = {"cost": cost_table(rows), "time": time_table(rows), "laptop": laptop_table(laptop)}
     return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- end -->", text)
 
 
@@ -56,6 +69,28 @@ def time_table(rows: Sequence[SavingsRow]) -> str:
         lambda row: row.hours,
         lambda row: row.time_saved,
     )
+
+
+FIGURES = {
+    "time_s": "time, s",
+    "spot_s": "spot machines, s",
+    "on_demand_s": "on-demand machines, s",
+    "start_s": "of both: start, s",
+    "compute_s": "of both: the rest, s",
+    "dollars": "dollars",
+}
+
+
+def laptop_table(results: Sequence[LaptopResult]) -> str:
+    """What each run came to, what the simulation says, and the run over the simulation."""
+    lines = [["strategy", "figure", "run", "simulation", "run over simulation"], ["---", "---", *["---:"] * 3]]
+    for result in results:
+        for name, title in FIGURES.items():
+            real, said = getattr(result.run, name), getattr(result.simulated, name)
+            digits = 4 if name == "dollars" else 1
+            ratio = f"{real / said:.3f}" if said else ""
+            lines.append([result.strategy, title, f"{real:.{digits}f}", f"{said:.{digits}f}", ratio])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _table(

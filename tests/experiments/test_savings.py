@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -22,10 +25,14 @@ from experiments.savings.imagenet import (
     rows,
     spread,
 )
+from experiments.savings.laptop import PRICE, MachineTime, RunRule, account
+from experiments.savings.trace_pool import counts_of
 from farandole.market.comparison import BOUND, CHEAPEST
+from farandole.market.play import PlannedJob, play
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import MarketTrace
-from tests.support.every import every
+from farandole.market.traces import MarketTrace, SpotMarket
+from farandole.protocol.events import HostEvent, PricedEvent, StartingEvent, ViewEvent
+from farandole.protocol.metrics import StepLine
 
 RESTLESS = MarketTrace(name="restless", gap_s=300, counts=tuple((0, 12, 12, 3, 16)[n // 9 % 5] for n in range(200)))
 NEVER = MarketTrace(name="never", gap_s=300, counts=(0,) * 100)
@@ -41,7 +48,7 @@ def test_the_job_has_the_published_throughputs(kind: MachineType, machines: int,
     assert price_of(kind).on_demand == pytest.approx(3.06 * kind.gpus)
 
 
-@every(TYPES)
+@pytest.mark.parametrize("kind", TYPES)
 def test_a_row_for_each_strategy(kind: MachineType) -> None:
     found = {row.strategy: row for row in rows(kind, RESTLESS, played(kind, RESTLESS, 4))}
     assert [*found] == [BOUND, CHEAPEST, *STRATEGIES]
@@ -78,4 +85,74 @@ def test_the_course_of_a_window(strategy: str) -> None:
 
 def test_the_page_has_the_results() -> None:
     text = page.PAGE.read_text()
-    assert page.filled(text, page.read_rows()) == text
+    assert page.filled(text, page.read_rows(), page.read_laptop()) == text
+
+
+# --- a real run beside the simulation ---------------------------------------------------------------------------------
+
+
+def step(number: int, when: float) -> StepLine:
+    return StepLine(
+        step=number, epoch=0, samples=96, loss=None, seconds=1.0, samples_per_s=None, view=1, workers=1, time=when,
+        total=9, factor=None,
+    )  # fmt: skip
+
+
+def view(*members: str, when: float) -> ViewEvent:
+    return ViewEvent(view=1, members=members, round=0, step=0, cause="", time=when)
+
+
+def priced(host: str, pool: str, since: float) -> PricedEvent:
+    return PricedEvent(pool=pool, host=host, dollars=1.0, since=since, day="2023-02-01", time=since)
+
+
+def test_the_account_of_a_run() -> None:
+    """Machine a is taken back and comes again, b is there to the end, c is requested and never computes."""
+    lines = [
+        priced("a", "spot", 100.0),
+        priced("b", "reserve", 105.0),
+        StartingEvent(worker="w1", host="a", pid=1, time=108.0),
+        view("w1", when=110.0),
+        StartingEvent(worker="reserve-w1", host="b", pid=2, time=112.0),
+        view("w1", "reserve-w1", when=115.0),
+        step(0, 116.0),
+        view("reserve-w1", when=120.0),
+        HostEvent(pool="spot", host="a", state="gone", time=121.0),
+        priced("a", "spot", 130.0),
+        StartingEvent(worker="w2", host="a", pid=3, time=136.0),
+        view("reserve-w1", "w2", when=138.0),
+        priced("c", "spot", 146.0),
+        step(1, 150.0),
+        priced("d", "spot", 151.0),
+        HostEvent(pool="spot", host="a", state="gone", time=155.0),
+    ]
+    figures, start_s = account(lines)
+    assert figures == MachineTime(
+        time_s=50.0, spot_s=21.0 + 20.0 + 4.0, on_demand_s=45.0, start_s=10.0 + 10.0 + 8.0 + 4.0, compute_s=90.0 - 32.0,
+        dollars=pytest.approx((45 * 0.97 + 45 * 3.06) / 3600),
+    )  # fmt: skip
+    assert start_s == pytest.approx((10 + 10 + 8) / 3)
+
+
+def test_machines_of_a_trace_in_proportion(tmp_path: Path) -> None:
+    path = tmp_path / "zone.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [16, 0, 3, 4, 9, 15]}))
+    assert counts_of({"machines": "4", "trace": str(path), "first": "1"}) == [0, 0, 1, 2, 3]
+    assert counts_of({"machines": "2"}) == [2]
+
+
+def test_the_rule_of_a_run_in_the_simulation() -> None:
+    """Spot machines are there for 100 of 300 s: the rest of the work is done on demand, in time."""
+    place = SpotMarket(zones=(MarketTrace(name="short", gap_s=1, counts=(2,) * 100 + (0,) * 200),))
+    job = PlannedJob(work_s=300, start_s=10, deadline_s=300, speeds=(1.0, 2.0, 3.0, 4.0))
+    result = play(job, place, PRICE, RunRule)
+    assert result.done_s is not None
+    assert 200 < result.done_s <= 300
+    assert result.paid_s["spot"] == pytest.approx(200, abs=5)
+    assert result.paid_s["on demand"] == pytest.approx(300 - 180 + 2 * 10, rel=0.1)
+
+
+def test_the_run_was_as_simulated() -> None:
+    for result in page.read_laptop():
+        for name in page.FIGURES:
+            assert getattr(result.run, name) == pytest.approx(getattr(result.simulated, name), rel=0.1)

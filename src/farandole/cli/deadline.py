@@ -187,8 +187,9 @@ def target_of(settings: RunSettings) -> OnDemandTarget | None:
     if spending.deadline is None:
         return None
     last = settings.pools[-1]
+    assumed_s = LOCAL_START_S if last.kind == "local" else REMOTE_START_S
     return OnDemandTarget(
-        pool=last.name, most=last.size or 0, start_s=LOCAL_START_S if last.kind == "local" else REMOTE_START_S,
+        pool=last.name, most=last.size or 0, start_s=assumed_s if spending.start_s is None else spending.start_s,
         begins=spending.begins, deadline=spending.deadline, speeds=spending.speeds,
     )  # fmt: skip
 

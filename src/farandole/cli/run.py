@@ -217,6 +217,16 @@ def run(
             rich_help_panel=LIMITS,
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start",
+            metavar="TIME",
+            help="For --deadline: from the request for a worker of the last --pool until it computes.",
+            show_default="3m, 5s for local; measured during the run",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     stop_on_nan: bool = option("stop_on_nan"),
     stall_s: float = option("stall_s"),
     orphan_s: float = option("orphan_s"),
@@ -263,8 +273,9 @@ def run(
     check_name(folder, script)
     specs = pools(pool or [])
     deadline_s = None if deadline is None else seconds("--deadline", deadline)
+    start_s = None if start is None else seconds("--start", start)
     relative = checked_speeds(speeds, deadline_s, specs)
-    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time(), deadline_s, relative)
+    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time(), deadline_s, relative, start_s)
     priced = (read_prices(prices) if prices else Prices()).with_traffic_price(traffic_price)
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)

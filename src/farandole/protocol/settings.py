@@ -91,7 +91,7 @@ def wanted(total: int | None, by_pool: Mapping[str, int], fixed: Mapping[str, in
 
 def spending_of(
     max_hours: float | None, max_cost: float | None, keep_failed_s: float, now: float,
-    deadline_s: float | None = None, speeds: Sequence[float] = (),
+    deadline_s: float | None = None, speeds: Sequence[float] = (), start_s: float | None = None,
 ) -> Spending:  # fmt: skip
     """Return the limits of a run that begins at Unix time `now`.
 
@@ -102,7 +102,7 @@ def spending_of(
     deadline = None if deadline_s is None else now + deadline_s
     return Spending(
         max_hours=max_hours, until=until, max_cost=max_cost, keep_failed_s=keep_failed_s, begins=now, deadline=deadline,
-        speeds=tuple(speeds),
+        speeds=tuple(speeds), start_s=start_s,
     )  # fmt: skip
 
 
@@ -112,7 +112,8 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     `until`: the Unix time at which the run ends, None: no limit. `max_hours`: the option that set it. `max_cost`: in
     dollars, of instances. `keep_failed_s`: seconds for which a failed host is kept. `begins`: the Unix time at which
     the run began. `deadline`: the Unix time at which it has to be done; it does not end the run. `speeds`: how many
-    times faster 1, 2, ... workers are than one, for the deadline; (): not known.
+    times faster 1, 2, ... workers are than one; (): not known. `start_s`: how long a worker of the last pool takes to
+    start; None: not known. Both are for the deadline.
 
     Raises:
         UsageError: a limit is not above 0, or not finite.
@@ -125,6 +126,7 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     begins: float = 0.0
     deadline: float | None = None
     speeds: tuple[float, ...] = ()
+    start_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("--max-hours", self.max_hours), ("--max-cost", self.max_cost)):
