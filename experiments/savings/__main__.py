@@ -1,6 +1,7 @@
 """The study's commands, from the repository's root:
 
     python -m experiments.savings imagenet          by simulation: the tables and the chart of README.md
+    python -m experiments.savings held-out          plans by the first half of each trace, played in the second half
     python -m experiments.savings laptop            a real training under a trace played fast, and its simulation
 
 `--traces` is the folder of the traces (README.md says where they come from).
@@ -16,6 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from experiments.savings import held_out as halves
 from experiments.savings import imagenet as study
 from experiments.savings import laptop as real
 from experiments.savings import page
@@ -42,6 +44,18 @@ def imagenet(
     page.write(rows)
     page.draw(traces)
     console.print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s: {page.RESULTS}", highlight=False)
+
+
+@app.command()
+def held_out(
+    *, traces: Annotated[Path, typer.Option(help="The folder of the traces.")] = Path("../shared/traces")
+) -> None:
+    """Plan by half of each trace, and play the other half: results/held_out.json, and the table of the page."""
+    results = list[halves.HeldOut]()
+    for result in halves.run(traces):
+        print(f"{result.trace}: planned {result.planned:.1f}, happened {result.happened:.1f}", flush=True)
+        results.append(result)
+    page.write_held_out(results)
 
 
 @app.command()

@@ -14,6 +14,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
+from experiments.savings.held_out import HeldOut
 from experiments.savings.imagenet import EIGHT, OURS, SINGLE, MachineType, SavingsRow, Spread, course, job_of
 from experiments.savings.laptop import LaptopResult
 from farandole.market.comparison import BOUND
@@ -29,14 +30,31 @@ def write(rows: Sequence[SavingsRow]) -> None:
     """Write results/imagenet.json, and put its tables into the page."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "imagenet.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
-    PAGE.write_text(filled(PAGE.read_text(), rows, read_laptop()))
+    fill()
+
+
+def write_held_out(results: Sequence[HeldOut]) -> None:
+    """Write results/held_out.json, and put its table into the page."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "held_out.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    fill()
+
+
+def fill() -> None:
+    """Put the tables of all results into the page."""
+    PAGE.write_text(filled(PAGE.read_text()))
 
 
 def write_laptop(results: Sequence[LaptopResult]) -> None:
     """Write results/laptop.json, and put its table into the page."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "laptop.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    PAGE.write_text(filled(PAGE.read_text(), read_rows(), results))
+    fill()
+
+
+def read_held_out() -> list[HeldOut]:
+    """Return the results of results/held_out.json."""
+    return msgspec.json.decode((RESULTS / "held_out.json").read_bytes(), type=list[HeldOut])
 
 
 def read_laptop() -> list[LaptopResult]:
@@ -49,9 +67,15 @@ def read_rows() -> list[SavingsRow]:
     return msgspec.json.decode((RESULTS / "imagenet.json").read_bytes(), type=list[SavingsRow])
 
 
-def filled(text: str, rows: Sequence[SavingsRow], laptop: Sequence[LaptopResult]) -> str:
-    """Return the text of the page with the tables of these results."""
-    tables = {"cost": cost_table(rows), "time": time_table(rows), "laptop": laptop_table(laptop)}
+def filled(text: str) -> str:
+    """Return the text of the page with the tables of all results."""
+    rows = read_rows()
+    tables = {
+        "cost": cost_table(rows),
+        "time": time_table(rows),
+        "laptop": laptop_table(read_laptop()),
+        "held out": held_out_table(read_held_out()),
+    }
     return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- end -->", text)
 
 
@@ -90,6 +114,19 @@ def laptop_table(results: Sequence[LaptopResult]) -> str:
             digits = 4 if name == "dollars" else 1
             ratio = f"{real / said:.3f}" if said else ""
             lines.append([result.strategy, title, f"{real:.{digits}f}", f"{said:.{digits}f}", ratio])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def held_out_table(results: Sequence[HeldOut]) -> str:
+    """What was planned by the first half of each trace, and what happened in the second half."""
+    lines = [
+        ["trace", "hours", "plan", "planned, $", "happened, $", "happened over planned", "in time"],
+        ["---", "---:", "---", *["---:"] * 4],
+    ]
+    for its in results:
+        plan, ratio = f"{its.strategy}, at most {its.machines}", its.happened / its.planned
+        costs = [f"{its.planned:,.1f}", f"{its.happened:,.1f}", f"{ratio:.2f}"]
+        lines.append([its.trace, f"{its.hours:.0f}", plan, *costs, f"{its.in_time} of {its.windows}"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""`farandole simulate`: what a training would cost on a spot market, by strategy, before anything is paid for."""
+"""`farandole simulate` and `farandole plan`: what a training would cost on a spot market, before anything is paid."""
 
 from __future__ import annotations
 
@@ -18,73 +18,57 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from farandole.market.comparison import StrategyResult
-    from farandole.market.play import PlannedJob
-
-
-def simulate(
-    traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Files of how many spot machines there were, and when.")
-    ],
-    *,
-    work: Annotated[
-        str, typer.Option("--work", metavar="TIME", help="How long one machine alone would compute: 90m, 48h, 7d.")
-    ],
-    on_demand: Annotated[
-        float | None, typer.Option("--on-demand", metavar="DOLLARS", help="Price of an on-demand machine an hour.")
-    ] = None,
-    spot: Annotated[
-        float | None, typer.Option("--spot", metavar="DOLLARS", help="Price of a spot machine an hour.")
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            "--deadline", metavar="TIME", help="The job has to be done so long after its beginning.",
-            show_default="none",
-        ),
-    ] = None,
-    machines: Annotated[
-        int, typer.Option("--machines", metavar="N", help="The largest number of machines of the job.")
-    ] = 16,
-    start: Annotated[
-        str, typer.Option("--start", metavar="TIME", help="From the request for a machine until it computes.")
-    ] = "3m",
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint", metavar="TIME", help="Time between two checkpoints of strategies that restart.",
-            show_default="no work is lost",
-        ),
-    ] = None,
-    speeds: Annotated[
-        Path | None,
-        typer.Option(
-            "--speeds", metavar="FILE", help="A file of `farandole bench scaling --json`.",
-            show_default="N machines are N times as fast",
-        ),
-    ] = None,
-    together: Annotated[
-        bool, typer.Option("--together", help="The traces are zones of one market; else each one is a market.")
-    ] = False,
-    beginnings: Annotated[
-        int, typer.Option("--beginnings", metavar="N", help="Play the job from so many beginnings in each trace.")
-    ] = 10,
-    strategy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--strategy", metavar="NAME", show_default="all",
-            help="A strategy by name, as 'farandole, spot' (docs/cost.md lists them). Repeatable.",
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, for programs.")
-    ] = None,
-) -> None:  # fmt: skip
-    """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
-    from farandole.market import comparison
+    from farandole.market.planning import PlanRow
     from farandole.market.play import PlannedJob, Price
-    from farandole.market.speeds import speeds_of
-    from farandole.market.strategies import STRATEGIES
-    from farandole.market.traces import SpotMarket, read
+    from farandole.market.traces import MarketTrace
+
+
+MOST_MACHINES = 4096
+MOST_BEGINNINGS = 10_000
+
+# --- options of both commands -----------------------------------------------------------------------------------------
+
+Traces = Annotated[
+    list[Path], typer.Argument(metavar="TRACE...", help="Files of how many spot machines there were, and when.")
+]
+Work = Annotated[
+    str, typer.Option("--work", metavar="TIME", help="How long one machine alone would compute: 90m, 48h, 7d.")
+]
+OnDemand = Annotated[
+    float | None, typer.Option("--on-demand", metavar="DOLLARS", help="Price of an on-demand machine an hour.")
+]
+Spot = Annotated[float | None, typer.Option("--spot", metavar="DOLLARS", help="Price of a spot machine an hour.")]
+Deadline = Annotated[
+    str | None,
+    typer.Option(
+        "--deadline", metavar="TIME", help="The job has to be done so long after its beginning.", show_default="none"
+    ),
+]
+MachinesOption = Annotated[
+    int, typer.Option("--machines", metavar="N", help="The largest number of machines of the job.")
+]
+StartOption = Annotated[
+    str, typer.Option("--start", metavar="TIME", help="From the request for a machine until it computes.")
+]
+Speeds = Annotated[
+    Path | None,
+    typer.Option(
+        "--speeds",
+        metavar="FILE",
+        help="A file of `farandole bench scaling --json`.",
+        show_default="N machines are N times as fast",
+    ),
+]
+Beginnings = Annotated[
+    int, typer.Option("--beginnings", metavar="N", help="Play the job from so many beginnings in each trace.")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, for programs.")
+]
+
+
+def _price(on_demand: float | None, spot: float | None) -> Price:
+    from farandole.market.play import Price
 
     for option, dollars in (("--on-demand", on_demand), ("--spot", spot)):
         if dollars is None:
@@ -93,10 +77,74 @@ def simulate(
             raise UsageError(f"{option} {dollars:g}: dollars an hour, above 0")
     assert on_demand is not None
     assert spot is not None
+    return Price(on_demand=on_demand, spot=spot)
+
+
+def _job(
+    work: str, start: str, deadline: str | None, machines: int, speeds: Path | None, beginnings: int,
+    checkpoint: str | None = None,
+) -> tuple[PlannedJob, int]:  # fmt: skip
+    """Return the job, and the largest number of machines whose speed is known."""
+    from farandole.market.play import PlannedJob
+    from farandole.market.speeds import speeds_of
+
     if not 1 <= machines <= MOST_MACHINES:
         raise UsageError(f"--machines {machines}: from 1 to {MOST_MACHINES}")
     if not 1 <= beginnings <= MOST_BEGINNINGS:
         raise UsageError(f"--beginnings {beginnings}: from 1 to {MOST_BEGINNINGS}")
+    found, measured = speeds_of(speeds, machines)
+    job = PlannedJob(
+        work_s=seconds("--work", work), start_s=seconds("--start", start), speeds=found,
+        deadline_s=None if deadline is None else seconds("--deadline", deadline),
+        checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint),
+    )  # fmt: skip
+    return job, measured
+
+
+def _say_traces(zones: Sequence[MarketTrace]) -> None:
+    for zone in zones:
+        say(f"{zone.name}: up to {max(zone.counts)} machines, at least one for {zone.availability:.0%} of the time")
+
+
+# --- simulate ---------------------------------------------------------------------------------------------------------
+
+
+def simulate(
+    traces: Traces,
+    *,
+    work: Work,
+    on_demand: OnDemand = None,
+    spot: Spot = None,
+    deadline: Deadline = None,
+    machines: MachinesOption = 16,
+    start: StartOption = "3m",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="TIME", help="Time between two checkpoints of strategies that restart.",
+            show_default="no work is lost",
+        ),
+    ] = None,
+    speeds: Speeds = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="The traces are zones of one market; else each one is a market.")
+    ] = False,
+    beginnings: Beginnings = 10,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy", metavar="NAME", show_default="all",
+            help="A strategy by name, as 'farandole, spot' (docs/cost.md lists them). Repeatable.",
+        ),
+    ] = None,
+    json: JsonFile = None,
+) -> None:  # fmt: skip
+    """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
+    from farandole.market import comparison
+    from farandole.market.strategies import STRATEGIES
+    from farandole.market.traces import SpotMarket, read
+
+    price = _price(on_demand, spot)
     names = [*(strategy or STRATEGIES)]
     for name in names:
         if name not in STRATEGIES:
@@ -104,40 +152,29 @@ def simulate(
                 f"--strategy {name!r}: there is none of that name; there are {', '.join(map(repr, STRATEGIES))}"
             )
     check_file("--json", json)
-    found, measured = speeds_of(speeds, machines)
-    job = PlannedJob(
-        work_s=seconds("--work", work), start_s=seconds("--start", start), speeds=found,
-        deadline_s=None if deadline is None else seconds("--deadline", deadline),
-        checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint),
-    )  # fmt: skip
-    price = Price(on_demand=on_demand, spot=spot)
+    job, measured = _job(work, start, deadline, machines, speeds, beginnings, checkpoint)
     comparison.fixed_size(job)
     zones = tuple(read(path) for path in traces)
     markets = [SpotMarket(zones=zones)] if together else [SpotMarket(zones=(zone,)) for zone in zones]
     places = comparison.windows(markets, job, beginnings)
-    for zone in zones:
-        say(f"{zone.name}: up to {max(zone.counts)} machines, at least one for {zone.availability:.0%} of the time")
+    _say_traces(zones)
     say(f"{len(places)} windows")
     results = list[comparison.StrategyResult]()
     for result in comparison.compare(job, places, price, names):
         say(f"  {result.strategy}")
         results.append(result)
-    _show(results, job, measured)
+    _show(_table(results, job), job, measured)
     if json is not None:
         import msgspec
 
         write_file("--json", json, msgspec.json.format(msgspec.json.encode(results)) + b"\n")
 
 
-MOST_MACHINES = 4096
-MOST_BEGINNINGS = 10_000
-
-
-def _show(results: Sequence[StrategyResult], job: PlannedJob, measured: int) -> None:
+def _show(table: Table, job: PlannedJob, measured: int) -> None:
     from rich.console import Console
     from rich.measure import Measurement
 
-    console, table = Console(highlight=False, soft_wrap=True), _table(results, job)
+    console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     tell("")
     console.print(table)
@@ -171,3 +208,70 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob) -> Table:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}" if math.isfinite(value) else "not possible"
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def plan(
+    traces: Traces,
+    *,
+    work: Work,
+    on_demand: OnDemand = None,
+    spot: Spot = None,
+    deadline: Deadline = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="DOLLARS", help="What the job may cost.", show_default="none")
+    ] = None,
+    machines: MachinesOption = 16,
+    start: StartOption = "3m",
+    speeds: Speeds = None,
+    beginnings: Beginnings = 10,
+    json: JsonFile = None,
+) -> None:
+    """Find the strategy, the number of machines and the zone that make a job cheapest. Starts nothing."""
+    from farandole.market import planning
+    from farandole.market.comparison import fixed_size
+    from farandole.market.traces import read
+
+    price = _price(on_demand, spot)
+    if budget is not None and not 0 < budget < math.inf:
+        raise UsageError(f"--budget {budget:g}: dollars, above 0")
+    check_file("--json", json)
+    job, measured = _job(work, start, deadline, machines, speeds, beginnings)
+    fixed_size(job)
+    zones = tuple(read(path) for path in traces)
+    _say_traces(zones)
+    rows = list[planning.PlanRow]()
+    for row in planning.rows(job, zones, price, beginnings, budget):
+        say(f"  {row.strategy}, at most {row.machines} machines{row.zones and ' in '}{row.zones}")
+        rows.append(row)
+    rows = planning.ranked(rows)
+    _show(_plan_table(rows, job, budget), job, measured)
+    for line in planning.advice(rows, deadline, budget, start, speeds):
+        tell(line)
+    if json is not None:
+        import msgspec
+
+        write_file("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+
+
+SHOWN_PLANS = 12
+
+
+def _plan_table(rows: Sequence[PlanRow], job: PlannedJob, budget: float | None) -> Table:
+    from farandole.bench.table import plain_table
+
+    heads = ["strategy", "zones", "machines", "dollars", "9 of 10 below", "hours", "9 of 10 below"]
+    heads += [] if job.deadline_s is None else ["in time", "certain"]
+    heads += [] if budget is None else ["within budget"]
+    table = plain_table(*heads, left=2)
+    for row in rows[:SHOWN_PLANS]:
+        cells = [
+            row.strategy, row.zones, str(row.machines), _number(row.dollars, 2), _number(row.dollars_of_9, 2),
+            _number(row.hours, 1), _number(row.hours_of_9, 1),
+        ]  # fmt: skip
+        cells += [] if job.deadline_s is None else [f"{row.in_time} of {row.windows}", "yes" if row.certain else ""]
+        cells += [] if budget is None else [f"{row.within_budget} of {row.windows}"]
+        table.add_row(*cells)
+    return table

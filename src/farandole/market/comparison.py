@@ -110,23 +110,23 @@ def compare(
     job: PlannedJob, places: Sequence[TraceWindow], price: Price, names: Sequence[str]
 ) -> Iterator[StrategyResult]:
     """Yield what each strategy comes to in all windows, after the bounds. Items come as they are computed."""
-    tightest = min((_in_window(job, place) for place in places), key=lambda each: each.deadline_s or 0)
+    tightest = min((in_window(job, place) for place in places), key=lambda each: each.deadline_s or 0)
     fixed = replace(job, speeds=job.speeds[: fixed_size(tightest)])
-    jobs = [_in_window(job, place) for place in places]
+    jobs = [in_window(job, place) for place in places]
     bounds = [divisible(each, place.market, price) for each, place in zip(jobs, places, strict=True)]
     yield _bound(BOUND, job.most, places, bounds)
-    cheapest = [indivisible(_in_window(fixed, place), place.market, price) for place in places]
+    cheapest = [indivisible(in_window(fixed, place), place.market, price) for place in places]
     yield _bound(CHEAPEST, fixed.most, places, cheapest, bounds)
     for name in names:
         mine = job if STRATEGIES[name].any_number else fixed
         outcomes = [
-            _outcome(place, play(_in_window(mine, place), place.market, price, STRATEGIES[name]), bound)
+            _outcome(place, play(in_window(mine, place), place.market, price, STRATEGIES[name]), bound)
             for place, bound in zip(places, bounds, strict=True)
         ]
         yield StrategyResult(strategy=name, machines=mine.most, outcomes=outcomes)
 
 
-def _in_window(job: PlannedJob, window: TraceWindow) -> PlannedJob:
+def in_window(job: PlannedJob, window: TraceWindow) -> PlannedJob:
     """Return the job with its deadline at the end of an interval: what is decided later would come too late."""
     if job.deadline_s is None:
         return job
