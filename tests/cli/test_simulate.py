@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from farandole.cli.commands import app
 from farandole.errors import UsageError
-from farandole.market.comparison import BOUND, CHEAPEST, StrategyResult, compare, windows
+from farandole.market.chart import cost_chart
+from farandole.market.comparison import BOUND, CHEAPEST, JobOutcome, StrategyResult, compare, windows
 from farandole.market.play import PlannedJob, Price
 from farandole.market.speeds import speeds_of
 from farandole.market.strategies import STRATEGIES
@@ -90,6 +92,7 @@ def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
         (("--work", "20h", *PRICES, "--deadline", "50h"), ("zone", "41.7 hours", "50.00 hours")),
         (("--work", "20h", *PRICES, "--speeds", "no.json"), ("--speeds", "no.json")),
         (("--work", "20h", *PRICES, "--json", "no/rows.json"), ("--json", "no/rows.json")),
+        (("--work", "20h", *PRICES, "--plot", "cost.gif"), ("--plot", "cost.gif")),
     ],
 )
 def test_what_it_refuses(trace: Path, words: tuple[str, ...], named: tuple[str, ...]) -> None:
@@ -133,6 +136,25 @@ def test_a_file_without_speeds_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         speeds_of(path, 2)
     assert mentions(str(caught.value), "--speeds", "scaling.json")
+
+
+def test_a_chart_has_a_row_for_each_strategy(trace: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "cost.svg"
+    simulate(
+        trace, "--work", "20h", "--deadline", "12h", *PRICES, "--machines", "4", "--beginnings", "3", "--plot", chart
+    )
+    drawn = ElementTree.fromstring(chart.read_text())
+    texts = [(float(each.attrib["y"]), each.text or "") for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    named = [text for _, text in sorted(texts) if text in (BOUND, CHEAPEST, *STRATEGIES)]
+    assert named == [BOUND, CHEAPEST, *STRATEGIES]
+    late = [y for y, text in texts if text == "late in 3 of 3"]
+    assert late == [y for y, text in texts if text == "spot, restarts"]
+
+
+def test_the_chart_of_nothing_that_was_done() -> None:
+    never = JobOutcome(trace="zone", begins_h=0.0, dollars=5.0, lost=0)
+    drawn = ElementTree.fromstring(cost_chart([StrategyResult(strategy="greedy", machines=1, outcomes=[never])]))
+    assert "late in 1 of 1" in {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
 
 
 def test_a_measured_number_of_machines_is_said_to_be_extrapolated(tmp_path: Path, trace: Path) -> None:

@@ -82,6 +82,16 @@ def plain_table(*titles: str, left: int = 1) -> Table:
     return table
 
 
+def print_table(table: Table) -> None:
+    """Print a table at its whole width, also where the terminal is narrower."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
+    console.print(table)
+
+
 def links_table(result: NetworkResult) -> Table:
     """Return the table of the links between the hosts."""
     table = plain_table("from", "to", "Mbit/s", "least round trip, ms", left=2)

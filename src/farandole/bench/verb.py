@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farandole.cli.options import check_file, check_script, write_file
+from farandole.cli.options import check_file, check_plot, check_script, write_file, write_plot
 from farandole.errors import UsageError
 from farandole.platform import cpu
 from farandole.platform.extras import require_zstd
@@ -217,7 +217,7 @@ def scaling(
     BenchTerms(workers=1, steps=timed, rounds=1)
     check_script(script)
     check_file("--json", json)
-    _check_plot(plot)
+    check_plot(plot)
     for each in codecs:
         require_zstd(each)
 
@@ -272,51 +272,21 @@ def _no_lines(*_: object) -> tuple[str, ...]:
     return ()
 
 
-def _check_plot(plot: Path | None) -> None:
-    """Raise UsageError if the chart can't be drawn to the file `plot`."""
-    if plot is None:
-        return
-    if plot.suffix not in (".svg", ".png"):
-        raise UsageError(f"--plot {plot}: its name must end in .svg or .png")
-    check_file("--plot", plot)
-    if plot.suffix == ".png":
-        from farandole.observe.report import find_browser
-
-        find_browser(f"--plot {plot}", "use a name that ends in .svg")
-
-
 def _show_scaling(rows: Sequence[ScalingRow], lines: Iterable[str], json: Path | None, plot: Path | None) -> None:
     import msgspec
-    from rich.console import Console
-    from rich.measure import Measurement
 
     from farandole.bench.scaling_table import chart, scaling_table
+    from farandole.bench.table import print_table
 
-    console, table = Console(highlight=False, soft_wrap=True), scaling_table(rows)
-    console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     tell("")
-    console.print(table)
+    print_table(scaling_table(rows))
     tell("")
     for line in lines:
         tell(line)
     if json is not None:
         write_file("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
     if plot is not None:
-        _draw(plot, chart(rows))
-
-
-def _draw(plot: Path, picture: str) -> None:
-    """Write an SVG to the file `plot`, as it is or as a PNG."""
-    if plot.suffix == ".svg":
-        write_file("--plot", plot, picture.encode())
-        return
-    from farandole.observe.report import find_browser, take_picture
-
-    option = f"--plot {plot}"
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "chart.svg"
-        page.write_text(picture)
-        take_picture(find_browser(option, "use a name that ends in .svg"), option, page, plot.absolute())
+        write_plot(plot, chart(rows))
 
 
 # --- network ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.options import check_file, seconds, write_file
+from farandole.cli.options import check_file, check_plot, seconds, write_file, write_plot
 from farandole.errors import UsageError
 from farandole.platform.output import say, tell
 
@@ -138,6 +138,12 @@ def simulate(
         ),
     ] = None,
     json: JsonFile = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.svg|FILE.png", help="Draw the cost by strategy. Chromium draws a .png."
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
     from farandole.market import comparison
@@ -152,6 +158,7 @@ def simulate(
                 f"--strategy {name!r}: there is none of that name; there are {', '.join(map(repr, STRATEGIES))}"
             )
     check_file("--json", json)
+    check_plot(plot)
     job, measured = _job(work, start, deadline, machines, speeds, beginnings, checkpoint)
     comparison.fixed_size(job)
     zones = tuple(read(path) for path in traces)
@@ -168,16 +175,17 @@ def simulate(
         import msgspec
 
         write_file("--json", json, msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    if plot is not None:
+        from farandole.market.chart import cost_chart
+
+        write_plot(plot, cost_chart(results))
 
 
 def _show(table: Table, job: PlannedJob, measured: int) -> None:
-    from rich.console import Console
-    from rich.measure import Measurement
+    from farandole.bench.table import print_table
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     tell("")
-    console.print(table)
+    print_table(table)
     if measured < job.most:
         tell("")
         tell(f"the speeds of more than {measured} machines are extrapolated")

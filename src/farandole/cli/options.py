@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from datetime import date
 from functools import wraps
@@ -239,3 +240,30 @@ def write_file(option: str, path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None
+
+
+def check_plot(plot: Path | None) -> None:
+    """Raises UsageError if a chart can't be drawn to the file `plot`."""
+    if plot is None:
+        return
+    if plot.suffix not in (".svg", ".png"):
+        raise UsageError(f"--plot {plot}: its name must end in .svg or .png")
+    check_file("--plot", plot)
+    if plot.suffix == ".png":
+        from farandole.observe.report import find_browser
+
+        find_browser(f"--plot {plot}", "use a name that ends in .svg")
+
+
+def write_plot(plot: Path, picture: str) -> None:
+    """Writes an SVG to the file `plot`, as it is or as a PNG."""
+    if plot.suffix == ".svg":
+        write_file("--plot", plot, picture.encode())
+        return
+    from farandole.observe.report import find_browser, take_picture
+
+    option = f"--plot {plot}"
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "chart.svg"
+        page.write_text(picture)
+        take_picture(find_browser(option, "use a name that ends in .svg"), option, page, plot.absolute())
