@@ -36,13 +36,15 @@ def imagenet(
     beginnings: Annotated[int, typer.Option(help="Windows of each trace.")] = 40,
 ) -> None:
     """ResNet-50 on ImageNet on the traces: results/imagenet.json, results/imagenet.png, and the tables of the page."""
+    from experiments.savings import plots
+
     console, began = Console(), time.monotonic()
     rows = list[study.SavingsRow]()
     for row in study.run(traces, beginnings):
         console.print(f"{row.machine}, at most {row.most}: {row.trace}: {row.strategy}", highlight=False)
         rows.append(row)
     page.write(rows)
-    page.draw(traces)
+    plots.draw(traces)
     console.print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s: {page.RESULTS}", highlight=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.cli.deadline import LONGEST_FIRST_START_S, MARGIN, OnDemandTarget, checked_speeds
-from farandole.errors import UsageError
+from farandole.cli import deadline
+from farandole.cli.deadline import (
+    LONGEST_FIRST_START_S,
+    MARGIN,
+    OnDemandDecision,
+    OnDemandTarget,
+    checked_speeds,
+    meet_deadline,
+)
+from farandole.control.api import Api
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.protocol.events import CoordinatorBackEvent, ViewEvent
 from farandole.protocol.metrics import StepLine
 from farandole.protocol.settings import PoolTerms
@@ -198,6 +209,99 @@ def test_the_deadline_is_met_whatever_the_spot_market_does(
     run = PlayedRun(total, deadline, there, most=most, start_s=start_s, known=known)
     assert run.done_s is not None
     assert run.done_s <= deadline
+
+
+# --- the target of the pool -------------------------------------------------------------------------------------------
+
+
+class ScriptedTarget(OnDemandTarget):
+    """Decides as it is told, then as last."""
+
+    def __init__(self, *decisions: OnDemandDecision) -> None:
+        super().__init__(pool="reserve", most=4, start_s=1.0, begins=0.0, deadline=1.0)
+        self.decisions, self.last = list(decisions), decisions[0]
+        self.ended = asyncio.Event()
+
+    def decide(self, now: float) -> OnDemandDecision:
+        del now
+        if not self.decisions:
+            self.ended.set()  # the last one was carried out
+            return self.last
+        self.last = self.decisions.pop(0)
+        return self.last
+
+
+class ScriptedApi(Api):
+    """Fails as it is told, once for each item; then it records the target."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__(Ticket(address="http://127.0.0.1:1", secret="", run="r"))
+        self.errors, self.scaled = list(errors), list[tuple[int, str]]()
+
+    def scale(self, wanted: int, pool: str = "") -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.scaled.append((wanted, pool))
+
+
+def decided(count: int, late_s: float = 0.0, left: int | None = 100) -> OnDemandDecision:
+    return OnDemandDecision(count=count, late_s=late_s, left=left)
+
+
+def met(
+    monkeypatch: pytest.MonkeyPatch, target: ScriptedTarget, api: ScriptedApi, current: int | None = 0
+) -> list[str]:  # fmt: skip
+    """The lines that are shown until all decisions are made."""
+    monkeypatch.setattr(deadline, "DECISION_S", 0.001)
+    shown = list[str]()
+
+    async def meet() -> None:
+        task = asyncio.create_task(meet_deadline("reserve", api, target, shown.append, current))
+        await target.ended.wait()
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(meet())
+    return shown
+
+
+def test_the_target_is_set_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = ScriptedApi()
+    shown = met(monkeypatch, ScriptedTarget(decided(0), decided(2), decided(2), decided(1), decided(1)), api)
+    assert api.scaled == [(2, "reserve"), (1, "reserve")]
+    assert len(shown) == 2
+    assert mentions(shown[0], "reserve", 2, 0, 100)
+
+
+def test_a_target_that_is_not_known_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = ScriptedApi()
+    met(monkeypatch, ScriptedTarget(decided(0), decided(0)), api, current=None)
+    assert api.scaled == [(0, "reserve")]
+
+
+def test_at_the_end_of_the_run_the_target_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = ScriptedApi()
+    met(monkeypatch, ScriptedTarget(decided(2), decided(0, left=0), decided(0, left=0)), api)
+    assert api.scaled == [(2, "reserve")]
+
+
+def test_a_coordinator_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = ScriptedApi(CoordinatorUnreachable("gone"), CoordinatorUnreachable("gone"))
+    shown = met(monkeypatch, ScriptedTarget(*[decided(2)] * 4), api)
+    assert api.scaled == [(2, "reserve")]
+    assert len(shown) == 1
+
+
+def test_a_refusal_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = ScriptedApi(UsageError("above --max 3"), UsageError("above --max 3"))
+    shown = met(monkeypatch, ScriptedTarget(*[decided(2)] * 4), api)
+    assert [mentions(line, "--max 3") for line in shown] == [True, False]
+
+
+def test_a_run_that_is_late_says_so_once_and_that_it_is_not_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = decided(4, late_s=90.0)
+    shown = met(monkeypatch, ScriptedTarget(late, late, decided(4), decided(4)), ScriptedApi(), current=4)
+    assert [mentions(line, 90) for line in shown] == [True, False]
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,6 +18,7 @@ from farandole.control.api import Api
 from farandole.control.client import dial
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator
+from tests.support.stage import Stage, play
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -88,3 +90,29 @@ def test_a_server_without_tls_never_sees_the_secret(reach: Callable[[Ticket], Aw
         return heard
 
     assert asyncio.run(meet())[:1] == b"\x16", "a TLS handshake's first byte"
+
+
+def test_a_connection_that_opens_in_the_moment_of_its_cancellation_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[aiohttp.ClientWebSocketResponse]()
+    connect = aiohttp.ClientSession.ws_connect
+
+    async def scenario(stage: Stage) -> None:
+        async def reach() -> None:
+            async with dial(stage.ticket):
+                raise AssertionError("it was cancelled")
+
+        async def ws_connect(session: aiohttp.ClientSession, *args: Any, **kwargs: Any) -> Any:
+            opened.append(await connect(session, *args, **kwargs))
+            dialing.cancel()
+            return opened[0]
+
+        monkeypatch.setattr(aiohttp.ClientSession, "ws_connect", ws_connect)
+        dialing = asyncio.create_task(reach())
+        await asyncio.wait({dialing})
+        monkeypatch.undo()
+        assert dialing.cancelled()
+
+    play(tmp_path, scenario)
+    assert [socket.closed for socket in opened] == [True]

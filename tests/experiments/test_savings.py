@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from experiments.savings import page
 from experiments.savings.imagenet import (
     EIGHT,

@@ -28,7 +28,9 @@ def test_a_deadline_that_is_near_gets_on_demand_workers_and_the_same_bits(tmp_pa
         run.until(lambda: len(on_demand(run)) == 2, "two on-demand workers")
         pace.unlink()
         run.finish()
-        assert [event["wanted"] for event in run.events("scale")][:2] == [0, 2], run.report()
+        wanted = [event["wanted"] for event in run.events("scale")]
+        assert wanted[0] == 0, run.report()
+        assert max(wanted) == 2, run.report()
     assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
 
 

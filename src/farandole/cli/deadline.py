@@ -195,16 +195,16 @@ def target_of(settings: RunSettings) -> OnDemandTarget | None:
 
 
 async def meet_deadline(
-    settings: RunSettings, api: Api, target: OnDemandTarget, show: Callable[[str], None], current: int | None
+    pool: str, api: Api, target: OnDemandTarget, show: Callable[[str], None], current: int | None
 ) -> None:
-    """Set the target of the last pool whenever it changes, and say so. Never returns.
+    """Set the target of the pool whenever it changes, and say so. Never returns.
 
     `current`: the target that the pool has; None: not known.
     """
-    pool, is_late, refusal = settings.pools[-1].name, False, ""
+    is_late, refusal = False, ""
     while True:
         decision = target.decide(time.time())
-        if decision.count != current:
+        if decision.count != current and decision.left != 0:  # at the end all workers go anyway
             try:
                 await asyncio.to_thread(api.scale, decision.count, pool)
             except CoordinatorUnreachable:

@@ -536,7 +536,8 @@ class Supervisor:
         """Keeps the target of the last pool as the deadline requires. Returns at once if there is no deadline."""
         if self._target:
             current = None if self._takeover else 0
-            await meet_deadline(self._settings, Api(ticket), self._target, self._display.show, current)
+            pool = self._settings.pools[-1].name
+            await meet_deadline(pool, Api(ticket), self._target, self._display.show, current)
 
     async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
         if self._target and not self._takeover:

@@ -46,28 +46,33 @@ async def dial(
         NotTheCoordinator: another server answers.
         aiohttp.ClientError, OSError, asyncio.TimeoutError: nothing answers.
     """
+    opened: list[aiohttp.ClientWebSocketResponse[bool]] = []  # also by a task that is cancelled in the same moment
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
         try:
-            socket = await within(timeout_s, _dial(session, ticket))
+            await within(timeout_s, _dial(session, ticket, opened))
+            yield opened[0]
         except aiohttp.ServerFingerprintMismatch:
             raise security.stranger(ticket) from None
-        try:
-            yield socket
         finally:
-            with contextlib.suppress(asyncio.TimeoutError):  # if nothing can be sent any more
-                await within(2 * CLOSE_S, socket.close())
+            for socket in opened:
+                with contextlib.suppress(asyncio.TimeoutError):  # if nothing can be sent any more
+                    await within(2 * CLOSE_S, socket.close())
 
 
-async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:
+async def _dial(
+    session: aiohttp.ClientSession, ticket: Ticket, opened: list[aiohttp.ClientWebSocketResponse[bool]]
+) -> None:
     url, proof, pin = f"{ticket.address}/control", TicketProof(ticket), security.pin(ticket)
     async with session.get(url, headers={"Authorization": proof.opening}, ssl=pin, allow_redirects=False) as response:
         answer = proof.answer(response.headers.get("WWW-Authenticate"))
-    return await session.ws_connect(
-        url,
-        headers={"Authorization": answer},
-        max_msg_size=MAX_MESSAGE_BYTES,
-        timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue]
-        ssl=pin,
+    opened.append(
+        await session.ws_connect(
+            url,
+            headers={"Authorization": answer},
+            max_msg_size=MAX_MESSAGE_BYTES,
+            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue]
+            ssl=pin,
+        )
     )
 
 
