@@ -304,6 +304,13 @@ def test_a_run_that_is_late_says_so_once_and_that_it_is_not_any_more(monkeypatch
     assert [mentions(line, 90) for line in shown] == [True, False]
 
 
+def test_the_pool_begins_without_workers_as_soon_as_the_coordinator_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "DECISION_S", 0.001)
+    api = ScriptedApi(CoordinatorUnreachable("not yet"))
+    asyncio.run(deadline.begin_without("reserve", api))
+    assert api.scaled == [(0, "reserve")]
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -317,16 +324,29 @@ def test_a_run_that_is_late_says_so_once_and_that_it_is_not_any_more(monkeypatch
 )
 def test_a_deadline_needs_a_pool_of_on_demand_machines(pools: tuple[PoolTerms, ...], named: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
-        checked_speeds(None, 60, pools)
+        checked_speeds(None, None, "24h", pools, 1)
     assert mentions(str(caught.value), *named)
 
 
 def test_speeds_of_a_file_for_all_workers(tmp_path: Path) -> None:
     path = tmp_path / "scaling.json"
     path.write_text(json.dumps([{"run": {"workers": n}, "samples_per_s": 9.0 * n} for n in (1, 2)]))
-    assert checked_speeds(path, 60, (SPOT, RESERVE)) == pytest.approx(LINEAR[:6])
-    assert checked_speeds(None, 60, (SPOT, RESERVE)) == ()
-    assert checked_speeds(None, None, ()) == ()
+    assert checked_speeds(path, None, "24h", (SPOT, RESERVE), 4) == pytest.approx(LINEAR[:6])
+    assert checked_speeds(None, "3m", "24h", (SPOT, RESERVE), 4) == ()
+    assert checked_speeds(None, None, None, (), 1) == ()
+
+
+def test_options_for_a_deadline_need_one(tmp_path: Path) -> None:
+    path = tmp_path / "scaling.json"
     with pytest.raises(UsageError) as caught:
-        checked_speeds(path, None, (SPOT, RESERVE))
+        checked_speeds(path, None, None, (SPOT, RESERVE), 1)
     assert mentions(str(caught.value), "--speeds", "--deadline", "scaling.json")
+    with pytest.raises(UsageError) as caught:
+        checked_speeds(None, "3m", None, (SPOT, RESERVE), 1)
+    assert mentions(str(caught.value), "--start", "3m", "--deadline")
+
+
+def test_the_other_pools_must_have_the_smallest_number_of_workers() -> None:
+    with pytest.raises(UsageError) as caught:
+        checked_speeds(None, None, "24h", (SPOT, RESERVE), 5)
+    assert mentions(str(caught.value), "--deadline", "reserve", "--min 5")

@@ -30,31 +30,38 @@ from farandole.protocol.settings import PoolTerms
 
 DECISION_S = 1.0  # between two decisions
 LONGEST_FIRST_START_S = 600.0  # if the run's first step comes later than that, it has waited for machines
-WAITING_PART = (
-    0.1  # if there is no step after this part of the time, or after the longest start, one worker is requested
-)
+WAITING_PART = 0.1  # without a step after this part of the time, or that longest start, one worker is requested
 MARGIN = 1.05  # the work that is left counts so many times, since speeds vary
 LOCAL_START_S, REMOTE_START_S = 5.0, 180.0  # a start of a worker, of a process on this machine or of a new machine
 UNSIZED = 256  # workers that a pool without a size is taken to have
 SPARE_PART = 0.05  # workers are given back only if so much of the time is left over without them
 
 
-def checked_speeds(path: Path | None, deadline_s: int | None, pools: Sequence[PoolTerms]) -> tuple[float, ...]:
+def checked_speeds(
+    path: Path | None, start: str | None, deadline: str | None, pools: Sequence[PoolTerms], minimum: int
+) -> tuple[float, ...]:
     """Return the speeds in the file of `--speeds`; () without one. Checks the pools of a run with a deadline.
 
     Raises:
-        UsageError: the run has no pool of on-demand machines, or its size is not known; or the file has no speeds.
+        UsageError: an option is for a deadline, and there is none; the run has no pool of on-demand machines, its size
+            is not known, or the other pools can't have the smallest number of workers; or the file has no speeds.
     """
-    if deadline_s is None:
-        if path is not None:
-            raise UsageError(f"--speeds {path}: it is used with --deadline only")
+    if deadline is None:
+        for option, value in (("--speeds", path), ("--start", start)):
+            if value is not None:
+                raise UsageError(f"{option} {value}: it is used with --deadline only")
         return ()
     if len(pools) < 2:
         raise UsageError(
             f"--deadline: the last of several pools must have on-demand machines, and the others may have spot "
             f"machines; this run has {len(pools) or 'no'} --pool"
         )
-    last = pools[-1]
+    *others, last = pools
+    if minimum > sum(pool.size or UNSIZED for pool in others):
+        raise UsageError(
+            f"--deadline: pool {last.name} begins without workers, and the other pools have less than --min {minimum}; "
+            f"lower --min, or raise their sizes"
+        )
     if last.size is None:
         raise UsageError(
             f"--deadline: pool {last.name} is the last one and has no size; say how many workers it may have, as "
@@ -192,6 +199,16 @@ def target_of(settings: RunSettings) -> OnDemandTarget | None:
         pool=last.name, most=last.size or 0, start_s=assumed_s if spending.start_s is None else spending.start_s,
         begins=spending.begins, deadline=spending.deadline, speeds=spending.speeds,
     )  # fmt: skip
+
+
+async def begin_without(pool: str, api: Api) -> None:
+    """Set the target of the pool to 0, before anything is requested of it."""
+    while True:
+        try:
+            await asyncio.to_thread(api.scale, 0, pool)
+            return
+        except CoordinatorUnreachable:
+            await asyncio.sleep(DECISION_S)
 
 
 async def meet_deadline(

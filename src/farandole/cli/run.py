@@ -274,7 +274,7 @@ def run(
     specs = pools(pool or [])
     deadline_s = None if deadline is None else seconds("--deadline", deadline)
     start_s = None if start is None else seconds("--start", start)
-    relative = checked_speeds(speeds, deadline_s, specs)
+    relative = checked_speeds(speeds, start, deadline, specs, minimum)
     spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time(), deadline_s, relative, start_s)
     priced = (read_prices(prices) if prices else Prices()).with_traffic_price(traffic_price)
     at = listen or "127.0.0.1"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from farandole.checkpoint.owner import Owner, claim, this_run
-from farandole.cli.deadline import meet_deadline, target_of
+from farandole.cli.deadline import begin_without, meet_deadline, target_of
 from farandole.cli.exporters import Exporters
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.takeover import Takeover
@@ -541,7 +541,7 @@ class Supervisor:
 
     async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
         if self._target and not self._takeover:
-            await asyncio.to_thread(Api(ticket).scale, 0, self._settings.pools[-1].name)
+            await begin_without(self._settings.pools[-1].name, Api(ticket))
         keeping = asyncio.create_task(pools.keep(ticket, self._on_roster, self._earlier))
         watching = asyncio.create_task(show_lines(ticket, self._display, self._noted))
         ended = asyncio.Event()
