@@ -167,8 +167,8 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "platform/output.py": 2,  # these two
     "observe/live.py": 1,  # what has been filtered
     "cli/data.py": 1,  # tables of numbers
-    "bench/verb.py": 3,  # the same
-    "cli/market.py": 1,  # the same
+    "bench/table.py": 1,
+    "bench/verb.py": 2,  # the same
     "cli/inspect.py": 4,  # tables and pictures, which filter
     "cli/reproduce.py": 1,  # the same
     "cli/folders.py": 1,  # the same
