@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -75,14 +74,13 @@ class LaptopRun:
     steps: int
 
 
-@contextmanager
-def pool_kind(folder: Path) -> Generator[dict[str, str]]:
-    """Yield the environment of a `farandole run` that knows the pool `played`."""
+def environ_with_pool(folder: Path) -> dict[str, str]:
+    """Return the environment of a `farandole run` that knows the pool `played`, from a package in `folder`."""
     info = folder / "savings_pool-1.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
+    info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: savings-pool\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[farandole.pools]\nplayed = experiments.savings.trace_pool:KIND\n")
-    yield {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 def measure(folder: Path, environ: dict[str, str]) -> Path:
@@ -219,14 +217,14 @@ def of_played(result: Played) -> MachineTime:
 
 def run(folder: Path, trace: Path) -> Iterator[LaptopResult]:
     """Measure, train twice, and yield a result each. `folder`: for what the runs leave behind."""
-    with pool_kind(folder / "packages") as environ:
-        speeds = measure(folder, environ)
-        for name, deadline_s in (("farandole, spot", None), ("farandole run --deadline", DEADLINE_S)):
-            found = train(folder / f"run-{deadline_s or 0}", environ, trace, FIRST, deadline_s, speeds)
-            yield LaptopResult(
-                strategy=name, run=found.figures, simulated=simulated(found, trace, FIRST, deadline_s, speeds),
-                start_s=found.start_s, accuracy=found.accuracy, steps_repeated=found.steps - STEPS,
-            )  # fmt: skip
+    environ = environ_with_pool(folder / "packages")
+    speeds = measure(folder, environ)
+    for name, deadline_s in (("farandole, spot", None), ("farandole run --deadline", DEADLINE_S)):
+        found = train(folder / f"run-{deadline_s or 0}", environ, trace, FIRST, deadline_s, speeds)
+        yield LaptopResult(
+            strategy=name, run=found.figures, simulated=simulated(found, trace, FIRST, deadline_s, speeds),
+            start_s=found.start_s, accuracy=found.accuracy, steps_repeated=found.steps - STEPS,
+        )  # fmt: skip
 
 
 def _farandole(words: Sequence[str], environ: dict[str, str]) -> str:

@@ -148,6 +148,23 @@ def test_a_short_last_batch_of_an_epoch_does_not_count_for_all() -> None:
     assert target.decide(10.0).count == 1, "80 steps of a second in 85 s, with the start of 1 s and the margin"
 
 
+def test_workers_of_a_pool_whose_name_begins_the_same_do_not_count() -> None:
+    """With one worker of its own the pool would be in time; it has none, and another one comes too late."""
+    target = with_steps_left(50, 60.0, most=1)
+    target.take(view(["w1", "reserve-spot-w1"], 0.0))
+    assert target.decide(5.9).late_s > 0
+    target.take(view(["w1", "reserve-w1"], 5.9))
+    assert target.decide(5.9).late_s == 0
+
+
+def test_a_step_without_samples_says_nothing_about_the_speed() -> None:
+    target = OnDemandTarget(pool="reserve", most=2, start_s=1.0, begins=0.0, deadline=1_000.0)
+    target.take(line(0, 100, 1.0, 1.0, 1, samples=0))
+    assert target.decide(1.0).left is None
+    target.take(line(1, 100, 2.0, 1.0, 1))
+    assert (target.decide(2.0).count, target.decide(2.0).left) == (0, 98)
+
+
 def test_after_a_takeover_the_workers_are_those_that_came_back() -> None:
     target = OnDemandTarget(pool="reserve", most=1, start_s=1.0, begins=0.0, deadline=10.0 + 20 * MARGIN)
     target.take(CoordinatorBackEvent(workers=("w1", "reserve-w4"), time=9.0))

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from farandole.cli.commands import app
 from farandole.errors import UsageError
-from farandole.market.chart import cost_chart
+from farandole.market.chart import LEFT, RIGHT, cost_chart
 from farandole.market.comparison import BOUND, CHEAPEST, JobOutcome, StrategyResult, compare, windows
 from farandole.market.play import PlannedJob, Price
 from farandole.market.speeds import speeds_of
@@ -149,6 +150,18 @@ def test_a_chart_has_a_row_for_each_strategy(trace: Path, tmp_path: Path) -> Non
     assert named == [BOUND, CHEAPEST, *STRATEGIES]
     late = [y for y, text in texts if text == "late in 3 of 3"]
     assert late == [y for y, text in texts if text == "spot, restarts"]
+
+
+def test_a_row_of_the_chart_has_the_least_the_mean_and_the_most() -> None:
+    done = JobOutcome(trace="zone", begins_h=0.0, dollars=15.0, hours=1.0, lost=0)
+    outcomes = [done, done, msgspec.structs.replace(done, dollars=60.0)]
+    drawn = ElementTree.fromstring(cost_chart([StrategyResult(strategy="greedy", machines=1, outcomes=outcomes)]))
+    lines = [each.attrib for each in drawn.iter("{http://www.w3.org/2000/svg}line")]
+    lines = [each for each in lines if each["y1"] == each["y2"]]
+    marks = [each.attrib for each in drawn.iter("{http://www.w3.org/2000/svg}rect") if each.attrib["width"] == "4"]
+    wide = RIGHT - LEFT
+    assert [(float(each["x1"]), float(each["x2"])) for each in lines] == [(LEFT + wide / 4, RIGHT)]
+    assert [float(each["x"]) + 2 for each in marks] == [LEFT + wide / 2]
 
 
 def test_the_chart_of_nothing_that_was_done() -> None:

@@ -12,6 +12,7 @@ they do is a step less.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from bisect import insort
 from collections import Counter
@@ -100,7 +101,8 @@ class OnDemandTarget:
     def __init__(
         self, *, pool: str, most: int, start_s: float, begins: float, deadline: float, speeds: Sequence[float] = ()
     ) -> None:  # fmt: skip
-        self._mark, self._most, self._begins, self._deadline = f"{pool}-", most, begins, deadline
+        self._id = re.compile(rf"{re.escape(pool)}-w\d")  # how the ID of a worker of this pool begins
+        self._most, self._begins, self._deadline = most, begins, deadline
         self._assumed_start_s, self._relative = start_s, tuple(speeds)
         self._first: StepLine | None = None
         self._last: StepLine | None = None
@@ -113,7 +115,7 @@ class OnDemandTarget:
 
     def take(self, line: Line) -> None:
         """Learn from a line of metrics.jsonl."""
-        if isinstance(line, StepLine) and line.total is not None:
+        if isinstance(line, StepLine) and line.total is not None and line.samples:
             self._first, self._last = self._first or line, line
             step_s = max(line.seconds - line.once_s - line.pause_s, 1e-6)
             self._steps[line.workers] += 1
@@ -134,7 +136,7 @@ class OnDemandTarget:
         return found
 
     def _has_members(self, workers: tuple[str, ...], when: float) -> None:
-        members = sum(worker.startswith(self._mark) for worker in workers)
+        members = sum(self._id.match(worker) is not None for worker in workers)
         for _ in range(members - self._members):
             if self._requested:
                 self._start_s = max(self._start_s or 0.0, when - self._requested.pop(0))
