@@ -21,6 +21,7 @@ from experiments.savings import held_out as halves
 from experiments.savings import imagenet as study
 from experiments.savings import laptop as real
 from experiments.savings import page
+from farandole.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="What machines that come and go save.")
 
@@ -76,4 +77,9 @@ def laptop(
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except UsageError as error:
+        raise SystemExit(
+            f"{error}\n--traces FOLDER says where the traces are; README.md says where they come from"
+        ) from None
