@@ -12,7 +12,17 @@ from typer.testing import CliRunner
 
 from farandole.cli.commands import app
 from farandole.errors import UsageError
-from farandole.market.planning import PlanRow, advice, command, markets_of, ranked, rows, sizes
+from farandole.market.batches import BatchTable
+from farandole.market.planning import (
+    PlanRow,
+    advice,
+    command,
+    markets_of,
+    ranked,
+    rows,
+    rows_by_batch,
+    sizes,
+)
 from farandole.market.play import PlannedJob, Price
 from farandole.market.traces import MarketTrace
 from tests.support.mentioned import mentions
@@ -31,11 +41,13 @@ EAST, WEST_A, WEST_B = trace("us-east-1a_v100", 0, 0, 2), trace("us-west-2a_v100
 
 def row(
     strategy: str, dollars: float | None, *, in_time: int = 10, certain: bool = True, within: int = 0,
-    machines: int = 4, zones: str = "us-west-2a_v100 + us-west-2b_v100",
+    machines: int = 4, zones: str = "us-west-2a_v100 + us-west-2b_v100", batch: str = "",
+    largest_batch: int | None = None,
 ) -> PlanRow:  # fmt: skip
     return PlanRow(
         strategy=strategy, zones=zones, machines=machines, windows=10, dollars=dollars, dollars_of_9=dollars, hours=1.0,
-        hours_of_9=2.0, in_time=in_time, within_budget=within, certain=certain,
+        hours_of_9=2.0, in_time=in_time, within_budget=within, certain=certain, batch=batch,
+        largest_batch=largest_batch,
     )  # fmt: skip
 
 
@@ -134,6 +146,70 @@ def test_the_command(strategy: str, budget: float | None, pools: list[str], othe
     assert words[-1] == "SCRIPT"
     assert [word for before, word in pairwise(words) if before == "--pool"] == pools
     assert words[4 + 2 * len(pools) : -1] == others
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+TABLE = BatchTable(samples={100: 1000.0, 200: 1200.0}, target="accuracy>=0.9")
+
+
+def test_plans_with_both_kinds_of_batch() -> None:
+    slow = PlannedJob(work_s=20 * 3600, start_s=180, deadline_s=13 * 3600, speeds=(1.0, 1.5, 1.8, 2.0))
+    found = [*rows_by_batch(slow, (1.0, 2.0, 3.0, 4.0), TABLE, [WEST_A], PRICE, 2, None)]
+    constant = [each for each in found if each.batch == "constant"]
+    follows = [each for each in found if each.batch == "follows"]
+    assert [*constant, *follows] == found
+    assert {each.machines for each in constant} == {4}, "two are 1.5 times as fast as one, too slow for the deadline"
+    assert {each.machines: each.largest_batch for each in follows} == {2: 200, 4: 400}
+    assert {each.largest_batch for each in constant} == {None}
+    [fixed, follower] = [[e for e in part if e.strategy == "on demand"][-1] for part in (constant, follows)]
+    assert fixed.hours == pytest.approx(10 + 0.05)
+    assert follower.hours == pytest.approx(20 * 1.6 / 4 + 0.05), "a batch of 400 needs 1600 samples"
+
+
+def test_the_advice_weighs_the_batches() -> None:
+    follows = row("farandole, deadline", 30.0, batch="follows", largest_batch=400)
+    constant = row("farandole, deadline", 50.0, batch="constant", machines=2)
+    said = "\n".join(advice([follows, constant], "52h", None, "3m", Path("scaling.json"), TABLE))
+    assert mentions(said, "accuracy>=0.9")
+    assert mentions(said, "50.00", "constant", "2 machines")
+    assert mentions(said, "PerWorkerBatch(100", "max_batch=400", "1.60")
+    assert mentions(said, "200", "extrapolated")
+    assert "scaling.json" not in said, "its speeds are those of the constant batch"
+    said = "\n".join(advice([constant, follows], "52h", None, "3m", Path("scaling.json"), TABLE))
+    assert mentions(said, "30.00", "follows")
+    assert "PerWorkerBatch" not in said
+    assert "scaling.json" in said
+
+
+def scaling(folder: Path, *modes: str) -> str:
+    runs = [{"run": {"workers": n, "mode": mode}, "samples_per_s": 10.0 * n} for mode in modes for n in (1, 2)]
+    (folder / "scaling.json").write_text(json.dumps(runs))
+    return str(folder / "scaling.json")
+
+
+def planned_by_batch(folder: Path, *words: str) -> list[dict[str, object]]:
+    (folder / "zone.json").write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [4] * 400}))
+    (folder / "batches.json").write_text(json.dumps([{"batch": b, "samples": b + 900} for b in (100, 200)]))
+    files = (str(folder / "zone.json"), "--batches", str(folder / "batches.json"), "--json", str(folder / "plans.json"))
+    job = ("--work", "20h", "--deadline", "12h", "--machines", "4", *PRICES)
+    answer = CliRunner().invoke(app, ["plan", *files, *job, *words], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return json.loads((folder / "plans.json").read_text())
+
+
+def test_batches_from_files(tmp_path: Path) -> None:
+    found = planned_by_batch(tmp_path, "--speeds", scaling(tmp_path, "strong", "weak"))
+    assert {each["batch"] for each in found} == {"constant", "follows"}
+    assert found[0]["batch"] == "constant", "it scales as well, and needs fewer samples"
+
+
+@pytest.mark.parametrize(("modes", "named"), [((), "--speeds"), (("strong",), "--mode weak")])
+def test_batches_without_weak_scaling_are_refused(tmp_path: Path, modes: tuple[str, ...], named: str) -> None:
+    words = ("--speeds", scaling(tmp_path, *modes)) if modes else ()
+    with pytest.raises(UsageError) as caught:
+        planned_by_batch(tmp_path, *words)
+    assert mentions(str(caught.value), named)
 
 
 def test_the_table_and_the_figures(tmp_path: Path) -> None:

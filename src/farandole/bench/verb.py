@@ -2,8 +2,9 @@
 
 `bench steps` is a special run (`measuring.py`) in a temporary folder. Local workers run the unchanged script, and the
 contestants take turns in them (`loop.py`). No checkpoint is written. `bench scaling` is one such run after the other,
-with different numbers of workers (`scaling.py`), on this machine or on the hosts of pools. `bench network` watches an
-ordinary run from outside (`network_run.py`).
+with different numbers of workers (`scaling.py`), on this machine or on the hosts of pools. `bench batch` trains the
+script in one process with larger batches (`batch_run.py`). `bench network` watches an ordinary run from outside
+(`network_run.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from farandole.platform.output import say, tell
 from farandole.run_options import RUN_OPTIONS, default
 
 if TYPE_CHECKING:
+    from farandole.bench.batch import BatchRow, Target, TargetWatch
     from farandole.bench.figures import Figures
     from farandole.bench.measuring import Hosts
     from farandole.bench.scaling import ScalingResult, ScalingRow
@@ -287,6 +289,98 @@ def _show_scaling(rows: Sequence[ScalingRow], lines: Iterable[str], json: Path |
         write_file("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
     if plot is not None:
         write_plot(plot, chart(rows))
+
+
+# --- batch ------------------------------------------------------------------------------------------------------------
+
+SHOWN_EVERY_S = 5.0
+MOST_SEEDS = 100
+
+
+@app.command("batch", context_settings={"allow_interspersed_args": False})
+def batch(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target", metavar="METRIC>=VALUE|METRIC<=VALUE",
+            help="When a training is done, by a metric of run.log, or by 'loss', the mean of the last steps.",
+        ),
+    ],
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="N,N,...", help="Use the batches that so many workers have.")
+    ] = "1,2,4",
+    seeds: Annotated[int, typer.Option("--seeds", help="Trainings with each batch, with different seeds.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads.")] = 1,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file, for programs.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Count the samples until a metric reaches a target, with the batches of several workers. Keeps no files.
+
+    The script's batch follows the workers (PerWorkerBatch). It trains in one process, as in `farandole rehearse`.
+    """
+    import msgspec
+
+    from farandole.bench.batch import WINDOW, BatchRow, batch_table, target_of
+    from farandole.bench.batch_run import measured
+    from farandole.bench.scaling import workers_of
+    from farandole.bench.table import print_table
+
+    counts, wanted = workers_of(workers), target_of(target)
+    for option, value, most in (("--seeds", seeds, MOST_SEEDS), ("--threads", threads, 1 << 10)):
+        if not 1 <= value <= most:
+            raise UsageError(f"{option} {value}: from 1 to {most}")
+    check_script(script)
+    check_file("--json", json)
+    tell(f"{len(counts) * seeds} trainings, one after the other, in one process each; all their files are deleted")
+    rows = list[BatchRow]()
+    for count in counts:
+        tell(f"the batch of {count} worker{'s' * (count > 1)}")
+        window = max(1, round(WINDOW * counts[-1] / count))
+        row, names = measured((script, *(arguments or ())), count, wanted, window, seeds, threads, _Shower(wanted).show)
+        _check_batch(row, rows, names, wanted.metric)
+        rows.append(row)
+        reached = row.mean_samples
+        tell(
+            f"  a batch of {row.batch:,}: {target} "
+            + (f"after {reached:,.0f} samples" if reached is not None else "not reached: the training ended before")
+        )
+    tell("")
+    print_table(batch_table(rows))
+    if json is not None:
+        write_file("--json", json, msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+    if any(row.mean_samples is None for row in rows):
+        tell("")
+        tell("not reached: let the script train for longer, as with more epochs, or set another --target")
+        raise typer.Exit(1)
+
+
+def _check_batch(row: BatchRow, rows: Sequence[BatchRow], names: Iterable[str], metric: str) -> None:
+    """Raises UsageError: the script does not log the metric, or its batch does not follow the workers."""
+    if all(best is None for best in row.best):
+        logged = ", ".join(sorted({*names, "loss"}))
+        raise UsageError(f"--target: the script has logged no {metric} with run.log; there are {logged}")
+    if any(row.batch == other.batch for other in rows):
+        raise UsageError(
+            f"--workers: {row.workers} workers have the same batch as {rows[-1].workers}, {row.batch} samples; use "
+            "farandole.PerWorkerBatch in the script, without a max_batch or min_batch that they exceed"
+        )
+
+
+class _Shower:
+    """Shows how far a training is, every few seconds."""
+
+    def __init__(self, target: Target) -> None:
+        self._target, self._next_at = target, time.monotonic() + SHOWN_EVERY_S
+
+    def show(self, watch: TargetWatch) -> None:
+        if time.monotonic() >= self._next_at and watch.samples:
+            self._next_at = time.monotonic() + SHOWN_EVERY_S
+            value = f", {self._target.metric} {watch.values[-1]:.4g}" if watch.values else ""
+            tell(f"  {watch.samples:,} samples{value}")
 
 
 # --- network ----------------------------------------------------------------------------------------------------------

@@ -234,12 +234,21 @@ def plan(
     machines: MachinesOption = 16,
     start: StartOption = "3m",
     speeds: Speeds = None,
+    batches: Annotated[
+        Path | None,
+        typer.Option(
+            "--batches", metavar="FILE", show_default="the batch is constant",
+            help="A file of `farandole bench batch --json`: also plan with a batch that follows the machines.",
+        ),
+    ] = None,
     beginnings: Beginnings = 10,
     json: JsonFile = None,
-) -> None:
+) -> None:  # fmt: skip
     """Find the strategy, the number of machines and the zone that make a job cheapest. Starts nothing."""
     from farandole.market import planning
+    from farandole.market.batches import read_batches
     from farandole.market.comparison import fixed_size
+    from farandole.market.speeds import speeds_of
     from farandole.market.traces import read
 
     price = _price(on_demand, spot)
@@ -247,16 +256,32 @@ def plan(
         raise UsageError(f"--budget {budget:g}: dollars, above 0")
     check_file("--json", json)
     job, measured = _job(work, start, deadline, machines, speeds, beginnings)
-    fixed_size(job)
+    table = None if batches is None else read_batches(batches)
+    if table is None:
+        fixed_size(job)
+    elif speeds is None:
+        raise UsageError(
+            f"--batches {batches}: give --speeds FILE too, from `farandole bench scaling --json FILE`; without it N "
+            "machines are N times as fast with each batch, so that a constant one is always the best"
+        )
     zones = tuple(read(path) for path in traces)
     _say_traces(zones)
     rows = list[planning.PlanRow]()
-    for row in planning.rows(job, zones, price, beginnings, budget):
-        say(f"  {row.strategy}, at most {row.machines} machines{row.zones and ' in '}{row.zones}")
+    found = (
+        planning.rows(job, zones, price, beginnings, budget)
+        if table is None
+        else planning.rows_by_batch(
+            job, speeds_of(speeds, machines, "weak")[0], table, zones, price, beginnings, budget
+        )
+    )
+    for row in found:
+        say(f"  {planning.named(row)}")
         rows.append(row)
+    if not rows:
+        fixed_size(job)
     rows = planning.ranked(rows)
     _show(_plan_table(rows, job, budget), job, measured)
-    for line in planning.advice(rows, deadline, budget, start, speeds):
+    for line in planning.advice(rows, deadline, budget, start, speeds, table):
         tell(line)
     if json is not None:
         import msgspec
@@ -270,14 +295,23 @@ SHOWN_PLANS = 12
 def _plan_table(rows: Sequence[PlanRow], job: PlannedJob, budget: float | None) -> Table:
     from farandole.bench.table import plain_table
 
-    heads = ["strategy", "zones", "machines", "dollars", "9 of 10 below", "hours", "9 of 10 below"]
+    heads = [
+        "strategy",
+        "zones",
+        *(["batch"] if rows[0].batch else []),
+        "machines",
+        "dollars",
+        "9 of 10 below",
+        "hours",
+        "9 of 10 below",
+    ]
     heads += [] if job.deadline_s is None else ["in time", "certain"]
     heads += [] if budget is None else ["within budget"]
-    table = plain_table(*heads, left=2)
+    table = plain_table(*heads, left=3 if rows[0].batch else 2)
     for row in rows[:SHOWN_PLANS]:
         cells = [
-            row.strategy, row.zones, str(row.machines), _number(row.dollars, 2), _number(row.dollars_of_9, 2),
-            _number(row.hours, 1), _number(row.hours_of_9, 1),
+            row.strategy, row.zones, *([row.batch] if row.batch else []), str(row.machines), _number(row.dollars, 2),
+            _number(row.dollars_of_9, 2), _number(row.hours, 1), _number(row.hours_of_9, 1),
         ]  # fmt: skip
         cells += [] if job.deadline_s is None else [f"{row.in_time} of {row.windows}", "yes" if row.certain else ""]
         cells += [] if budget is None else [f"{row.within_budget} of {row.windows}"]

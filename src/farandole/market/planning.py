@@ -16,11 +16,13 @@ import msgspec
 import numpy as np
 
 from farandole.errors import UsageError
+from farandole.market.batches import BatchTable, following_speeds
 from farandole.market.comparison import fixed_size, in_window, windows
 from farandole.market.play import PlannedJob, Price, play
 from farandole.market.strategies import STRATEGIES
 from farandole.market.traces import MarketTrace, SpotMarket
 
+CONSTANT, FOLLOWS = "constant", "follows"  # the batch of a plan
 CERTAIN = ("on demand", "farandole, deadline")  # in time whatever the spot market does
 RUNNABLE = ("on demand", "farandole, spot", "farandole, core", "farandole, deadline")
 
@@ -30,7 +32,9 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `dollars`, `hours`: the means of the windows in which the job was done; None: there were none. `dollars_of_9`,
     `hours_of_9`: what nine in ten of these windows did not exceed. `in_time`, `within_budget`: in how many windows the
-    job was done in time, and cost at most the budget. `certain`: it is in time whatever the market does.
+    job was done in time, and cost at most the budget. `certain`: it is in time whatever the market does. `batch`:
+    "constant", or "follows" if it follows the machines; "": it was not weighed. `largest_batch`: of a batch that
+    follows, in samples.
     """
 
     strategy: str
@@ -44,6 +48,8 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     in_time: int
     within_budget: int
     certain: bool
+    batch: str = ""
+    largest_batch: int | None = None
 
 
 def sizes(most: int) -> list[int]:
@@ -62,6 +68,21 @@ def markets_of(zones: Sequence[MarketTrace]) -> list[SpotMarket]:
         together.setdefault((region[0] if region else "", zone.gap_s), []).append(zone)
     several = [SpotMarket(zones=tuple(each)) for each in together.values() if len(each) > 1]
     return [*(SpotMarket(zones=(zone,)) for zone in zones), *several]
+
+
+def rows_by_batch(
+    job: PlannedJob, following: tuple[float, ...], table: BatchTable, zones: Sequence[MarketTrace], price: Price,
+    beginnings: int, budget: float | None,
+) -> Iterator[PlanRow]:  # fmt: skip
+    """Yield each plan with the constant batch, then with one that follows the machines. See `market/batches.py`.
+
+    `following`: how many times more samples a second several machines compute than one, each with the batch of one.
+    """
+    for row in rows(job, zones, price, beginnings, budget):
+        yield msgspec.structs.replace(row, batch=CONSTANT)
+    speeds, largest = following_speeds(following, table)
+    for row in rows(replace(job, speeds=speeds), zones, price, beginnings, budget):
+        yield msgspec.structs.replace(row, batch=FOLLOWS, largest_batch=min(largest, table.base * row.machines))
 
 
 def rows(
@@ -128,28 +149,31 @@ def ranked(found: Sequence[PlanRow]) -> list[PlanRow]:
 
 
 def advice(
-    found: Sequence[PlanRow], deadline: str | None, budget: float | None, start: str, speeds: Path | None
-) -> Iterator[str]:
+    found: Sequence[PlanRow], deadline: str | None, budget: float | None, start: str, speeds: Path | None,
+    table: BatchTable | None = None,
+) -> Iterator[str]:  # fmt: skip
     """Yield the lines that recommend a plan: which one, why, how sure it is, and the command that carries it out.
 
-    `found`: plans in the order of `ranked`. `deadline`, `start`: as the user gave them.
+    `found`: plans in the order of `ranked`. `deadline`, `start`: as the user gave them. `table`: if batches were
+    weighed.
     """
     best = found[0]
     if best.dollars is None or best.dollars_of_9 is None:
         yield f"no plan was done in any of {best.windows} windows: the traces end before the job"
         return
-    where = f" in {best.zones}" if best.zones else ""
-    yield f"recommended: {best.strategy}, at most {best.machines} machines{where}"
+    yield f"recommended: {named(best)}"
     sure = "certain to be in time" if best.certain else f"done in {best.in_time} of {best.windows} windows"
     yield f"  {sure}; {best.dollars:,.2f} dollars in the mean, at most {best.dollars_of_9:,.2f} in nine of ten windows"
     fixed = next((row for row in found if row.strategy == "on demand" and row.dollars is not None), None)
     if fixed is not None and fixed is not best and fixed.dollars:
         yield f"  on demand only: {fixed.dollars:,.2f} dollars; this saves {1 - best.dollars / fixed.dollars:.0%}"
+    if table is not None:
+        yield from _about_batch(best, found, table)
     cheaper = [row for row in found if row.dollars is not None and row.dollars < 0.99 * best.dollars]
     for row in sorted(cheaper, key=lambda row: (-row.in_time, row.dollars or 0.0))[:1]:
         yield (
-            f"  not certain, and {1 - (row.dollars or 0.0) / best.dollars:.0%} cheaper: {row.strategy}, at most "
-            f"{row.machines} machines in {row.zones}; in time in {row.in_time} of {row.windows} windows"
+            f"  not certain, and {1 - (row.dollars or 0.0) / best.dollars:.0%} cheaper: {named(row)}; in time in "
+            f"{row.in_time} of {row.windows} windows"
         )
     if budget is not None:
         yield f"  within {budget:g} dollars in {best.within_budget} of {best.windows} windows"
@@ -158,6 +182,32 @@ def advice(
     yield "the windows overlap, and a market may be another one tomorrow"
     yield ""
     yield command(best, deadline, budget, start, speeds)
+
+
+BATCH_WORDS = {"": "", CONSTANT: ", with a constant batch", FOLLOWS: ", with a batch that follows them"}
+
+
+def named(row: PlanRow) -> str:
+    """Return the plan in words."""
+    where = f" in {row.zones}" if row.zones else ""
+    return f"{row.strategy}, at most {row.machines} machines{where}{BATCH_WORDS[row.batch]}"
+
+
+def _about_batch(best: PlanRow, found: Sequence[PlanRow], table: BatchTable) -> Iterator[str]:
+    """Yield the lines that weigh the two kinds of batch."""
+    measured = f"measured by `farandole bench batch`, {table.target}" if table.target else "as given"
+    yield f"  samples by the size of the batch: {measured}"
+    other = next((row for row in found if row.batch != best.batch and row.certain == best.certain), None)
+    if other is not None and other.dollars is not None:
+        yield f"  instead: {named(other)}: {other.dollars:,.2f} dollars, {other.hours:.1f} hours in the mean"
+    if best.largest_batch is not None:
+        ratio = table.needed(best.largest_batch) / table.needed(table.base)
+        yield (
+            f"  in the script: PerWorkerBatch({table.base}, micro=..., max_batch={best.largest_batch}); the largest "
+            f"batch needs {ratio:.2f} times as many samples as a batch of {table.base}"
+        )
+        if best.largest_batch > table.largest:
+            yield f"  the samples of a batch of more than {table.largest} are extrapolated"
 
 
 def command(row: PlanRow, deadline: str | None, budget: float | None, start: str, speeds: Path | None) -> str:
@@ -176,6 +226,9 @@ def command(row: PlanRow, deadline: str | None, budget: float | None, start: str
     }[row.strategy]
     words = ["farandole run --listen 0.0.0.0", *pools]
     if row.strategy == "farandole, deadline":
-        words += [f"--deadline {deadline} --start {start}", *([] if speeds is None else [f"--speeds {speeds}"])]
+        words += [
+            f"--deadline {deadline} --start {start}",
+            *([] if speeds is None or row.batch == FOLLOWS else [f"--speeds {speeds}"]),
+        ]
     words += [] if budget is None else [f"--max-cost {budget:g}"]
     return " \\\n    ".join([*words, "SCRIPT"])

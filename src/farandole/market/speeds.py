@@ -23,14 +23,15 @@ class _Row(msgspec.Struct):
     contestant: str = "farandole"
 
 
-def speeds_of(path: Path | None, machines: int) -> tuple[tuple[float, ...], int]:
+def speeds_of(path: Path | None, machines: int, mode: str = "strong") -> tuple[tuple[float, ...], int]:
     """Return how many times faster 1, 2, ... `machines` machines are than one, and the largest number measured.
 
-    `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. If it has both modes, the
-    script's batch counts (strong). Numbers that were not measured: see `plan.deadline.speeds_from`.
+    `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. `mode`: "strong" is the
+    script's batch, whatever the number of workers; if the file has only the other mode, that counts. "weak" is the
+    script's batch for each worker. Numbers that were not measured: see `plan.deadline.speeds_from`.
 
     Raises:
-        UsageError: the file has no speed of one worker, or two of one number, or can't be read.
+        UsageError: the file has no speed of one worker, or two of one number, or not the mode "weak", or can't be read.
     """
     if path is None:
         return tuple(float(count) for count in range(1, machines + 1)), machines
@@ -39,7 +40,10 @@ def speeds_of(path: Path | None, machines: int) -> tuple[tuple[float, ...], int]
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"--speeds {path}: not a file of `farandole bench scaling --json`: {error}") from None
     rows = [row for row in rows if row.contestant == "farandole" and row.samples_per_s > 0]
-    rows = [row for row in rows if row.run.mode == "strong"] or rows
+    of_mode = [row for row in rows if row.run.mode == mode]
+    if mode == "weak" and not of_mode:
+        raise UsageError(f"--speeds {path}: it has no weak scaling, which --batches needs; measure it with --mode weak")
+    rows = of_mode or rows
     measured = {row.run.workers: row.samples_per_s for row in rows}
     if 1 not in measured:
         raise UsageError(f"--speeds {path}: it has no speed of one worker; measure it, as with --workers 1,2,4")
