@@ -16,7 +16,7 @@ from farandole.market.chart import LEFT, RIGHT, cost_chart
 from farandole.market.comparison import BOUND, CHEAPEST, JobOutcome, StrategyResult, compare, windows
 from farandole.market.play import PlannedJob, Price
 from farandole.market.speeds import speeds_of
-from farandole.market.strategies import STRATEGIES
+from farandole.market.strategies import BY_NAME, STRATEGIES
 from tests.support.market import market
 from tests.support.mentioned import mentions
 
@@ -39,6 +39,18 @@ def simulate(*words: str | Path) -> str:
     answer = CliRunner().invoke(app, ["simulate", *map(str, words)], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     return answer.stdout
+
+
+def test_with_a_budget_its_strategy_is_played_and_counted(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    job = ("--work", "20h", "--machines", "4", *PRICES, "--beginnings", "3", "--json", file)
+    printed = simulate(trace, *job, "--budget", "70")
+    rows = json.loads(file.read_text())
+    assert [row["strategy"] for row in rows] == [BOUND, CHEAPEST, *BY_NAME]
+    assert all(each["dollars"] <= 70 for each in rows[-1]["outcomes"])
+    assert printed.splitlines()[-1].split()[-3:] == ["3", "of", "3"]
+    simulate(trace, *job)
+    assert [row["strategy"] for row in json.loads(file.read_text())] == [BOUND, CHEAPEST, *STRATEGIES]
 
 
 def test_the_figures(trace: Path, tmp_path: Path) -> None:
@@ -94,6 +106,9 @@ def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
         (("--work", "20h", *PRICES, "--speeds", "no.json"), ("--speeds", "no.json")),
         (("--work", "20h", *PRICES, "--json", "no/rows.json"), ("--json", "no/rows.json")),
         (("--work", "20h", *PRICES, "--plot", "cost.gif"), ("--plot", "cost.gif")),
+        (("--work", "20h", *PRICES, "--budget", "-1"), ("--budget", "-1")),
+        (("--work", "20h", *PRICES, "--strategy", "farandole, budget"), ("farandole, budget", "--budget")),
+        (("--work", "20h", *PRICES, "--drawn", "-1"), ("--drawn", "-1")),
     ],
 )
 def test_what_it_refuses(trace: Path, words: tuple[str, ...], named: tuple[str, ...]) -> None:

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.market.play import Moment, PlannedJob, Price, play
-from farandole.market.strategies import STRATEGIES, FarandoleDeadline, Greedy, UniformProgress, in_one_zone, spread
+from farandole.market.strategies import (
+    BUDGET,
+    BY_NAME,
+    STRATEGIES,
+    FarandoleBudget,
+    FarandoleDeadline,
+    Greedy,
+    UniformProgress,
+    in_one_zone,
+    spread,
+)
 from tests.support.market import fleet, market
 
 PRICE = Price(on_demand=3.06, spot=0.97)
@@ -23,6 +33,8 @@ def moment(**fields: object) -> Moment:
         "starts_s": (),
         "left_s": 36_000,
         "unsaved_s": 0,
+        "dollars": 0.0,
+        "price": PRICE,
     }
     return Moment(**(known | fields))  # type: ignore[arg-type]
 
@@ -82,6 +94,56 @@ def test_with_a_deadline_spot_machines_work_beside_those_on_demand() -> None:
     late = strategy.decide(moment(time_s=7_500, available=(3,), left_s=34_200.0))
     assert late.on_demand > 0
     assert late.spot == (3 - late.on_demand,)
+
+
+# --- budget -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    counts=st.lists(st.integers(0, 3), min_size=30, max_size=60),
+    start_s=st.sampled_from((0, 100, 300, 720)),
+    more=st.sampled_from((0.0, 0.3, 2.0, 50.0)),
+    speeds=st.sampled_from(((1.0,), (1.0, 2.0, 3.0), (1.0, 1.6, 2.0), (1.0, 1.0, 1.0))),
+)
+def test_a_budget_that_pays_for_one_on_demand_machine_is_kept(
+    counts: list[int], start_s: int, more: float, speeds: tuple[float, ...]
+) -> None:
+    work_s = len(counts) * 300 // 2
+    budget = (start_s + work_s) * PRICE.on_demand / 3600 + more
+    job = PlannedJob(work_s=work_s, start_s=start_s, speeds=speeds, budget=budget)
+    result = play(job, market([*counts, *[0] * len(counts)], gap_s=300), PRICE, BY_NAME[BUDGET])
+    assert result.done_s is not None
+    assert result.dollars <= budget + 1e-6
+
+
+def test_more_money_is_more_machines() -> None:
+    hours = list[float]()
+    for budget in (31.0, 40.0, 80.0):
+        job = PlannedJob(work_s=36_000, start_s=300, speeds=(1.0, 1.8, 2.4, 2.8), budget=budget)
+        result = play(job, market([0] * 200, gap_s=300), PRICE, BY_NAME[BUDGET])
+        assert result.done_s is not None
+        hours.append(result.done_s / 3600)
+    assert hours[0] == pytest.approx(36_300 / 3600)
+    assert hours[0] > hours[1] > hours[2] == pytest.approx((300 + 36_000 / 2.8) / 3600)
+
+
+def test_spot_machines_come_before_those_on_demand_and_only_if_they_can_be_paid() -> None:
+    job = PlannedJob(work_s=36_000, start_s=0, speeds=(1.0, 2.0), budget=100.0)
+    strategy = FarandoleBudget(job)
+    assert strategy.decide(moment(available=(2,))) == fleet(2), "two on demand would be as fast"
+    assert strategy.decide(moment(available=(1,))) == fleet(1, on_demand=1)
+    too_little = 100 - 30.0  # ten hours of one machine on demand cost 30.6
+    assert strategy.decide(moment(available=(2,), dollars=too_little)) == fleet(2)
+    assert strategy.decide(moment(available=(0,), dollars=too_little)) == fleet(0)
+    assert strategy.decide(moment(available=(2,), dollars=100 - 0.1)) == fleet(1), "an interval costs 0.081"
+
+
+def test_what_keeps_the_budget_certain_comes_before_what_is_cheaper_now() -> None:
+    """A spot machine would use money that the on-demand machine needs if that one leaves and must start again."""
+    job = PlannedJob(work_s=36_000, start_s=600, speeds=(1.0,), budget=100.0)
+    spent = 100 - (36_000 * PRICE.on_demand / 3600 + 0.05)
+    running = moment(available=(1,), fleet=fleet(0, on_demand=1), starts_s=(0,), dollars=spent)
+    assert FarandoleBudget(job).decide(running) == fleet(0, on_demand=1)
 
 
 def test_farandole_costs_less_than_what_restarts_where_machines_come_and_go() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.plan.deadline import burst_of, fewest_in_time, fewest_on_demand
+from farandole.plan.deadline import burst_of, fewest_in_time, fewest_on_demand, time_for, work_until
 
 LINEAR = (1.0, 2.0, 3.0, 4.0)
 
@@ -44,6 +44,18 @@ def test_more_machines_that_do_less_work_each_are_not_waited_for(speeds: tuple[f
 )
 def test_the_fewest_on_demand(left_s: float, running_s: tuple[int, ...], fewest: int) -> None:
     assert fewest_on_demand(left_s, 1_000, 300, 100, running_s, 2, LINEAR) == fewest
+
+
+@given(
+    work_s=st.integers(1, 10_000), starts_s=st.lists(st.integers(0, 900), min_size=1, max_size=4).map(sorted),
+    speeds=st.sampled_from((LINEAR, (1.0, 1.5, 1.8, 1.9))),
+)  # fmt: skip
+def test_the_time_for_work_is_when_that_work_is_done(
+    work_s: int, starts_s: list[int], speeds: tuple[float, ...]
+) -> None:
+    time_s = time_for(work_s, starts_s, speeds)
+    begun = [start for start in starts_s if start < time_s]
+    assert work_until(time_s, begun, speeds) == pytest.approx(work_s)
 
 
 @given(

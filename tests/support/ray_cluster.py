@@ -40,6 +40,8 @@ LIVE = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")
 
 
 _SPACES = (b"", b"cluster", b"fun", b"session", b"tracing", b"dashboard", b"job")
+_IS_WORSE = re.compile(r"\[[\d -:,]+ [WEC] ").match  # than information, in a log of Ray's
+SHOWN_LINES = 20
 _IS_OF_AGENT = re.compile(rb"FARANDOLE_AGENT=").match
 
 
@@ -276,6 +278,8 @@ def _autoscaling(file: Path, port: int, most: int) -> dict[str, Any]:
 def redis(folder: Path) -> Generator[None]:
     """A Redis from Debian's packages, in which the heads that start meanwhile keep what they know. Skips the test if it
     can't be had.
+
+    Nodes that start meanwhile wait for their head for ten minutes, as KubeRay sets it up, and not for one.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         pytest.skip("a Redis needs apt-get and dpkg")
@@ -291,10 +295,19 @@ def redis(folder: Path) -> Generator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_REDIS_ADDRESS", f"127.0.0.1:{port}")
+            patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
             yield
     finally:
         server.terminate()
         server.wait()
+
+
+def _print_logs(folder: Path) -> None:
+    """Print the last warnings and errors of the heads and the raylets, for the report of a test that fails."""
+    for path in sorted(folder.glob("session_latest/logs/[gr]*.out")):
+        if path.name.startswith(("gcs_server", "raylet")):
+            lines = [line for line in path.read_text(errors="replace").splitlines() if _IS_WORSE(line)]
+            print(f"--- {path.name}", *lines[-SHOWN_LINES:], sep="\n")
 
 
 def _end_rest(folder: Path) -> None:
@@ -327,6 +340,9 @@ def ray_cluster(home: Path, *, nodes: int = 0, dashboard: bool = False, most: in
             for _ in range(nodes):
                 cluster.add()
             yield cluster
+        except BaseException:
+            _print_logs(folder)
+            raise
         finally:
             cluster.end()
             _end_rest(folder)

@@ -44,6 +44,9 @@ Deadline = Annotated[
         "--deadline", metavar="TIME", help="The job has to be done so long after its beginning.", show_default="none"
     ),
 ]
+Budget = Annotated[
+    float | None, typer.Option("--budget", metavar="DOLLARS", help="What the job may cost.", show_default="none")
+]
 MachinesOption = Annotated[
     int, typer.Option("--machines", metavar="N", help="The largest number of machines of the job.")
 ]
@@ -80,9 +83,14 @@ def _price(on_demand: float | None, spot: float | None) -> Price:
     return Price(on_demand=on_demand, spot=spot)
 
 
+def _check_budget(budget: float | None) -> None:
+    if budget is not None and not 0 < budget < math.inf:
+        raise UsageError(f"--budget {budget:g}: dollars, above 0")
+
+
 def _job(
     work: str, start: str, deadline: str | None, machines: int, speeds: Path | None, beginnings: int,
-    checkpoint: str | None = None,
+    checkpoint: str | None = None, budget: float | None = None,
 ) -> tuple[PlannedJob, int]:  # fmt: skip
     """Return the job, and the largest number of machines whose speed is known."""
     from farandole.market.play import PlannedJob
@@ -96,7 +104,7 @@ def _job(
     job = PlannedJob(
         work_s=seconds("--work", work), start_s=seconds("--start", start), speeds=found,
         deadline_s=None if deadline is None else seconds("--deadline", deadline),
-        checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint),
+        checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint), budget=budget,
     )  # fmt: skip
     return job, measured
 
@@ -116,6 +124,7 @@ def simulate(
     on_demand: OnDemand = None,
     spot: Spot = None,
     deadline: Deadline = None,
+    budget: Budget = None,
     machines: MachinesOption = 16,
     start: StartOption = "3m",
     checkpoint: Annotated[
@@ -126,6 +135,13 @@ def simulate(
         ),
     ] = None,
     speeds: Speeds = None,
+    drawn: Annotated[
+        int | None,
+        typer.Option(
+            "--drawn", metavar="SEED", show_default="the traces as they are",
+            help="Play on random traces, drawn with this seed from a model that is fitted to each TRACE.",
+        ),
+    ] = None,
     together: Annotated[
         bool, typer.Option("--together", help="The traces are zones of one market; else each one is a market.")
     ] = False,
@@ -146,22 +162,29 @@ def simulate(
     ] = None,
 ) -> None:  # fmt: skip
     """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
-    from farandole.market import comparison
-    from farandole.market.strategies import STRATEGIES
+    from farandole.market import comparison, model
+    from farandole.market.strategies import BUDGET, BY_NAME, STRATEGIES
     from farandole.market.traces import SpotMarket, read
 
     price = _price(on_demand, spot)
-    names = [*(strategy or STRATEGIES)]
+    _check_budget(budget)
+    if drawn is not None and drawn < 0:
+        raise UsageError(f"--drawn {drawn}: a seed, 0 or more")
+    names = [*(strategy or (STRATEGIES if budget is None else BY_NAME))]
     for name in names:
-        if name not in STRATEGIES:
+        if name not in BY_NAME:
             raise UsageError(
-                f"--strategy {name!r}: there is none of that name; there are {', '.join(map(repr, STRATEGIES))}"
+                f"--strategy {name!r}: there is none of that name; there are {', '.join(map(repr, BY_NAME))}"
             )
+        if name == BUDGET and budget is None:
+            raise UsageError(f"--strategy {name!r}: it needs a budget; give --budget in dollars")
     check_file("--json", json)
     check_plot(plot)
-    job, measured = _job(work, start, deadline, machines, speeds, beginnings, checkpoint)
+    job, measured = _job(work, start, deadline, machines, speeds, beginnings, checkpoint, budget)
     comparison.fixed_size(job)
     zones = tuple(read(path) for path in traces)
+    if drawn is not None:
+        zones = tuple(model.drawn(zone, drawn) for zone in zones)
     markets = [SpotMarket(zones=zones)] if together else [SpotMarket(zones=(zone,)) for zone in zones]
     places = comparison.windows(markets, job, beginnings)
     _say_traces(zones)
@@ -197,7 +220,7 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob) -> Table:
 
     table = plain_table(
         "strategy", "machines", "dollars", "min..max", "over the bound", "hours", "missed", "goodput", "taken back",
-        "spot, machine-hours", "on demand",
+        "spot, machine-hours", "on demand", *([] if job.budget is None else ["within budget"]),
     )  # fmt: skip
     for row in results:
         each = row.outcomes
@@ -210,8 +233,15 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob) -> Table:
             "" if is_bound else f"{mean([o.goodput for o in each]) or 0:.1%}",
             _number(mean([outcome.lost for outcome in each]), 1), _number(mean([o.spot_h for o in each]), 1),
             _number(mean([o.on_demand_h for o in each]), 1),
+            *([] if job.budget is None else [_within(row, job.budget)]),
         )  # fmt: skip
     return table
+
+
+def _within(row: StrategyResult, budget: float) -> str:
+    if all(outcome.lost is None for outcome in row.outcomes):
+        return ""
+    return f"{sum(dollars <= budget for dollars in row.dollars)} of {len(row.outcomes)}"
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -228,9 +258,7 @@ def plan(
     on_demand: OnDemand = None,
     spot: Spot = None,
     deadline: Deadline = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", metavar="DOLLARS", help="What the job may cost.", show_default="none")
-    ] = None,
+    budget: Budget = None,
     machines: MachinesOption = 16,
     start: StartOption = "3m",
     speeds: Speeds = None,
@@ -252,8 +280,7 @@ def plan(
     from farandole.market.traces import read
 
     price = _price(on_demand, spot)
-    if budget is not None and not 0 < budget < math.inf:
-        raise UsageError(f"--budget {budget:g}: dollars, above 0")
+    _check_budget(budget)
     check_file("--json", json)
     job, measured = _job(work, start, deadline, machines, speeds, beginnings)
     table = None if batches is None else read_batches(batches)

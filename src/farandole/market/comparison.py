@@ -16,7 +16,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import PlannedJob, Played, Price, play
-from farandole.market.strategies import STRATEGIES
+from farandole.market.strategies import BY_NAME
 from farandole.market.traces import SpotMarket
 from farandole.plan.deadline import fewest_in_time
 
@@ -118,9 +118,9 @@ def compare(
     cheapest = [indivisible(in_window(fixed, place), place.market, price) for place in places]
     yield _bound(CHEAPEST, fixed.most, places, cheapest, bounds)
     for name in names:
-        mine = job if STRATEGIES[name].any_number else fixed
+        mine = job if BY_NAME[name].any_number else fixed
         outcomes = [
-            _outcome(place, play(in_window(mine, place), place.market, price, STRATEGIES[name]), bound)
+            _outcome(place, play(in_window(mine, place), place.market, price, BY_NAME[name]), bound)
             for place, bound in zip(places, bounds, strict=True)
         ]
         yield StrategyResult(strategy=name, machines=mine.most, outcomes=outcomes)

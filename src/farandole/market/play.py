@@ -37,6 +37,7 @@ class PlannedJob:
         work_s: for how many seconds one machine alone computes until the job is done.
         start_s: from the request for a machine until it computes.
         deadline_s: when the job has to be done, from its beginning; None: there is no deadline.
+        budget: the dollars that the job may cost, for strategies that have one; None: there is no budget.
         speeds: item i is how many times faster i + 1 machines are than one. The job has at most so many machines.
         checkpoint_s: seconds of computing between two checkpoints, for jobs that restart.
     """
@@ -44,6 +45,7 @@ class PlannedJob:
     work_s: int
     start_s: int
     deadline_s: int | None = None
+    budget: float | None = None
     speeds: tuple[float, ...] = (1.0,)
     checkpoint_s: int = 0
 
@@ -77,6 +79,8 @@ class Moment:
         starts_s: for each on-demand machine, for how many seconds it still starts.
         left_s: the work that is left, in seconds of one machine.
         unsaved_s: the work that the loss of a machine would cost, in seconds of one machine.
+        dollars: what the job has cost so far.
+        price: of the machines.
     """
 
     time_s: int
@@ -86,6 +90,8 @@ class Moment:
     starts_s: tuple[int, ...]
     left_s: float
     unsaved_s: float
+    dollars: float
+    price: Price
 
 
 class Strategy(ABC):
@@ -155,7 +161,7 @@ def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[Plan
             unsaved_s = 0.0
         now = Moment(
             time_s=time_s, gap_s=market.gap_s, available=available, fleet=machines.fleet, starts_s=machines.starts_s,
-            left_s=left_s, unsaved_s=unsaved_s * job.speed(machines.count),
+            left_s=left_s, unsaved_s=unsaved_s * job.speed(machines.count), dollars=result.dollars, price=price,
         )  # fmt: skip
         if machines.change(strategy.decide(now), available):
             unsaved_s = 0.0

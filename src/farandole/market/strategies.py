@@ -8,6 +8,7 @@
     farandole, spot         as many spot machines as there are; nobody waits for one that comes or goes
     farandole, core         the same beside a core of on-demand machines
     farandole, deadline     as many spot machines as there are, and on-demand ones, as few and as late as possible
+    farandole, budget       as fast as a budget lets for certain: spot machines, and as many on-demand ones as it pays
 
 A strategy with a deadline never misses it if all its machines on demand can make it from the beginning: it counts on no
 spot machine. It decides at the beginning of an interval, so it looks one interval ahead.
@@ -16,7 +17,7 @@ spot machine. It decides at the beginning of an interval, so it looks one interv
 from __future__ import annotations
 
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
-from farandole.plan.deadline import burst_of, fewest_on_demand
+from farandole.plan.deadline import burst_of, fewest_on_demand, time_for
 
 
 def spread(now: Moment, wanted: int) -> tuple[int, ...]:
@@ -154,6 +155,37 @@ class FarandoleDeadline(Strategy):
         return Machines(on_demand=core, spot=spread(now, job.most - core))
 
 
+class FarandoleBudget(Strategy):
+    """The fastest machines with which the job certainly costs no more than its budget.
+
+    Invariant: the money that is left pays for a *certain plan*, which counts on no spot machine. It is either that the
+    on-demand machines that run now do all the work that is left, or that a single new one does. Machines are chosen for
+    an interval so that this holds at the next decision even if the spot machines of the interval do nothing. So it
+    holds to the end if it holds at the beginning. If the money is too little for it, only spot machines are used, as
+    long as they can be paid; what they do costs less, so that it may hold later.
+    """
+
+    any_number = True
+
+    def decide(self, now: Moment) -> Machines:
+        assert self.job.budget is not None
+        left, most = self.job.budget - now.dollars, self.job.most
+        spot_dollars = now.gap_s * now.price.spot / 3600
+        room = min(sum(now.available), most)
+        choices = [(spot, core) for spot in range(room + 1) for core in range(most - spot + 1)]
+        costs = [self._certain_dollars(now, core) for core in range(most + 1)]
+        certain = [(spot, core) for spot, core in choices if spot * spot_dollars + costs[core] <= left + 1e-9]
+        if certain:
+            spot, core = max(certain, key=lambda each: (self.job.speed(sum(each)), each[0], -each[1]))
+            return Machines(on_demand=core, spot=spread(now, spot))
+        return Machines(spot=spread(now, min(room, int(left / spot_dollars))))
+
+    def _certain_dollars(self, now: Moment, core: int) -> float:
+        """Return what the certain plan costs that is left after an interval with `core` on-demand machines."""
+        starts = sorted((*now.starts_s[:core], *[self.job.start_s] * (core - len(now.starts_s)))) or [self.job.start_s]
+        return len(starts) * time_for(now.left_s, starts, self.job.speeds) * now.price.on_demand / 3600
+
+
 STRATEGIES: dict[str, type[Strategy]] = {
     "on demand": OnDemand,
     "spot, restarts": SpotRestarts,
@@ -164,3 +196,5 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "farandole, core": FarandoleCore,
     "farandole, deadline": FarandoleDeadline,
 }
+BUDGET = "farandole, budget"
+BY_NAME = {**STRATEGIES, BUDGET: FarandoleBudget}  # the last one only for jobs with a budget

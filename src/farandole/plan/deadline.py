@@ -85,6 +85,17 @@ def fewest_on_demand(
     return bisect_left(range(burst), True, key=is_certain)  # more machines do more
 
 
+def time_for(work_s: float, starts_s: Sequence[float], speeds: Sequence[float]) -> float:
+    """Return after how many seconds machines have done the work that begin at these times, in order; at least one."""
+    last_s = starts_s[-1]
+    for count, (start_s, next_s) in enumerate(zip(starts_s, (*starts_s[1:], last_s), strict=True), 1):
+        speed = speed_of(speeds, count)
+        if count == len(starts_s) or work_s <= speed * (next_s - start_s):
+            return start_s + work_s / speed
+        work_s -= speed * (next_s - start_s)
+    raise AssertionError("the last machine does the rest")
+
+
 def work_until(time_s: float, starts_s: Sequence[float], speeds: Sequence[float]) -> float:
     """Return the work that machines do until `time_s`, which begin at these times, in order; at least one."""
     ends = [min(each, time_s) for each in (*starts_s[1:], time_s)]
