@@ -204,8 +204,8 @@ def test_batches_from_files(tmp_path: Path) -> None:
     assert found[0]["batch"] == "constant", "it scales as well, and needs fewer samples"
 
 
-@pytest.mark.parametrize(("modes", "named"), [((), "--speeds"), (("strong",), "--mode weak")])
-def test_batches_without_weak_scaling_are_refused(tmp_path: Path, modes: tuple[str, ...], named: str) -> None:
+@pytest.mark.parametrize(("modes", "named"), [((), "--speeds"), (("strong",), "no weak"), (("weak",), "no strong")])
+def test_batches_without_both_kinds_of_scaling_are_refused(tmp_path: Path, modes: tuple[str, ...], named: str) -> None:
     words = ("--speeds", scaling(tmp_path, *modes)) if modes else ()
     with pytest.raises(UsageError) as caught:
         planned_by_batch(tmp_path, *words)

@@ -363,9 +363,9 @@ def _check_batch(row: BatchRow, rows: Sequence[BatchRow], names: Iterable[str], 
     if all(best is None for best in row.best):
         logged = ", ".join(sorted({*names, "loss"}))
         raise UsageError(f"--target: the script has logged no {metric} with run.log; there are {logged}")
-    if any(row.batch == other.batch for other in rows):
+    if same := [other.workers for other in rows if other.batch == row.batch]:
         raise UsageError(
-            f"--workers: {row.workers} workers have the same batch as {rows[-1].workers}, {row.batch} samples; use "
+            f"--workers: {row.workers} workers have the same batch as {same[0]}, {row.batch} samples; use "
             "farandole.PerWorkerBatch in the script, without a max_batch or min_batch that they exceed"
         )
 

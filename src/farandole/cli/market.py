@@ -90,7 +90,7 @@ def _check_budget(budget: float | None) -> None:
 
 def _job(
     work: str, start: str, deadline: str | None, machines: int, speeds: Path | None, beginnings: int,
-    checkpoint: str | None = None, budget: float | None = None,
+    checkpoint: str | None = None, budget: float | None = None, mode: str = "",
 ) -> tuple[PlannedJob, int]:  # fmt: skip
     """Return the job, and the largest number of machines whose speed is known."""
     from farandole.market.play import PlannedJob
@@ -100,7 +100,7 @@ def _job(
         raise UsageError(f"--machines {machines}: from 1 to {MOST_MACHINES}")
     if not 1 <= beginnings <= MOST_BEGINNINGS:
         raise UsageError(f"--beginnings {beginnings}: from 1 to {MOST_BEGINNINGS}")
-    found, measured = speeds_of(speeds, machines)
+    found, measured = speeds_of(speeds, machines, mode)
     job = PlannedJob(
         work_s=seconds("--work", work), start_s=seconds("--start", start), speeds=found,
         deadline_s=None if deadline is None else seconds("--deadline", deadline),
@@ -282,7 +282,8 @@ def plan(
     price = _price(on_demand, spot)
     _check_budget(budget)
     check_file("--json", json)
-    job, measured = _job(work, start, deadline, machines, speeds, beginnings)
+    mode = "" if batches is None else "strong"
+    job, measured = _job(work, start, deadline, machines, speeds, beginnings, mode=mode)
     table = None if batches is None else read_batches(batches)
     if table is None:
         fixed_size(job)

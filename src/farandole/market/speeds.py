@@ -23,15 +23,15 @@ class _Row(msgspec.Struct):
     contestant: str = "farandole"
 
 
-def speeds_of(path: Path | None, machines: int, mode: str = "strong") -> tuple[tuple[float, ...], int]:
+def speeds_of(path: Path | None, machines: int, mode: str = "") -> tuple[tuple[float, ...], int]:
     """Return how many times faster 1, 2, ... `machines` machines are than one, and the largest number measured.
 
     `path`: a file of `farandole bench scaling --json`; None: n machines are n times as fast. `mode`: "strong" is the
-    script's batch, whatever the number of workers; if the file has only the other mode, that counts. "weak" is the
-    script's batch for each worker. Numbers that were not measured: see `plan.deadline.speeds_from`.
+    script's batch, whatever the number of workers; "weak" is the script's batch for each worker; "" is strong if the
+    file has it, else weak. Numbers that were not measured: see `plan.deadline.speeds_from`.
 
     Raises:
-        UsageError: the file has no speed of one worker, or two of one number, or not the mode "weak", or can't be read.
+        UsageError: the file has no speed of one worker, or two of one number, or lacks the mode, or can't be read.
     """
     if path is None:
         return tuple(float(count) for count in range(1, machines + 1)), machines
@@ -40,9 +40,9 @@ def speeds_of(path: Path | None, machines: int, mode: str = "strong") -> tuple[t
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"--speeds {path}: not a file of `farandole bench scaling --json`: {error}") from None
     rows = [row for row in rows if row.contestant == "farandole" and row.samples_per_s > 0]
-    of_mode = [row for row in rows if row.run.mode == mode]
-    if mode == "weak" and not of_mode:
-        raise UsageError(f"--speeds {path}: it has no weak scaling, which --batches needs; measure it with --mode weak")
+    of_mode = [row for row in rows if row.run.mode == (mode or "strong")]
+    if mode and not of_mode:
+        raise UsageError(f"--speeds {path}: it has no {mode} scaling; measure it with --mode strong,weak")
     rows = of_mode or rows
     measured = {row.run.workers: row.samples_per_s for row in rows}
     if 1 not in measured:

@@ -16,6 +16,9 @@ spot machine. It decides at the beginning of an interval, so it looks one interv
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import cache, partial
+
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
 from farandole.plan.deadline import burst_of, fewest_on_demand, time_for
 
@@ -169,16 +172,21 @@ class FarandoleBudget(Strategy):
 
     def decide(self, now: Moment) -> Machines:
         assert self.job.budget is not None
-        left, most = self.job.budget - now.dollars, self.job.most
-        spot_dollars = now.gap_s * now.price.spot / 3600
-        room = min(sum(now.available), most)
-        choices = [(spot, core) for spot in range(room + 1) for core in range(most - spot + 1)]
-        costs = [self._certain_dollars(now, core) for core in range(most + 1)]
-        certain = [(spot, core) for spot, core in choices if spot * spot_dollars + costs[core] <= left + 1e-9]
-        if certain:
-            spot, core = max(certain, key=lambda each: (self.job.speed(sum(each)), each[0], -each[1]))
-            return Machines(on_demand=core, spot=spread(now, spot))
-        return Machines(spot=spread(now, min(room, int(left / spot_dollars))))
+        job, price, left = self.job, now.price, self.job.budget - now.dollars
+        spot_dollars = now.gap_s * price.spot / 3600
+        room = min(sum(now.available), job.most)
+        certain_dollars = cache(partial(self._certain_dollars, now))
+        best: tuple[float, float] | None = None  # the speed, and what an hour costs, less
+        chosen = Machines(spot=spread(now, min(room, int(left / spot_dollars))))
+        for spot in range(room + 1):
+            money = left - spot * spot_dollars + 1e-9
+            core = max(bisect_right(range(job.most - spot + 1), money, key=certain_dollars) - 1, 0)  # more cost more
+            while core and certain_dollars(core) > money:
+                core -= 1  # except where more machines do more work each
+            value = job.speed(spot + core), -(spot * price.spot + core * price.on_demand)
+            if certain_dollars(core) <= money and (best is None or value > best):
+                best, chosen = value, Machines(on_demand=core, spot=spread(now, spot))
+        return chosen
 
     def _certain_dollars(self, now: Moment, core: int) -> float:
         """Return what the certain plan costs that is left after an interval with `core` on-demand machines."""

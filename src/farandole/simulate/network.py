@@ -83,8 +83,9 @@ class Network(Mistakes, Shortages):
         """True if a script has changed the state on one worker alone."""
         return any(worker.drifted_at is not None for worker in self.workers.values())
 
-    def start_network(self, coordinator: type[Coordinator]) -> None:
-        self._make, self._share_rate = coordinator, self.rng.choice((0.0, 0.02, 0.2))
+    def start_network(self, coordinator: type[Coordinator], share_rate: float | None) -> None:
+        drawn = self.rng.choice((0.0, 0.02, 0.2))
+        self._make, self._share_rate = coordinator, drawn if share_rate is None else share_rate
         self.coordinator = self._with_random_shares(coordinator(self.settings))
         self.up, self.restarts = True, 0
         self.links: dict[str, SimulatedLink] = {}

@@ -7,7 +7,7 @@ computations.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.plan.shards import Position
 from farandole.protocol import messages as m
@@ -33,7 +33,9 @@ class UnfedError(Exception):
 
 
 class SimulatedWorker(Process):
-    """A worker with its training thread."""
+    """A worker with its training thread. `spread`: the least and the most time of a shard, as parts of `shard_s`."""
+
+    spread: ClassVar[tuple[float, float]] = (0.2, 1.8)
 
     def __init__(self, world: World, name: str, member: WorkerStateMachine, *, pool: str) -> None:
         super().__init__(world, name, member, pool=pool)
@@ -72,7 +74,7 @@ class SimulatedWorker(Process):
                 yield Change()
             self.state = next_state(self.state, self.step, result)
             self._drift()
-            kind = self._strayed() if self.strays else "evaluate" if self.step % 3 == 1 else ""
+            kind = self._strayed() if self.strays else "evaluate" if self._evaluates() else ""
             if kind == "quit":
                 self.step += 1
                 return
@@ -89,6 +91,10 @@ class SimulatedWorker(Process):
             self.at_step_start = True
             yield from self.driver.begin(self.step_task())
             self._checkpoint_when_due()
+
+    def _evaluates(self) -> bool:
+        every = self.world.evaluates_every
+        return every > 0 and self.step % every == 1 % every
 
     def step_task(self) -> Task:
         """Returns the task of the current step."""
@@ -109,7 +115,7 @@ class SimulatedWorker(Process):
             if self.hungry and (todo or checks_left):
                 raise UnfedError
             if not todo and checks_left:
-                yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
+                yield self.shard_s * self.world.rng.uniform(*self.spread)
                 if checks_left[0] in driver.checking.checks_left():
                     driver.checked(checks_left[0], *self._finding(self._finds(checks_left[0])))
                 continue
@@ -120,7 +126,7 @@ class SimulatedWorker(Process):
                     return self.exchange.result
                 continue
             shard = todo[0]
-            yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
+            yield self.shard_s * self.world.rng.uniform(*self.spread)
             self.results[shard] = value = self._finds(shard)
             if driver.checking.concerns(shard):
                 driver.checking.on_digests(shard, *self._finding(value))

@@ -53,6 +53,9 @@ class Scenario:
         slow: a factor of the network's delays; 1 is a mean delay of 5 ms.
         focus: the kinds of faults that are most frequent.
         shortages: the largest number of data shortages.
+        evaluates_every: the steps between evaluations; 0: no evaluations.
+        share_rate: the probability with which shares are random at each decision; None: it is drawn.
+        events_limit: the number of events from which on the run is taken to make no progress.
     """
 
     seed: int
@@ -67,6 +70,9 @@ class Scenario:
     focus: Sequence[str] = ()
     shortages: int = 0
     zones: int = 1
+    evaluates_every: int = 3
+    share_rate: float | None = None
+    events_limit: int = EVENTS_LIMIT
 
 
 class World(Faults):
@@ -103,13 +109,14 @@ class World(Faults):
         self._names = count(1)
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
         self.hosts, self.zones = scenario.hosts, scenario.zones
+        self.evaluates_every, self._events_limit = scenario.evaluates_every, scenario.events_limit
         self.buckets = {**BUCKETS, "train": BUCKETS["train"][: scenario.buckets]}
         self.budget, self.fault_rate, self._slow = scenario.budget, scenario.fault_rate, scenario.slow
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False
         self.witness = witness(self)
         self.start_shortages(scenario.seed, budget=scenario.shortages)
-        self.start_network(coordinator)
+        self.start_network(coordinator, scenario.share_rate)
         self.start_faults(scenario.focus)
 
     def until(self, time: float, over: Callable[[], bool]) -> None:
@@ -117,7 +124,7 @@ class World(Faults):
         while heap and heap[0][0] <= time and not over():
             self.now, _, function, args = heapq.heappop(heap)
             self.events += 1
-            if self.events > EVENTS_LIMIT:
+            if self.events > self._events_limit:
                 raise Violation("the run makes no progress: too many events")
             function(*args)
         if not over():
