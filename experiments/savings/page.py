@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from experiments import tables as tables_of_page
 from experiments.savings.held_out import HeldOut
 from experiments.savings.imagenet import OURS, SavingsRow, Spread
 from experiments.savings.laptop import LaptopResult
@@ -16,7 +16,6 @@ from farandole.market.comparison import BOUND
 FOLDER = Path(__file__).resolve().parent
 PAGE, RESULTS = FOLDER / "README.md", FOLDER / "results"
 ALTERNATIVES = ("on demand", "greedy", "uniform progress", "elastic, restarts", "spot, restarts")
-_BLOCK = re.compile(r"<!-- ([a-z ]+) -->\n.*?\n?<!-- end -->", re.DOTALL)
 
 
 def write(rows: Sequence[SavingsRow]) -> None:
@@ -69,7 +68,7 @@ def filled(text: str) -> str:
         "laptop": laptop_table(read_laptop()),
         "held out": held_out_table(read_held_out()),
     }
-    return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- end -->", text)
+    return tables_of_page.filled(text, tables)
 
 
 def cost_table(rows: Sequence[SavingsRow]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from experiments.scale.events import Failing, GoodputRow, elastic_goodput, goodput_row
 from experiments.scale.machines import CHANGES, STEP_S, MachinesRow, loss_times, losses
+from experiments.tables import filled
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results", HERE / "README.md"
@@ -99,13 +100,8 @@ def tables() -> dict[str, str]:
 
 
 def write() -> None:
-    """Write the tables into README.md, each between its two marks."""
-    text = PAGE.read_text()
-    for name, table in tables().items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + table + end + rest.partition(end)[2]
-    PAGE.write_text(text)
+    """Put the tables into README.md."""
+    PAGE.write_text(filled(PAGE.read_text(), tables()))
 
 
 def _pause(row: MachinesRow, kind: str) -> str:
@@ -118,4 +114,4 @@ def _time(seconds: float) -> str:
 
 def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     lines = [heads, ["---:"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

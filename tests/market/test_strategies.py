@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from farandole.market.strategies import (
     FarandoleBudget,
     FarandoleDeadline,
     Greedy,
+    Ross,
     UniformProgress,
     in_one_zone,
     spread,
@@ -21,7 +24,7 @@ from farandole.market.strategies import (
 from tests.support.market import fleet, market
 
 PRICE = Price(on_demand=3.06, spot=0.97)
-SURE = ("greedy", "uniform progress", "elastic, restarts", "farandole, deadline")  # with a deadline
+SURE = ("greedy", "uniform progress", "ross", "elastic, restarts", "farandole, deadline")  # with a deadline
 
 
 def moment(**fields: object) -> Moment:
@@ -85,6 +88,24 @@ def test_uniform_progress_is_on_demand_while_it_is_behind() -> None:
     assert strategy.decide(moment(time_s=7_200, left_s=32_200.0, fleet=there)) == there, "600 s ahead are not enough"
     assert strategy.decide(moment(time_s=7_200, left_s=32_100.0, fleet=there)) == fleet(0)
     assert strategy.decide(moment(time_s=7_200, left_s=32_401.0, fleet=there, available=(1,))) == fleet(1)
+
+
+def test_ross_draws_when_it_is_on_demand() -> None:
+    """K is 4: the critical ratio is 5 / 3, and a third of the work that is left is done on demand."""
+    job = PlannedJob(work_s=36_000, start_s=0, deadline_s=90_000, seed=3)
+    price = Price(on_demand=4.0, spot=1.0)
+    strategy = Ross(job)
+    early = moment(time_s=29_700, price=price)
+    assert strategy.decide(early) == fleet(0), "the ratio is 1.675"
+    times = range(30_000, 66_000, 300)
+    chosen = [strategy.decide(moment(time_s=time_s, price=price)).on_demand for time_s in times]
+    assert sum(chosen[:80]) * 300 == 12_000, "a third, and it begins before 24,000 s have passed"
+    assert chosen.index(1) > 0
+    other = Ross(replace(job, seed=4))
+    assert [other.decide(moment(time_s=time_s, price=price)).on_demand for time_s in times] != chosen, "seeds differ"
+    there = Ross(job)
+    [spot] = {there.decide(moment(time_s=time_s, price=price, available=(1,))) for time_s in times[:70]}
+    assert spot == fleet(1), "spot machines come first"
 
 
 def test_with_a_deadline_spot_machines_work_beside_those_on_demand() -> None:

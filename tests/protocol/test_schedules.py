@@ -54,6 +54,13 @@ def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
     assert any(world.records["refused"] for world in told), "a joiner goes, and the run goes on"
 
 
+def test_a_replica_whose_pair_with_its_sender_is_broken_reports_it() -> None:
+    """As the thread that receives a state does. Nobody else would: no sum goes over that pair."""
+    world = simulate(62077951, drift=True, bits="any")
+    assert world.records["drifting"]
+    assert world.records["lost"]
+
+
 def test_where_replicas_may_drift_they_are_given_the_state_again() -> None:
     worlds = [simulate(seed, drift=True, bits="any") for seed in range(SEEDS * 2 // 15)]
     told = sum((world.records for world in worlds), Counter[str]())

@@ -127,10 +127,12 @@ def compare(
 
 
 def in_window(job: PlannedJob, window: TraceWindow) -> PlannedJob:
-    """Return the job with its deadline at the end of an interval: what is decided later would come too late."""
-    if job.deadline_s is None:
-        return job
-    return replace(job, deadline_s=window.market.duration_s)
+    """Return the job with its deadline at the end of an interval: what is decided later would come too late.
+
+    Its seed is that of the window.
+    """
+    deadline_s = None if job.deadline_s is None else window.market.duration_s
+    return replace(job, deadline_s=deadline_s, seed=window.begins_s)
 
 
 def _outcome(window: TraceWindow, played: Played, bound: float) -> JobOutcome:

@@ -38,6 +38,7 @@ class PlannedJob:
         start_s: from the request for a machine until it computes.
         deadline_s: when the job has to be done, from its beginning; None: there is no deadline.
         budget: the dollars that the job may cost, for strategies that have one; None: there is no budget.
+        seed: of what a strategy draws at random.
         speeds: item i is how many times faster i + 1 machines are than one. The job has at most so many machines.
         checkpoint_s: seconds of computing between two checkpoints, for jobs that restart.
     """
@@ -46,6 +47,7 @@ class PlannedJob:
     start_s: int
     deadline_s: int | None = None
     budget: float | None = None
+    seed: int = 0
     speeds: tuple[float, ...] = (1.0,)
     checkpoint_s: int = 0
 

@@ -4,6 +4,8 @@
     spot, restarts          a fixed number of spot machines whenever there are so many, from a checkpoint
     greedy                  the same, and on demand from the last moment on
     uniform progress        Wu, Chiang, Mao, Yang, Friedman, Shenker, Stoica: Can't Be Late (NSDI 2024)
+    ross                    Bhuyan, Bhatia, Kodialam, Lakshman: Exploiting Spot Instances for Time-Critical Cloud
+                            Workloads Using Optimal Randomized Strategies (2026, arXiv 2601.14612)
     elastic, restarts       as many spot machines as there are; each change restarts the job
     farandole, spot         as many spot machines as there are; nobody waits for one that comes or goes
     farandole, core         the same beside a core of on-demand machines
@@ -16,6 +18,8 @@ spot machine. It decides at the beginning of an interval, so it looks one interv
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_right
 from functools import cache, partial
 
@@ -105,6 +109,41 @@ class UniformProgress(Greedy):
         ahead_s = 2 * job.start_s if now.fleet.on_demand else 0
         due = job.work_s * (now.time_s + ahead_s) / job.deadline_s
         return Machines(spot=spot, on_demand=job.most if job.work_s - now.left_s < due else 0)
+
+
+class Ross(Greedy):
+    """ROSS, a randomized strategy: a part of the work on demand, at a random time.
+
+    K is the price on demand over that of spot machines. The *ratio* is the time until the deadline over the time that
+    the work that is left takes.
+
+    1. While the ratio is above (1 + 2 sqrt(K)) / (1 + sqrt(K)), it uses spot machines when there are some.
+    2. Then it draws an interval in which it is on demand while there are no spot machines. The interval is long enough
+       for 1 / (1 + sqrt(K)) of the work that is left, and may begin as late as the deadline lets if nothing else is
+       done before it.
+    3. Outside of it, and after it, it is as `Greedy`.
+
+    Known here are the abstract and a published summary. They leave open which spot machines the first phase uses, and
+    what a ratio below that of the second phase means at the beginning: here the interval is drawn at once.
+    """
+
+    def __init__(self, job: PlannedJob) -> None:
+        super().__init__(job)
+        self._random = random.Random(job.seed)
+        self._interval: tuple[float, float] | None = None  # when it begins and ends, in seconds
+
+    def while_there_is_time(self, now: Moment) -> Machines:
+        job, spot = self.job, in_one_zone(now, self.job.most)
+        if job.deadline_s is None:
+            return Machines(spot=spot)
+        if self._interval is None:
+            root = math.sqrt(now.price.on_demand / now.price.spot)
+            left_s, time_s = now.left_s / job.speed(job.most), job.deadline_s - now.time_s
+            if time_s <= left_s * (1 + 2 * root) / (1 + root):
+                begins = now.time_s + self._random.random() * (time_s - left_s)
+                self._interval = begins, begins + left_s / (1 + root)
+        injects = self._interval is not None and self._interval[0] <= now.time_s < self._interval[1]
+        return Machines(spot=spot, on_demand=job.most if injects and not any(spot) else 0)
 
 
 class ElasticRestarts(Greedy):
@@ -199,6 +238,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "spot, restarts": SpotRestarts,
     "greedy": Greedy,
     "uniform progress": UniformProgress,
+    "ross": Ross,
     "elastic, restarts": ElasticRestarts,
     "farandole, spot": FarandoleSpot,
     "farandole, core": FarandoleCore,

@@ -44,6 +44,7 @@ class DataPlane(SimulatedClient):
         self.exchange: SimulatedExchange | None = None
         self.resting: list[SimulatedExchange] = []  # of views that it left, with sums that peers may use
         self.apart_in: set[int] = set()  # rounds whose commit messages differed
+        self.renewal: View | None = None  # in which its thread waits for another member's replica
         self.mail: dict[int, dict[str, dict[str, Any]]] = defaultdict(lambda: {HEADER: {}, STATE: {}})
 
     # --- links -----------------------------------------------------------------------------------------------
@@ -64,6 +65,8 @@ class DataPlane(SimulatedClient):
     def arrive(self, way: Way) -> None:
         """Delivers the next message on this way; messages of one tag keep their order."""
         parcel = self.under_way[way].popleft()
+        if not self.under_way[way]:
+            del self.under_way[way]
         if way[:2] not in self.broken:
             self._parcels[way].append(parcel)
             self._take(way)
@@ -76,6 +79,9 @@ class DataPlane(SimulatedClient):
             if parcel.size != landing.size:
                 raise Violation(f"{way[1]} sends {parcel.size} elements and {self.name} expects {landing.size}")
             landing.take(parcel)
+        for queues in (self._parcels, self._landings):
+            if not queues[way]:
+                del queues[way]  # tags are new in each round, so there would be ever more of them
 
     def pair_broken(self, group: int, peer: str) -> None:
         if (group, peer) in self.broken:
@@ -87,6 +93,15 @@ class DataPlane(SimulatedClient):
         view = self._joining()
         if view is not None and view.group == group and peer in view.synced and self._lacks(peer, view):
             self.perform(self.member.on_peer_lost(view.number, peer, "connection reset"))
+        self.lose_sender(group, peer)
+
+    def lose_sender(self, group: int, peer: str) -> None:
+        """Reports a member as lost whose replica it waits for, if their pair is broken."""
+        view = self.renewal
+        if view is None or view.group != group or peer not in view.senders(self.world.settings.bits):
+            return
+        if (group, peer) in self.broken and self._lacks(peer, view):
+            self.lost_in(view, peer)
 
     def _joining(self) -> View | None:
         """Returns the view in which a thread waits for the state from the others; None if there is none."""

@@ -131,12 +131,17 @@ class SimulatedPort:
         return Position(step=step)
 
     def receive(self, view: View) -> _Mail:
-        self._mail = _Mail(self._worker.mail[view.number], view, view.senders(self._world.settings.bits))
+        worker, senders = self._worker, view.senders(self._world.settings.bits)
+        self._mail = _Mail(worker.mail[view.number], view, senders)
+        worker.renewal = view if worker.member.synced else None
+        for sender in senders:
+            worker.lose_sender(view.group, sender)
         return self._mail
 
     def renew(self, state: Any) -> None:
         self._world.witness.renewed(self._worker, set(state))
         del self._worker.mail[self._mail.view.number]
+        self._worker.renewal = None
         self._worker.state = 0 if GARBAGE in state else state[0]
         self._world.records["renewed"] += 1
 
