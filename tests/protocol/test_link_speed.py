@@ -50,7 +50,8 @@ def named(links: list[LinkSpeed]) -> list[tuple[str, str, bool]]:
         (mesh("abc", link("a", "b", 10 * MB)), ["ab"]),  # one way
         (mesh("abc", link("a", "b", 10 * MB + 1)), []),  # not SLOWER times
         (mesh("abc", link("a", "b", 10 * MB), link("b", "a", 30 * MB)), ["ab"]),  # acknowledgements that are late
-        (mesh("abc", link("a", "b", 5 * MB), link("b", "a", 9 * MB)), ["ab", "ba"]),  # both ways, the slowest first
+        (mesh("abc", link("a", "b", 5 * MB), link("b", "a", 6 * MB)), ["ab", "ba"]),  # both ways, the slowest first
+        (mesh("abc", link("a", "b", 5 * MB), link("b", "a", 7 * MB)), ["ab"]),  # the way back is slowed down by it
         (mesh("abc", link("a", "b", 9 * MB), link("a", "c", 9 * MB)), ["ab", "ac"]),  # what a host sends
         (mesh("abc", *(link(*p, 9 * MB) for p in ("ab", "ac", "ba", "ca"))), ["ab", "ac", "ba", "ca"]),  # all of a host
         (mesh("abcd", *(link(*p, 9 * MB) for p in ("ac", "bc", "dc"))), ["ac", "bc", "dc"]),  # what it receives

@@ -13,6 +13,8 @@ network, and not of a slow worker). With several connections between two hosts i
    `LEAST_BYTES` are left out. The way back between the same two hosts is no reference, because it is slowed down as
    well: its acknowledgements wait in the queue of the slow direction. With one way ten times slower than the other, the
    other was measured to be 2.6 times faster. Among two hosts it is all there is, and then `SLOWER_THAN_BACK` counts.
+   For the same reason a link is not slow whose way back is, if it is `FASTER_THAN_BACK` times faster than that: it was
+   measured at 1.7 MB/s where the way back had 1.25 and the others 18.
 2. It was used for at least `LEAST_SENDING` of the time. A faster link is used for less.
 3. Somebody waits for it: the receiver's workers waited for the sender's host for at least `LEAST_WAITED` of their time.
    So a delayed acknowledgement, after which nobody waited for bytes, makes no link slow.
@@ -35,7 +37,7 @@ from farandole.protocol.values import LinkUse
 
 MICRO = 1_000_000
 WINDOW_S = 20.0
-SLOWER, SLOWER_THAN_BACK = 10.0, 2.0  # times
+SLOWER, SLOWER_THAN_BACK, FASTER_THAN_BACK = 10.0, 2.0, 1.25  # times
 LOSSY = 0.005  # part of the bytes
 LEAST_BYTES = 1_000_000
 LEAST_SENDING = 0.05  # part of the time
@@ -96,6 +98,13 @@ def slow_links(links: Sequence[LinkSpeed]) -> tuple[SlowLink, ...]:
             slow.append(
                 SlowLink(link=link, others_bytes_per_s=rate, others_resent=resent, is_lossy=is_lossy and not is_slow)
             )
+    rates = {(each.link.source, each.link.target): _rate(each.link) for each in slow if not each.is_lossy}
+
+    def is_slowed_down(each: SlowLink) -> bool:
+        back = rates.get((each.link.target, each.link.source))
+        return back is not None and not each.is_lossy and _rate(each.link) > FASTER_THAN_BACK * back
+
+    slow = [each for each in slow if not is_slowed_down(each)]
     return tuple(sorted(slow, key=lambda each: (_rate(each.link), each.link.source, each.link.target)))
 
 
