@@ -137,6 +137,18 @@ def test_a_budget_that_pays_for_one_on_demand_machine_is_kept(
     assert result.dollars <= budget + 1e-6
 
 
+def test_a_budget_is_kept_where_spot_machines_never_compute() -> None:
+    """Each is taken back before it has started; one costs 0.08 dollars until then."""
+    place = market((1, 0) * 100, gap_s=300)
+    for more in (0.05, 0.2):
+        budget = (720 + 30_000) * PRICE.on_demand / 3600 + more
+        job = PlannedJob(work_s=30_000, start_s=720, budget=budget)
+        result = play(job, place, PRICE, BY_NAME[BUDGET])
+        assert result.done_s is not None
+        assert result.dollars <= budget
+        assert result.paid_s["spot"] == (0 if more < 0.08 else 300), "one interval, then on demand"
+
+
 def test_more_money_is_more_machines() -> None:
     hours = list[float]()
     for budget in (31.0, 40.0, 80.0):
