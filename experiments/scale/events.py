@@ -4,8 +4,8 @@ A failure takes one worker of a run, or the eight of a host. Time passes from ev
 
     farandole   the step in which the failure is takes `pause_s` longer. Until the replacement is there, after
                 `start_s`, the workers that are left have the micro-batches of the lost ones: the step is as long as
-                that of the worker with most of them. A joiner costs nothing. (`machines.py` measures both, with every
-                message.)
+                that of the worker with most of them. A joiner costs nothing. (`machines.py` measures both with every
+                message, for one lost worker at a time.)
     restarts    the work since the last checkpoint is lost, and the job computes again `restart_s` later. Each
                 checkpoint stops the job for `checkpoint_s`; its interval is Daly's, sqrt(2 * checkpoint_s * mean time
                 between failures), at most that mean.
