@@ -4,7 +4,7 @@
     python -m experiments.scale losses                         both depths on the same losses: results/losses.json
     python -m experiments.scale events                         events only: results/events.json
 
-Each writes its tables into README.md. 512 workers take a quarter of an hour.
+Each writes its tables into README.md. 512 workers take more than 20 minutes.
 """
 
 from __future__ import annotations
