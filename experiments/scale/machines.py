@@ -76,8 +76,9 @@ class MachinesRow(msgspec.Struct, frozen=True, kw_only=True):
 class TimedCoordinator(Coordinator):
     """The shipped coordinator, with the time that its calls take and the messages that it gets and sends."""
 
-    spent_s = 0.0
-    messages: Counter[str]
+    def __init__(self, *arguments: Any) -> None:
+        self.spent_s, self.messages = 0.0, Counter[str]()
+        super().__init__(*arguments)
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
         began = time.perf_counter()
@@ -108,7 +109,6 @@ class TimedCoordinator(Coordinator):
         return actions
 
     def _count(self, message: m.Message) -> None:
-        self.messages = getattr(self, "messages", Counter())
         self.messages["periodic" if isinstance(message, PERIODIC) else "others"] += 1
 
 
@@ -160,7 +160,10 @@ def micro_batches(count: int) -> Generator[None]:
 
 
 def settings_of(workers: int) -> RunSettings:
-    """The settings of `farandole run`, with its defaults, for so many workers."""
+    """The settings of a run of so many workers: the defaults of `farandole run`, but equal shares and a minimum of half.
+
+    So the steps do not depend on the measured speed of workers, and a loss does not stop the run.
+    """
     return RunSettings(run="scale", wanted=workers, minimum=max(1, workers // 2), by_speed=False)
 
 

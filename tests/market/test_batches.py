@@ -68,6 +68,7 @@ def test_files(tmp_path: Path) -> None:
         ([{"batch": 64, "samples": 0}, {"batch": 128, "samples": 10}], ("64",)),
         ([{"batch": 0, "samples": 1}, {"batch": 128, "samples": 10}], ("0",)),
         ([{"batch": 64, "samples": "many"}], ("--batches",)),
+        ([{"batch": 128, "samples": 11, "workers": 4}, {"batch": 64, "samples": 10, "workers": 2}], ("2 workers",)),
     ],
 )
 def test_what_it_refuses(tmp_path: Path, rows: Any, named: tuple[str, ...]) -> None:

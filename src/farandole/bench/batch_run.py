@@ -6,7 +6,6 @@ Its folder is a temporary one, which is removed. The process ends when the targe
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from farandole.bench import child
 from farandole.bench.batch import BatchRow, Target, TargetWatch
 from farandole.control.run_folder import METRICS, Tail
 from farandole.errors import FarandoleError
@@ -35,7 +35,7 @@ def train(
     Raises:
         FarandoleError: the script failed.
     """
-    signal.signal(signal.SIGTERM, _exit)
+    child.exit_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
     watch = TargetWatch(target, window)
     try:
@@ -51,7 +51,7 @@ def train(
             try:
                 code = _follow(process, Tail(place / METRICS), watch, show)
             finally:
-                _end(process)
+                child.end(process, END_S)
         if code and watch.reached is None:
             lines = output.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
             raise FarandoleError("\n".join([f"the script failed with exit code {code}:", *lines]))
@@ -73,21 +73,6 @@ def _follow(
             return code
         show(watch)
         time.sleep(EVERY_S)
-
-
-def _exit(number: int, frame: object) -> None:
-    """Exit with a cleanup: without one the training would go on."""
-    del frame
-    sys.exit(128 + number)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def measured(

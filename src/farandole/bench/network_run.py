@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from farandole.bench import network_train
+from farandole.bench import child, network_train
 from farandole.bench.network import CodecCost, NetworkLink, NetworkResult, codec_costs, predict, recommended
 from farandole.collective.codec import CODECS
 from farandole.control.api import Api
@@ -48,19 +47,14 @@ def measure(hosts: int, mb: float, steps: int, compute_s: float, options: Sequen
     (job / FILES).write_text(f"{SCRIPT}\n")  # so that other hosts get it, and nothing else
     command = [sys.executable, "-m", "farandole", "run", "--folder", str(folder), "--files", FILES]
     command += [*map(absolute, options), SCRIPT, "--mb", str(mb)]
-    signal.signal(signal.SIGTERM, _exit)
+    child.exit_on_sigterm()
     with output.open("wb") as file:
         process = subprocess.Popen(command, cwd=job, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
     try:
         watch = _Watch(process, folder, output)
         names, seconds, links = watch.until_measured(hosts, steps)
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        child.end(process, END_S)
         shutil.rmtree(place, ignore_errors=True)
     tell("timing the codecs on this machine")
     costs: tuple[CodecCost, ...] = codec_costs(
@@ -71,12 +65,6 @@ def measure(hosts: int, mb: float, steps: int, compute_s: float, options: Sequen
         hosts=names, mb=mb, exchange_ms=1e3 * median(seconds), links=links, predictions=predictions,
         recommended=recommended(predictions),
     )  # fmt: skip
-
-
-def _exit(number: int, frame: object) -> None:
-    """Exit with a cleanup: without one the run would go on."""
-    del frame
-    sys.exit(128 + number)
 
 
 def absolute(option: str) -> str:

@@ -30,6 +30,7 @@ class _Row(msgspec.Struct):
 
     batch: int
     samples: float | list[float | None]
+    workers: int | None = None
     target: str = ""
 
 
@@ -63,8 +64,8 @@ def read_batches(path: Path) -> BatchTable:
     """Return the table in a file: a JSON list of rows such as `{"batch": 256, "samples": 1200000}`.
 
     Raises:
-        UsageError: it can't be read, has fewer than two sizes or one twice, a size does not reach the target, or a
-            number is not above 0.
+        UsageError: it can't be read, has fewer than two sizes or one twice, its smallest batch is that of several
+            workers, a size does not reach the target, or a number is not above 0.
     """
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=list[_Row])
@@ -73,6 +74,11 @@ def read_batches(path: Path) -> BatchTable:
             f'--batches {path}: not a list of rows such as {{"batch": 256, "samples": 1200000}}, as of `farandole '
             f"bench batch --json`: {error}"
         ) from None
+    if (first := min(rows, key=lambda row: row.batch, default=None)) and first.workers not in (None, 1):
+        raise UsageError(
+            f"--batches {path}: its smallest batch is that of {first.workers} workers, and that of one is needed; "
+            "measure it, as with --workers 1,2,4"
+        )
     found = dict[int, float]()
     for row in rows:
         samples = row.samples if isinstance(row.samples, list) else [row.samples]

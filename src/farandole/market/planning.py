@@ -176,7 +176,12 @@ def advice(
             f"{row.in_time} of {row.windows} windows"
         )
     if budget is not None:
-        yield f"  within {budget:g} dollars in {best.within_budget} of {best.windows} windows"
+        ends = (
+            ""
+            if best.within_budget == best.windows
+            else "; in the others --max-cost ends the run before the job is done"
+        )
+        yield f"  within {budget:g} dollars in {best.within_budget} of {best.windows} windows{ends}"
         if not best.within_budget:
             yield f"  the budget would have to be at least {best.dollars:,.2f} dollars, or the deadline later"
     yield "the windows overlap, and a market may be another one tomorrow"
