@@ -160,7 +160,7 @@ def micro_batches(count: int) -> Generator[None]:
 
 
 def settings_of(workers: int) -> RunSettings:
-    """The settings of a run of so many workers: the defaults of `farandole run`, but equal shares and a minimum of half.
+    """The settings of a run of so many workers: those of `farandole run`, but equal shares and a minimum of half.
 
     So the steps do not depend on the measured speed of workers, and a loss does not stop the run.
     """

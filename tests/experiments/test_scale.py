@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from experiments.scale import page
@@ -13,8 +16,9 @@ from experiments.scale.events import (
     restarting_goodput,
     speed,
 )
-from experiments.scale.machines import STEP_S, changes, loss_times, losses
+from experiments.scale.machines import STEP_S, StepTimes, changes, loss_times, losses
 from experiments.tables import filled
+from farandole.protocol.view import View
 from farandole.simulate.replica import SHARDS
 
 SMALL = 6
@@ -53,6 +57,15 @@ def test_both_depths_come_to_the_same_goodput() -> None:
     assert row.losses >= 3
     assert row.events == pytest.approx(row.messages, abs=0.03)
     assert losses(SMALL, 1e6, 10).losses == 0
+
+
+def test_a_join_is_the_beginning_of_a_view_with_a_new_member() -> None:
+    times = StepTimes()
+    for now, members in enumerate((("a", "b"), ("a", "b"), ("a",), ("a", "c"), ("c",))):
+        worker: Any = SimpleNamespace(world=SimpleNamespace(now=float(now)))
+        for _ in members:  # each of them begins it
+            times.switched(worker, View(number=now, members=members, group=1), 0)
+    assert times.joins == [0.0, 3.0]
 
 
 def test_times_of_losses() -> None:
