@@ -85,7 +85,10 @@ class Processes:
                 await asyncio.to_thread(self.lose, name)
 
     def lose(self, name: str) -> None:
-        """End the unit with all its processes, without notice."""
+        """End the unit with all its processes, without notice. Its agent is stopped first: it must not report that a
+        worker has ended while the host still counts as one.
+        """
+        self._units[name].send_signal(signal.SIGSTOP)
         kill_agents([mark(self.context.ticket, self.context.name, name)])
         self._units[name].kill()
         self._units[name].wait()
