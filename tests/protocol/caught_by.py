@@ -37,7 +37,7 @@ CAUGHT_BY = {
     "convicts_the_accused": 65,
     "one_is_enough": 13,
     "goes_on_without_a_fence": 13,
-    "before_it_is_level": 718,
+    "ends_during_a_stop": 62_083_350,
     "session: self.attempt += 1 > self.attempt = 1": 13,
     "driver: raise JoinAborted > yield Change() continue": 16,
     "state_machine: self.agreed, None, True, None  > self.agreed, None, True, None": 14,

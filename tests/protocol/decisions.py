@@ -110,11 +110,11 @@ def goes_on_without_a_fence(fenced: Any) -> Any:
 def lets_the_returned_go_on(returned: Any) -> Any:
     """Whoever comes back is not stopped, though it may have missed anything."""
 
-    def mutant(state: CoordinatorState, worker: Any, now: float) -> None:
+    def mutant(state: CoordinatorState, worker: Any, now: float, *, synced: bool) -> None:
         worker.connected = True
         state.failure_detector.begin(worker.silence, now)
         if state.stopping:
-            returned(state, worker, now)
+            returned(state, worker, now, synced=synced)
 
     return mutant
 
@@ -191,12 +191,14 @@ def forgets_who_has_finished(durable: Any) -> Any:
     return mutant
 
 
-def before_it_is_level(able: Any) -> Any:
-    """A joiner writes checkpoints."""
-    del able
+def ends_during_a_stop(advance: Any) -> Any:
+    """The run ends once the members that the coordinator knows of have finished, whoever else the stop would find."""
 
-    def mutant(state: CoordinatorState) -> list[str]:
-        return [w for w in reversed(state.view.members if state.view else ()) if state.workers[w].reaches]
+    def mutant(state: CoordinatorState, now: float) -> bool:
+        if state.stopping and state.everyone_finished() and not state.savers:
+            shutdown.on_all_scripts_ended(state)
+            return True
+        return advance(state, now)
 
     return mutant
 
@@ -231,6 +233,6 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  
     (reconnection, "to_durable", forgets_who_has_finished, COMES_BACK),
     (shutdown, "ask_to_save", saves_nothing, {}),
     (shutdown, "_able", by_rank_alone, {}),
-    (shutdown, "_able", before_it_is_level, {"focus": ("dumb",)}),
+    (shutdown, "advance", ends_during_a_stop, DRIFTS),
     (Network, "flush", keeps_the_journal_late, COMES_BACK),
 )

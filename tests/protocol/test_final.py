@@ -6,6 +6,7 @@ import pytest
 
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.view import View
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
@@ -94,6 +95,72 @@ def test_one_of_them_does_not_come_back() -> None:
     assert scene.last("b", m.End).save
     scene.say("b", m.Saved(path="checkpoint"))
     assert codes(scene, "b") == {0}
+
+
+def joined_unseen() -> tuple[Scene, View]:
+    """`a` trains and `b` joins; the coordinator is killed before it hears that they have switched to the new view."""
+    scene = trained("a", wanted=2, minimum=1)
+    scene.ready("b")
+    joined = scene.coordinator.proposed
+    assert joined is not None
+    assert joined.members == ("a", "b")
+    return scene.restarted(), joined
+
+
+def test_one_that_has_joined_unseen_is_waited_for_at_the_end_and_saves_if_it_is_the_last() -> None:
+    scene, view = joined_unseen()
+    scene.back("a")
+    scene.say("a", m.Finished(fingerprint="f", view=view.number, round=9))
+    scene.report("a", 9, view=view)
+    assert "End" not in scene.kinds("a"), "b may hold the state too"
+    scene.lose("a")
+    assert "state lost" not in scene.events
+    scene.back("b")
+    scene.say("b", m.Finished(fingerprint="f", view=view.number, round=9))
+    scene.report("b", 9, view=view)
+    assert scene.last("b", m.End).save
+    scene.say("b", m.Saved(path="checkpoint"))
+    assert codes(scene, "b") == {0}
+
+
+def test_one_that_becomes_synced_during_the_stop_does_not_leave_as_if_it_had_never_trained() -> None:
+    scene, view = joined_unseen()
+    scene.lose("a")
+    scene.hello("b")
+    scene.say("b", m.Synced(view=view.number), m.Finished(fingerprint="f", view=view.number, round=9))
+    scene.report("b", 9, view=view)
+    assert scene.last("b", m.End).save
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_the_script_of_one_that_has_joined_unseen_fails(synced: bool) -> None:
+    """It ends the run if it holds the state, and only its own part if not."""
+    scene, view = joined_unseen()
+    scene.hello("b", synced=synced)
+    scene.say("b", m.ScriptFailed(traceback="t"))
+    scene.back("a")
+    scene.report("a", 9, view=view)
+    if synced:
+        scene.report("b", 9, view=view)
+        assert "End" in [*scene.kinds("a"), *scene.kinds("b")], "one of them saves"
+    else:
+        assert codes(scene, "b") == {1}
+        assert scene.members("a") == ("a",)
+
+
+def test_the_script_of_a_joiner_without_the_state_fails_after_a_restart() -> None:
+    """The coordinator knew that it was in the view, and not whether it was synced."""
+    scene = trained("a", wanted=2, minimum=1)
+    scene.ready("b")
+    assert scene.coordinator.proposed
+    scene.switch(scene.coordinator.proposed, 0, synced=False)
+    scene = scene.restarted()
+    scene.back("a")
+    scene.hello("b")
+    scene.say("b", m.ScriptFailed(traceback="t"))
+    scene.report("a", 9)
+    assert codes(scene, "b") == {1}
+    assert scene.members("a") == ("a",)
 
 
 def test_a_stop_is_too_late_when_everyone_has_finished() -> None:

@@ -107,6 +107,14 @@ def test_a_run_ends_where_the_worker_that_has_saved_for_the_previous_coordinator
     simulate(1_121_863, drift=True, bits="any")
 
 
+def test_no_run_is_saved_by_one_member_while_another_one_has_joined_unseen() -> None:
+    """A coordinator is killed that has not heard of the newest view, and so is the next one, with that member."""
+    world = simulate(62_083_350, drift=True)
+    assert world.coordinator.over
+    assert world.coordinator.over.code == 0
+    assert not world.records["state lost"]
+
+
 @pytest.mark.parametrize(
     ("seed", "world"),
     [(3_010_822, {"drift": True}), (3_014_797, {"errs": True}), (6_010_038, {"drift": True})],

@@ -10,11 +10,14 @@ See docs/protocol.md: Rules R1-R3, Reconfiguration, and Shares by speed 2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from farandole.plan.shards import Check, assign
 from farandole.protocol.values import Count, Name, Share
+
+T = TypeVar("T")
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +91,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def synced(self) -> tuple[str, ...]:
         """The members that hold the state when the view starts, in rank order."""
-        return tuple(m for m in self.members if m not in self.joining)
+        joining = set(self.joining)
+        return tuple(m for m in self.members if m not in joining)
 
     def senders(self, bits: str) -> tuple[str, ...]:
         """Return the members that send the state to the `joining`: all that hold it, but one alone under `--bits any`,
@@ -101,22 +105,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def shares_of(self, workers: tuple[str, ...]) -> tuple[int, ...]:
         """Return the shares of `workers`; empty if they are equal, or if one of `workers` is no member."""
-        if not self.shares or not set(workers) <= set(self.members):
-            return ()
-        shares = tuple(self.shares[self.rank(worker)] for worker in workers)
+        shares = self._values_of(workers, self.shares)
         return shares if len(set(shares)) > 1 else ()
 
     def hosts_of(self, workers: tuple[str, ...]) -> tuple[str, ...]:
         """Return the hosts of `workers`; empty if all members run on one, or if one of `workers` is no member."""
-        if not self.hosts or not set(workers) <= set(self.members):
-            return ()
-        return tuple(self.hosts[self.rank(worker)] for worker in workers)
+        return self._values_of(workers, self.hosts)
 
     def zones_of(self, workers: tuple[str, ...]) -> tuple[str, ...]:
         """Return the zones of `workers`; empty if all members are in one, or if one of `workers` is no member."""
-        if not self.zones or not set(workers) <= set(self.members):
-            return ()
-        return tuple(self.zones[self.rank(worker)] for worker in workers)
+        return self._values_of(workers, self.zones)
+
+    def _values_of(self, workers: tuple[str, ...], values: tuple[T, ...]) -> tuple[T, ...]:
+        """Return the values of `workers` from those of the members, empty if one is no member or there are none."""
+        by_member = dict(zip(self.members, values, strict=True)) if values else {}
+        return tuple(by_member[w] for w in workers) if by_member.keys() >= set(workers) else ()
 
     def lineage(self, workers: tuple[str, ...]) -> Lineage:
         """Return the lineage of a round that begins in this view.
@@ -125,7 +128,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         are added before anything leaves a host or a zone.
         """
         hosts, zones = (each or ("",) * len(workers) for each in (self.hosts_of(workers), self.zones_of(workers)))
-        places = [(zones.index(zone), hosts.index(host)) for zone, host in zip(zones, hosts, strict=True)]
+        first_of_host, first_of_zone = _firsts(hosts), _firsts(zones)
+        places = [(first_of_zone[zone], first_of_host[host]) for zone, host in zip(zones, hosts, strict=True)]
         dealt = tuple(workers[rank] for rank in sorted(range(len(workers)), key=places.__getitem__))
         return Lineage(sets=(dealt,), shares=self.shares_of(dealt))
 
@@ -181,6 +185,11 @@ def unlike(checks: Iterable[Check], commits: Mapping[str, CommitMessage]) -> tup
 
 def _differ(owner: CommitMessage | None, checker: CommitMessage | None) -> bool:
     return owner is not None and checker is not None and 0 < owner.own_results != checker.check_results > 0
+
+
+def _firsts(values: Sequence[T]) -> dict[T, int]:
+    """Return the index at which each value comes first."""
+    return {value: index for index, value in reversed([*enumerate(values)])}
 
 
 def _check(shares: tuple[int, ...], workers: tuple[str, ...]) -> None:

@@ -188,7 +188,7 @@ class Coordinator(CoordinatorState):
                 self._welcome(record.id)
                 scaling.repeat_notice(self, record)
                 accounting.repeat_trace(self, record.id)
-                reconnection.on_return(self, record, now)
+                reconnection.on_return(self, record, now, synced=hello.synced)
                 if disputes.returns_too_often(self, record.id):
                     view_changes.remove(self, record.id, Removal.EVICTED, "its connection breaks too often")
                 self._next_decision(now)

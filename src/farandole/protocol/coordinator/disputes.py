@@ -264,6 +264,11 @@ def outvoted(
     cannot win by their standing any more.
     """
     synced = [worker for worker, report in reports.items() if report.synced]
+    alike = _alike({worker: reports[worker] for worker in synced})
+    if not any(
+        contradiction(one, reports[one], other, reports[other], proposed) for one, other in combinations(alike, 2)
+    ):
+        return ()  # so it is nearly always, and there are fewer of these pairs than pairs of workers
     pairs = {
         (one, other): why
         for one, other in combinations(synced, 2)
@@ -278,6 +283,19 @@ def outvoted(
         result.append(Outvoted(worker=worst, others=others, reason=next(iter(contradictions.values()))))
         pairs = {pair: why for pair, why in pairs.items() if worst not in pair}
     return tuple(result)
+
+
+def _alike(reports: Mapping[str, Stopped]) -> list[str]:
+    """Return one worker of each kind: the reports of two of a kind say the same, and contradict the same others."""
+    members = [set(view.members) for view in {report.view: None for report in reports.values()} if view]
+    kinds = {
+        (
+            report.view, report.round, report.lineage, report.has_result, report.prepared, report.call.number,
+            report.cannot_end, *(worker in each for each in members),
+        ): worker
+        for worker, report in reports.items()
+    }  # fmt: skip
+    return [*kinds.values()]
 
 
 def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None) -> str:

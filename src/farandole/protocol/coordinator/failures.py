@@ -55,11 +55,11 @@ NOT_ITS_OWN = (
 def note_progress(state: CoordinatorState, worker: str, step: int) -> None:
     """Record that a member reports `step`. With three or more members, another must be about as far."""
     state.steps[worker] = max(step, state.steps.get(worker, -1))
-    members = state.members()
-    steps = sorted(state.steps.get(member, -1) for member in members)
-    if len(members) >= disputes.MANY:
-        step = min(step, steps[-2] + 1)
-    state.reached = max(state.reached, step)
+    if step > state.reached:  # once a step, and not with each heartbeat: it looks at all members
+        members = state.members()
+        if len(members) >= disputes.MANY:
+            step = min(step, sorted(state.steps.get(member, -1) for member in members)[-2] + 1)
+        state.reached = max(state.reached, step)
     if state.crash_loop.count and step > state.crash_loop.step:
         state.crash_loop = msgspec.structs.replace(state.crash_loop, count=0)
 

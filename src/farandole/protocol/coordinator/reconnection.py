@@ -33,10 +33,18 @@ from farandole.protocol.view import View
 STEPS, NEWS = 2, 1.5  # no progress for so many median steps and heartbeats: a member is waited for
 
 
-def on_return(state: CoordinatorState, worker: Worker, now: float) -> None:
-    """Handle the reconnection of a participant or saver. Its Welcome is already sent."""
+def on_return(state: CoordinatorState, worker: Worker, now: float, *, synced: bool) -> None:
+    """Handle the reconnection of a participant or saver. Its Welcome is already sent.
+
+    `synced`: it reports that it holds the state. Its answer to the stop says more, but a report that its script has
+    ended comes before that answer.
+    """
     stopping = state.stopping
     worker.connected, worker.saves = True, None
+    if synced:
+        view_changes.hold(state, worker)
+    elif worker.state == "member":
+        state.unsynced.add(worker.id)
     state.failure_detector.begin(worker.silence, now)
     state.dead.pop(worker.id, None)  # it sent its Hello before its lease was over
     if state.savers:

@@ -4,7 +4,8 @@ After any of these nobody trains, and the best placed worker writes the last che
 one does. Replicas that differ are compared first. A run that was to be saved and was not does not exit with 0.
 Argument: docs/protocol.md, Saving and shutdown.
 
-    on_all_scripts_ended   all live members have finished and hold the same: the first saves, then the run is over
+    on_all_scripts_ended   all live members have finished and hold the same: the first saves, then the run is over.
+                           During a stop this waits: the answers may name a newer view, with more members
     set_deadline           the user ends the run, and some have finished: no view can be agreed on any more. One of
                            those saves at once; the others get `end_s` to end as well
     expire                 they have not: they are named, and not waited for
@@ -203,7 +204,7 @@ def advance(state: CoordinatorState, now: float) -> bool:
     may_end = state.ending is not None and not state.stopping
     if state.ending is not None:
         accounting.end_trace(state)
-    if state.everyone_finished() and not (state.savers and state.deadline is None):
+    if state.everyone_finished() and not state.stopping and not (state.savers and state.deadline is None):
         on_all_scripts_ended(state)
     elif state.deadline is not None:
         if now >= state.deadline:

@@ -670,6 +670,8 @@ class CoordinatorState:
         self.progress = LastProgress()
         # For each of the newest rounds: the first worker that reported that it began the round, and its call.
         self.first_calls: dict[int, tuple[str, Call]] = {}
+        # A script of this coordinator's workers has ended (`Worker.finish`).
+        self.any_finish = False
         # The newest step with a recorded loss that is not finite, -1 for none.
         self.not_finite = -1
         # With `--bits any`: the newest step that was recorded to begin with replicas that differ, -1 for none.

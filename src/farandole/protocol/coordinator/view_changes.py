@@ -115,7 +115,7 @@ def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differen
 def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Difference | None:
     """Return the difference between the end of this script and the others, None if there is none."""
     own_finish = Finish(worker=worker, round=message.round, step=message.step)
-    state.workers[worker].finish = own_finish
+    state.workers[worker].finish, state.any_finish = own_finish, True
     if _is_late(state):
         return None
     for finish in _other_finishes(state, worker):
@@ -132,6 +132,8 @@ def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Diff
 
 def _other_finishes(state: CoordinatorState, worker: str) -> list[Finish]:
     """Return the ends of the scripts of the other workers. See docs/protocol.md, Same calls 6."""
+    if not state.any_finish:  # this is asked for with each heartbeat
+        return []
     return [other.finish for other in state.workers.values() if other.finish is not None and other.id != worker]
 
 
@@ -404,9 +406,18 @@ def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Sw
         state.record(events.SharesEvent(view=view.number, step=message.step, shares=shares, reason=state.cause))
 
 
+def hold(state: CoordinatorState, worker: Worker) -> None:
+    """Record that a participant holds the state, in whichever view: the end of its script concerns the run."""
+    state.unsynced.discard(worker.id)
+    if worker.state != "finished":
+        worker.state = "member"
+
+
 def on_synced(state: CoordinatorState, worker: str, message: m.Synced) -> None:
-    """Record that a joiner holds the state."""
-    if state.view and message.view == state.view.number:
+    """Record that a joiner holds the state. During a stop its view may be newer than the one in force."""
+    if state.stopping and worker in state.stopping.unanswered:
+        hold(state, state.workers[worker])
+    elif state.view and message.view == state.view.number:
         state.unsynced.discard(worker)
         if not state.unsynced:
             failures.on_joined(state, state.view.joining)
