@@ -239,6 +239,14 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
     assert "--deadline 12h" in answer.stdout
 
 
+def test_no_plan_has_machines_of_different_speeds(tmp_path: Path) -> None:
+    path = tmp_path / "zone.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [1] * 400}))
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["plan", f"{path},speed=0.5", "--work", "20h", *PRICES], catch_exceptions=False)
+    assert mentions(str(caught.value), "zone", "speed=0.5", "farandole simulate")
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

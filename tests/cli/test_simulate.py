@@ -17,6 +17,7 @@ from farandole.market.comparison import BOUND, CHEAPEST, JobOutcome, StrategyRes
 from farandole.market.play import PlannedJob, Price
 from farandole.market.speeds import speeds_of
 from farandole.market.strategies import BY_NAME, STRATEGIES
+from farandole.market.traces import read_zone
 from tests.support.market import market
 from tests.support.mentioned import mentions
 
@@ -143,6 +144,48 @@ def test_speeds_that_fall_beyond_the_last_number_stay(tmp_path: Path) -> None:
     path = tmp_path / "scaling.json"
     path.write_text(json.dumps([SCALING[0], {"run": {"workers": 2}, "samples_per_s": 90.0}]))
     assert speeds_of(path, 3)[0] == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_machines_of_another_type_do_their_part_of_the_work_for_their_price(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    job = ("--work", "10h", "--machines", "8", *PRICES, "--beginnings", "1", "--strategy", "farandole, spot")
+
+    def outcome(*traces: str) -> dict[str, float]:
+        simulate(*traces, "--together", *job, "--json", file)
+        return json.loads(file.read_text())[-1]["outcomes"][0]
+
+    one, slow, both = (
+        outcome(f"{trace}"),
+        outcome(f"{trace},speed=0.5,spot=0.1"),
+        outcome(f"{trace}", f"{trace},speed=0.5"),
+    )
+    assert slow["hours"] > 1.5 * one["hours"]
+    assert slow["dollars"] == pytest.approx(slow["spot_h"] * 0.1)
+    assert both["hours"] < one["hours"]
+    assert both["dollars"] == pytest.approx(both["spot_h"] * 0.97)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("speed=fast", "speed=fast"),
+        ("speed=0", "speed=0"),
+        ("spot=nan", "spot=nan"),
+        ("spot=1,spot=2", "spot=2"),
+        ("price=1", "price=1"),
+        ("", "spot=DOLLARS"),
+    ],
+)
+def test_options_of_a_trace_that_it_refuses(trace: Path, options: str, named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["simulate", f"{trace},{options}", "--work", "1h", *PRICES], catch_exceptions=False)
+    assert mentions(str(caught.value), str(trace), named)
+
+
+def test_a_trace_whose_name_has_a_comma(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "one,speed=2.json"
+    path.write_text(trace.read_text())
+    assert read_zone(str(path)).speed == 1
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[{}]", json.dumps(SCALING[1:])])

@@ -12,7 +12,7 @@ from farandole.market.optimum import divisible, indivisible
 from farandole.market.play import Machines, PlannedJob, Price, play
 from farandole.market.strategies import STRATEGIES
 from farandole.market.traces import SpotMarket
-from tests.support.market import fleet, market, scripted
+from tests.support.market import fleet, market, scripted, typed
 
 PRICE = Price(on_demand=3.06, spot=0.97)
 
@@ -24,6 +24,11 @@ def random_case(seed: int, intervals: int, machines: int, zones: int = 1) -> tup
     work_s = 10 * rng.randint(1, 10 * intervals - start_s // 10)
     speeds = tuple(float(count) for count in range(1, machines + 1))
     return PlannedJob(work_s=work_s, start_s=start_s, deadline_s=100 * intervals, speeds=speeds), place
+
+
+def of_random_types(place: SpotMarket, seed: int) -> SpotMarket:
+    rng = random.Random(seed)
+    return typed(place, *((rng.choice((0.4, 0.5, 1.0, 2.0)), rng.choice((0.2, 0.97, 2.5))) for _ in place.zones))
 
 
 def cheapest(job: PlannedJob, place: SpotMarket, fleets: list[Machines], *, restarts: bool) -> float:
@@ -66,6 +71,17 @@ def test_no_division_of_the_work_costs_less_than_the_bound(seed: int) -> None:
     assert bound >= job.work_s * PRICE.spot / 3600 - 1e-9
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_the_bounds_hold_for_machines_of_several_types(seed: int) -> None:
+    zones = 1 + seed % 2
+    job, place = random_case(200 + seed, intervals=5 - zones, machines=2, zones=zones)
+    place = of_random_types(place, seed)
+    assert divisible(job, place, PRICE) <= cheapest(job, place, all_fleets(2, zones), restarts=False) + 1e-9
+    in_one_zone = [fleet(*(job.most if n == zone else 0 for n in range(zones))) for zone in range(zones)]
+    fleets = [fleet(*[0] * zones), *in_one_zone, fleet(*[0] * zones, on_demand=job.most)]
+    assert indivisible(job, place, PRICE) <= cheapest(job, place, fleets, restarts=True) + 1e-9
+
+
 @pytest.mark.parametrize("zones", [[(2, 0, 1, 0)], [(1, 0, 1, 0), (1, 0, 0, 0)]])
 def test_the_bound_is_the_cost_where_nothing_is_lost_by_a_start(zones: list[tuple[int, ...]]) -> None:
     job = PlannedJob(work_s=500, start_s=0, deadline_s=400, speeds=(1.0, 2.0))
@@ -79,6 +95,13 @@ def test_what_cannot_be_done_in_time_has_no_cost() -> None:
     assert indivisible(job, market((1, 1)), PRICE) == divisible(job, market((1, 1)), PRICE) == math.inf
 
 
+def test_what_only_fast_machines_do_in_time_has_a_cost() -> None:
+    job = PlannedJob(work_s=350, start_s=0, deadline_s=200)
+    place = typed(market((1, 1)), (2.0, 0.5))
+    assert divisible(job, place, PRICE) == pytest.approx(175 * 0.5 / 3600)
+    assert indivisible(job, place, PRICE) == pytest.approx(175 * 0.5 / 3600)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_every_strategy_costs_at_least_the_bound_on_long_random_traces(seed: int) -> None:
     rng, counts, now = random.Random(seed), list[int](), 4
@@ -86,6 +109,7 @@ def test_every_strategy_costs_at_least_the_bound_on_long_random_traces(seed: int
         now = rng.choice((now, now, now, rng.randint(0, 8)))
         counts.append(now)
     place = market(counts, gap_s=300) if seed % 2 else market(counts, counts[::-1], gap_s=300)
+    place = of_random_types(place, seed) if seed % 5 < 2 else place
     speeds = tuple(count**0.9 for count in range(1, 9))
     job = PlannedJob(
         work_s=rng.randint(50, 250) * 3600, start_s=rng.choice((60, 180, 720)), speeds=speeds, deadline_s=180_000

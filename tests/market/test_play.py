@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from farandole.market.play import Machines, PlannedJob, Played, Price, play
-from tests.support.market import fleet, market, scripted
+from tests.support.market import fleet, market, scripted, typed
 
 PRICE = Price(on_demand=36.0, spot=3.6)  # a cent and a tenth of it a second
 N, S, SS, D = fleet(0), fleet(1), fleet(2), fleet(0, on_demand=1)
@@ -77,3 +77,25 @@ def test_machines_of_one_zone_do_not_become_those_of_another() -> None:
     result = play(job, zones, PRICE, scripted(fleet(1, 0), fleet(0, 1), fleet(1, 1)))
     assert result.lost == 1
     assert result.done == pytest.approx([60, 60 + 60, 120 + 100 + 60])
+
+
+def test_a_machine_of_another_type_does_its_part_and_has_its_price() -> None:
+    """One of half the speed computes for 100 s, beside one of the usual speed from then on: 50 + 150 of 200."""
+    job = PlannedJob(work_s=200, start_s=0, speeds=(1.0, 2.0))
+    place = typed(market((1, 1, 1), (0, 1, 1)), (0.5, 0.3), (1.0, None))
+    result = play(job, place, PRICE, scripted(fleet(1, 0), fleet(1, 1), fleet(1, 1)))
+    assert result.done_s == 200
+    assert result.dollars == pytest.approx((200 * 0.3 + 100 * PRICE.spot) / 3600)
+    assert result.seconds["compute"] == 300
+
+
+def test_speeds_between_and_beyond_the_known_numbers_of_machines() -> None:
+    job = PlannedJob(work_s=1, start_s=0, speeds=(1.0, 1.8))
+    assert [job.speed(machines) for machines in (0, 0.5, 1, 1.5, 2, 3)] == pytest.approx([0, 0.5, 1, 1.4, 1.8, 2.6])
+
+
+def test_a_job_that_restarts_loses_what_machines_of_their_type_have_done() -> None:
+    job = PlannedJob(work_s=1000, start_s=0, checkpoint_s=1000)
+    place = typed(market((1, 0)), (0.5, None))
+    result = play(job, place, PRICE, scripted(fleet(1), fleet(0), restarts=True))
+    assert result.done == [50, 0]

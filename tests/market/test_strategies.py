@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.market.play import Moment, PlannedJob, Price, play
+from farandole.market.play import Moment, PlannedJob, Price, SpotType, play
 from farandole.market.strategies import (
     BUDGET,
     BY_NAME,
@@ -39,7 +39,9 @@ def moment(**fields: object) -> Moment:
         "dollars": 0.0,
         "price": PRICE,
     }
-    return Moment(**(known | fields))  # type: ignore[arg-type]
+    known |= fields
+    types = (SpotType(speed=1.0, dollars=known["price"].spot),) * len(known["available"])  # type: ignore[arg-type]
+    return Moment(**({"types": types} | known))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SURE)
@@ -209,3 +211,30 @@ def test_all_machines_in_one_zone() -> None:
     assert in_one_zone(moment(available=(2, 3), fleet=fleet(0, 0)), 2) == (0, 2)
     assert in_one_zone(moment(available=(2, 3), fleet=fleet(2, 0)), 2) == (2, 0)
     assert in_one_zone(moment(available=(1, 1), fleet=fleet(0, 0)), 2) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("running", "wanted", "expected"),
+    [((0, 0), 2, (0, 2)), ((0, 0), 5, (2, 3)), ((2, 0), 3, (2, 1)), ((2, 2), 3, (1, 2))],
+)
+def test_machines_that_do_more_for_a_dollar_come_first_and_go_last(
+    running: tuple[int, ...], wanted: int, expected: tuple[int, ...]
+) -> None:
+    types = (SpotType(speed=0.5, dollars=0.3), SpotType(speed=1.0, dollars=0.5))
+    now = moment(available=(4, 3), fleet=fleet(*running), types=types)
+    assert spread(now, wanted) == expected
+    assert in_one_zone(replace(now, fleet=fleet(0, 0)), 3) == (0, 3)
+
+
+def test_a_budget_pays_each_type_its_own_price() -> None:
+    """An hour's budget for two machines at 0.3 and none at 0.9: only the cheap ones are had, and the rest waits."""
+    types = (SpotType(speed=1.0, dollars=0.9), SpotType(speed=0.5, dollars=0.3))
+    job = PlannedJob(work_s=360_000, start_s=60, budget=0.65 / 12, speeds=(1.0, 2.0, 3.0, 4.0))
+    now = moment(available=(4, 3), fleet=fleet(0, 0), types=types, left_s=360_000)
+    assert FarandoleBudget(job).decide(now) == fleet(0, 2)
+
+
+def test_with_enough_money_the_fastest_machines_are_had_and_not_the_most() -> None:
+    job = PlannedJob(work_s=36_000, start_s=60, budget=1000, speeds=(1.0, 2.0))
+    now = moment(available=(2,), fleet=fleet(0), types=(SpotType(speed=0.1, dollars=0.01),))
+    assert FarandoleBudget(job).decide(now) == fleet(0, on_demand=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
 from farandole.market.traces import MarketTrace, SpotMarket
@@ -12,6 +13,12 @@ def market(*zones: Sequence[int], gap_s: int = 100) -> SpotMarket:
     """Return the market of zones with so many machines in each interval."""
     traces = [MarketTrace(name=f"z{n}", gap_s=gap_s, counts=tuple(counts)) for n, counts in enumerate(zones)]
     return SpotMarket(zones=tuple(traces))
+
+
+def typed(place: SpotMarket, *types: tuple[float, float | None]) -> SpotMarket:
+    """Return the market with machines of this speed and price in each zone."""
+    pairs = zip(place.zones, types, strict=True)
+    return SpotMarket(zones=tuple(replace(zone, speed=speed, spot=spot) for zone, (speed, spot) in pairs))
 
 
 def fleet(*spot: int, on_demand: int = 0) -> Machines:

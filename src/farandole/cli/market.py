@@ -29,7 +29,12 @@ MOST_BEGINNINGS = 10_000
 # --- options of both commands -----------------------------------------------------------------------------------------
 
 Traces = Annotated[
-    list[Path], typer.Argument(metavar="TRACE...", help="Files of how many spot machines there were, and when.")
+    list[str],
+    typer.Argument(
+        metavar="TRACE...",
+        help="Files of how many spot machines there were, and when; FILE,speed=0.5,spot=0.35 for machines of another "
+        "type.",
+    ),
 ]
 Work = Annotated[
     str, typer.Option("--work", metavar="TIME", help="How long one machine alone would compute: 90m, 48h, 7d.")
@@ -111,7 +116,10 @@ def _job(
 
 def _say_traces(zones: Sequence[MarketTrace]) -> None:
     for zone in zones:
-        say(f"{zone.name}: up to {max(zone.counts)} machines, at least one for {zone.availability:.0%} of the time")
+        speed = "" if zone.speed == 1 else f", {zone.speed:g} times as fast as on demand"
+        price = "" if zone.spot is None else f", {zone.spot:g} dollars an hour"
+        most, part = max(zone.counts), zone.availability
+        say(f"{zone.name}: up to {most} machines, at least one for {part:.0%} of the time{speed}{price}")
 
 
 # --- simulate ---------------------------------------------------------------------------------------------------------
@@ -164,7 +172,7 @@ def simulate(
     """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
     from farandole.market import comparison, model
     from farandole.market.strategies import BUDGET, BY_NAME, STRATEGIES
-    from farandole.market.traces import SpotMarket, read
+    from farandole.market.traces import SpotMarket, read_zone
 
     price = _price(on_demand, spot)
     _check_budget(budget)
@@ -182,7 +190,7 @@ def simulate(
     check_plot(plot)
     job, measured = _job(work, start, deadline, machines, speeds, beginnings, checkpoint, budget)
     comparison.fixed_size(job)
-    zones = tuple(read(path) for path in traces)
+    zones = tuple(read_zone(words) for words in traces)
     if drawn is not None:
         zones = tuple(model.drawn(zone, drawn) for zone in zones)
     markets = [SpotMarket(zones=zones)] if together else [SpotMarket(zones=(zone,)) for zone in zones]
@@ -277,7 +285,7 @@ def plan(
     from farandole.market.batches import read_batches
     from farandole.market.comparison import fixed_size
     from farandole.market.speeds import speeds_of
-    from farandole.market.traces import read
+    from farandole.market.traces import read_zone
 
     price = _price(on_demand, spot)
     _check_budget(budget)
@@ -292,7 +300,13 @@ def plan(
             f"--batches {batches}: give --speeds FILE too, from `farandole bench scaling --json FILE`; without it N "
             "machines are N times as fast with each batch, so that a constant one is always the best"
         )
-    zones = tuple(read(path) for path in traces)
+    zones = tuple(read_zone(words) for words in traces)
+    for zone in zones:
+        if zone.speed != 1:
+            raise UsageError(
+                f"{zone.name}, speed={zone.speed:g}: `farandole run --deadline` takes all machines to be equally fast, "
+                "so no plan can be made with this one; `farandole simulate` plays it"
+            )
     _say_traces(zones)
     rows = list[planning.PlanRow]()
     found = (

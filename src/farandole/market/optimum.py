@@ -2,7 +2,8 @@
 
 **Of a job that restarts** (`indivisible`): exact, by dynamic programming over the intervals from the last one back, the
 work that is left, and what runs: nothing, spot or on-demand machines. What is done in an interval is a multiple of the
-greatest common divisor of the interval and the start, so nothing is rounded.
+greatest common divisor of the interval and the start, so nothing is rounded. What spot machines of another speed do is
+rounded up, which makes the cost a lower bound.
 
 **Of a job that can be divided** (`divisible`): a lower bound of the cost. The work of all machines adds up, so with a
 price `p` for a second of work each machine decides by itself when it is worth its cost. For each p, what the work costs
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.market.play import PlannedJob, Price
+from farandole.market.play import PlannedJob, Price, SpotType, types_of
 from farandole.market.traces import SpotMarket
 
 Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
@@ -43,18 +44,20 @@ def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     left_s = work_s - unit * np.arange(steps - 1, -1, -1)
     never = np.full(steps, math.inf)
 
+    types = _types(market, price)
+    faster = {kind: job.speed(machines * each.speed) / job.speed(machines) for kind, each in types.items()}
+
     def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
         """Return the cost by what is left, if machines start and run for so many intervals or until the job is done."""
-        dollars = _dollars(kind, price) * machines
-        done = (intervals * gap_s - start_s) // unit
+        dollars = types[kind].dollars / 3600 * machines
+        done = math.ceil((intervals * gap_s - start_s) * faster[kind] / unit - 1e-9)
         rest = dollars * intervals * gap_s + ahead[: max(steps - done, 0)]
-        return np.concatenate([dollars * (start_s + left_s[:done]), rest])
+        paid_s = np.minimum(start_s + left_s[:done] / faster[kind], intervals * gap_s)
+        return np.concatenate([dollars * paid_s, rest])
 
     kinds: Kinds = {
         ON_DEMAND: [True] * intervals,
-        **{
-            f"zone {n}": [count >= machines for count in zone.counts[:intervals]] for n, zone in enumerate(market.zones)
-        },
+        **{_zone(n): [count >= machines for count in zone.counts[:intervals]] for n, zone in enumerate(market.zones)},
     }
     return float(_from_the_end(kinds, intervals, job.start_s, gap_s, never, never, way)[-1])
 
@@ -64,23 +67,25 @@ def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
 
     Infinite if all machines together can't do the work in time.
     """
-    gap_s, intervals = market.gap_s, _intervals(job, market)
-    work_s = job.work_s / max(speed / (count + 1) for count, speed in enumerate(job.speeds))
-    if intervals * gap_s - job.start_s < work_s / job.most:
+    gap_s, intervals, types = market.gap_s, _intervals(job, market), _types(market, price)
+    more = job.speed(job.most + 1) - job.speed(job.most)
+    work_s = job.work_s / max(more, *(speed / (count + 1) for count, speed in enumerate(job.speeds)))
+    if intervals * gap_s - job.start_s < work_s / job.most / max(each.speed for each in types.values()):
         return math.inf
     by_level = [_by_level(zone.counts[:intervals], job.most) for zone in market.zones]
     always = np.ones((intervals, 1), bool)
     if len(by_level) == 1:
         many, there = by_level[0]
-        seats: list[tuple[np.ndarray, Kinds]] = [(many, {"spot": there, ON_DEMAND: np.ones_like(there)})]
+        seats: list[tuple[np.ndarray, Kinds]] = [(many, {_zone(0): there, ON_DEMAND: np.ones_like(there)})]
     else:
-        seats = [(many, {"spot": there}) for many, there in by_level]
+        seats = [(many, {_zone(n): there}) for n, (many, there) in enumerate(by_level)]
         seats.append((np.array([job.most]), {ON_DEMAND: always}))
 
     def dual(p: np.ndarray) -> np.ndarray:
-        return p * work_s + sum(many @ _least(job, gap_s, price, kinds, p) for many, kinds in seats)
+        return p * work_s + sum(many @ _least(job, gap_s, types, kinds, p) for many, kinds in seats)
 
-    return max(0.0, _largest(dual, min(price.spot, price.on_demand) / 3600, 100 * price.on_demand / 3600))
+    cheapest = min(each.dollars / each.speed for each in types.values())
+    return max(0.0, _largest(dual, cheapest / 3600, 100 * price.on_demand / 3600))
 
 
 def _by_level(counts: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,14 +94,15 @@ def _by_level(counts: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray]
     return np.diff([0, *levels]), np.array(counts)[:, None] >= np.array(levels)
 
 
-def _least(job: PlannedJob, gap_s: int, price: Price, kinds: Kinds, p: np.ndarray) -> np.ndarray:
+def _least(job: PlannedJob, gap_s: int, types: Mapping[str, SpotType], kinds: Kinds, p: np.ndarray) -> np.ndarray:
     """Return the least of cost - p * work that one machine can do, shape (levels, prices).
 
     `kinds`: arrays of shape (intervals, levels). `p`: shape (prices,).
     """
 
     def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
-        return _dollars(kind, price) * intervals * gap_s - p * (intervals * gap_s - start_s) + ahead
+        work_s = (intervals * gap_s - start_s) * types[kind].speed
+        return types[kind].dollars / 3600 * intervals * gap_s - p * work_s + ahead
 
     intervals, levels = next(iter(kinds.values())).shape
     end = np.zeros((levels, len(p)))
@@ -104,9 +110,15 @@ def _least(job: PlannedJob, gap_s: int, price: Price, kinds: Kinds, p: np.ndarra
     return _from_the_end(there, intervals, job.start_s, gap_s, end, np.full_like(end, math.inf), way)
 
 
-def _dollars(kind: str, price: Price) -> float:
-    """Return the dollars for a second of a machine."""
-    return (price.on_demand if kind == ON_DEMAND else price.spot) / 3600
+def _zone(number: int) -> str:
+    """Return the name of the kind of the spot machines of a zone."""
+    return f"zone {number}"
+
+
+def _types(market: SpotMarket, price: Price) -> dict[str, SpotType]:
+    """Return the speed and the price of a machine of each kind."""
+    spot = {_zone(n): each for n, each in enumerate(types_of(market, price))}
+    return {**spot, ON_DEMAND: SpotType(speed=1.0, dollars=price.on_demand)}
 
 
 def _from_the_end(

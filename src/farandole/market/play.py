@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate
 
 from farandole.market.traces import SpotMarket
 from farandole.plan.deadline import speed_of
@@ -56,9 +56,18 @@ class PlannedJob:
         """The largest number of machines."""
         return len(self.speeds)
 
-    def speed(self, machines: int) -> float:
-        """Return how many times faster that many machines are than one."""
-        return speed_of(self.speeds, machines)
+    def speed(self, machines: float) -> float:
+        """Return how many times faster that many machines are than one.
+
+        A machine of another type is the part of an on-demand machine that its speed is. Between two numbers the speed
+        is interpolated linearly, and beyond the last one it grows as it did before.
+        """
+        whole = int(machines)
+        if whole == machines <= self.most:
+            return speed_of(self.speeds, whole)
+        known = (0.0, *self.speeds)
+        last = min(whole, self.most - 1)
+        return known[last] + (known[last + 1] - known[last]) * (machines - last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +76,21 @@ class Machines:
 
     spot: tuple[int, ...]
     on_demand: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotType:
+    """The spot machines of a zone: see `MarketTrace`. `dollars`: for an hour of one."""
+
+    speed: float
+    dollars: float
+
+
+def types_of(market: SpotMarket, price: Price) -> tuple[SpotType, ...]:
+    """Return the type of the spot machines of each zone."""
+    return tuple(
+        SpotType(speed=zone.speed, dollars=price.spot if zone.spot is None else zone.spot) for zone in market.zones
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +107,7 @@ class Moment:
         unsaved_s: the work that the loss of a machine would cost, in seconds of one machine.
         dollars: what the job has cost so far.
         price: of the machines.
+        types: the spot machines of each zone: their speed, and dollars for an hour of one.
     """
 
     time_s: int
@@ -94,6 +119,15 @@ class Moment:
     unsaved_s: float
     dollars: float
     price: Price
+    types: tuple[SpotType, ...]
+
+    def count(self, fleet: Machines) -> float:
+        """Return to how many on-demand machines these machines come, by their speed."""
+        return fleet.on_demand + sum(n * each.speed for n, each in zip(fleet.spot, self.types, strict=True))
+
+    def spot_dollars(self, spot: Sequence[int]) -> float:
+        """Return what an hour of these spot machines costs."""
+        return sum(n * each.dollars for n, each in zip(spot, self.types, strict=True))
 
 
 class Strategy(ABC):
@@ -135,35 +169,35 @@ class Played:
         paid = sum(self.seconds.values())
         return self.seconds["compute"] / paid if paid else 0.0
 
-    def count(self, fleet: Machines, price: Price, run: _Run) -> None:
+    def count(self, fleet: Machines, now: Moment, run: _Run) -> None:
         """Add what these machines did and cost in an interval."""
         for kind, machines, dollars in (
-            ("spot", sum(fleet.spot), price.spot),
-            ("on demand", fleet.on_demand, price.on_demand),
+            ("spot", sum(fleet.spot), now.spot_dollars(fleet.spot)),
+            ("on demand", fleet.on_demand, fleet.on_demand * now.price.on_demand),
         ):
             self.paid_s[kind] += machines * run.time_s
-            self.dollars += machines * run.time_s * dollars / 3600
+            self.dollars += run.time_s * dollars / 3600
         self.seconds["start"] += (sum(fleet.spot) + fleet.on_demand) * run.time_s - run.computing_s
         self.seconds["compute"] += run.computing_s
 
 
 def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
     """Return what the job comes to with the strategy that `make` makes. It ends with the traces at the latest."""
-    strategy, result = make(job), Played()
-    machines = _RunningMachines(job, len(market.zones), restarts=strategy.restarts)
+    strategy, result, types = make(job), Played(), types_of(market, price)
+    machines = _RunningMachines(job, [each.speed for each in types], restarts=strategy.restarts)
     left_s, unsaved_s = float(job.work_s), 0.0  # unsaved: seconds since the last checkpoint
     for interval, available in enumerate(market.counts):
-        time_s, before = interval * market.gap_s, machines.count
+        time_s, before, speed = interval * market.gap_s, machines.count, machines.speed
         lost = machines.take_back(available)
         result.lost += lost
         if lost:
-            left_s += unsaved_s * job.speed(before)
+            left_s += unsaved_s * speed
             result.seconds["compute"] -= unsaved_s * before
             result.seconds["again"] += unsaved_s * before
             unsaved_s = 0.0
         now = Moment(
             time_s=time_s, gap_s=market.gap_s, available=available, fleet=machines.fleet, starts_s=machines.starts_s,
-            left_s=left_s, unsaved_s=unsaved_s * job.speed(machines.count), dollars=result.dollars, price=price,
+            left_s=left_s, unsaved_s=unsaved_s * machines.speed, dollars=result.dollars, price=price, types=types,
         )  # fmt: skip
         if machines.change(strategy.decide(now), available):
             unsaved_s = 0.0
@@ -171,7 +205,7 @@ def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[Plan
         left_s -= run.work_s
         if strategy.restarts and job.checkpoint_s:
             unsaved_s = (unsaved_s + run.longest_s) % job.checkpoint_s
-        result.count(machines.fleet, price, run)
+        result.count(machines.fleet, now, run)
         result.done.append(job.work_s - left_s)
         if left_s <= 1e-6:
             result.done_s = time_s + run.time_s
@@ -195,15 +229,23 @@ class _Run:
 class _RunningMachines:
     """The machines of a job: for each, how many seconds it still starts."""
 
-    def __init__(self, job: PlannedJob, zones: int, *, restarts: bool) -> None:
-        self._job, self._restarts = job, restarts
-        self._spot = [list[int]() for _ in range(zones)]
+    def __init__(self, job: PlannedJob, speeds: Sequence[float], *, restarts: bool) -> None:
+        """`speeds`: of a spot machine, by zone."""
+        self._job, self._restarts, self._speeds = job, restarts, (*speeds, 1.0)
+        self._spot = [list[int]() for _ in speeds]
         self._on_demand = list[int]()
         self._lost = 0
 
     @property
     def count(self) -> int:
         return sum(map(len, self._spot)) + len(self._on_demand)
+
+    @property
+    def speed(self) -> float:
+        """How many times faster all machines are than one on-demand machine, when they compute."""
+        return self._job.speed(
+            sum(len(each) * speed for each, speed in zip((*self._spot, self._on_demand), self._speeds, strict=True))
+        )
 
     @property
     def fleet(self) -> Machines:
@@ -242,11 +284,13 @@ class _RunningMachines:
 
     def run(self, gap_s: int, left_s: float) -> _Run:
         """Compute until the interval ends or the job is done."""
-        starts = sorted(chain(*self._spot, self._on_demand))
+        every = zip((*self._spot, self._on_demand), self._speeds, strict=True)
+        starts = sorted((start_s, speed) for each, speed in every for start_s in each)
+        computing = [0.0, *accumulate(speed for _, speed in starts)]
         time_s = work_s = computing_s = 0.0
         for count in range(len(starts) + 1):  # so many compute, until the next one does
-            until_s = float(min(starts[count], gap_s) if count < len(starts) else gap_s)
-            speed = self._job.speed(count)
+            until_s = float(min(starts[count][0], gap_s) if count < len(starts) else gap_s)
+            speed = self._job.speed(computing[count])
             is_done = speed > 0 and work_s + speed * (until_s - time_s) >= left_s
             if is_done:
                 until_s = time_s + (left_s - work_s) / speed
@@ -255,7 +299,7 @@ class _RunningMachines:
             time_s = until_s
             if is_done:
                 break
-        longest_s = max(time_s - starts[0], 0.0) if starts else 0.0
+        longest_s = max(time_s - starts[0][0], 0.0) if starts else 0.0
         self._spot = [[max(each - gap_s, 0) for each in machines] for machines in self._spot]
         self._on_demand = [max(each - gap_s, 0) for each in self._on_demand]
         return _Run(time_s=time_s, work_s=work_s, computing_s=computing_s, longest_s=longest_s)

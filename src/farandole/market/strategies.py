@@ -28,12 +28,17 @@ from farandole.plan.deadline import burst_of, fewest_on_demand, time_for
 
 
 def spread(now: Moment, wanted: int) -> tuple[int, ...]:
-    """Return at most `wanted` spot machines by zone: those that run, then more in the zones with the most room.
+    """Return at most `wanted` spot machines by zone: those that run, then more of the type that does the most for a
+    dollar, in the zones with the most room.
 
-    If fewer are wanted than run, the zones with the least room lose theirs first.
+    If fewer are wanted than run, those go first that do the least for a dollar, in the zones with the least room.
     """
     counts, more = [*now.fleet.spot], wanted - sum(now.fleet.spot)
-    zones = sorted(range(len(counts)), key=lambda zone: counts[zone] - now.available[zone], reverse=more < 0)
+
+    def rank(zone: int) -> tuple[float, int]:
+        return now.types[zone].dollars / now.types[zone].speed, counts[zone] - now.available[zone]
+
+    zones = sorted(range(len(counts)), key=rank, reverse=more < 0)
     for zone in zones:
         added = min(max(more, -counts[zone]), now.available[zone] - counts[zone])
         counts[zone], more = counts[zone] + added, more - added
@@ -42,7 +47,11 @@ def spread(now: Moment, wanted: int) -> tuple[int, ...]:
 
 def in_one_zone(now: Moment, size: int) -> tuple[int, ...]:
     """Return `size` spot machines in one zone, where they run if there are so many; else none."""
-    zones = sorted(range(len(now.available)), key=lambda zone: (-now.fleet.spot[zone], -now.available[zone]))
+
+    def rank(zone: int) -> tuple[int, float, int]:
+        return -now.fleet.spot[zone], now.types[zone].dollars / now.types[zone].speed, -now.available[zone]
+
+    zones = sorted(range(len(now.available)), key=rank)
     chosen = next((zone for zone in zones if now.available[zone] >= size), None)
     return tuple(size if zone == chosen else 0 for zone in range(len(now.available)))
 
@@ -137,7 +146,7 @@ class Ross(Greedy):
         if job.deadline_s is None:
             return Machines(spot=spot)
         if self._interval is None:
-            root = math.sqrt(now.price.on_demand / now.price.spot)
+            root = math.sqrt(now.price.on_demand / min(each.dollars / each.speed for each in now.types))
             left_s, time_s = now.left_s / job.speed(job.most), job.deadline_s - now.time_s
             if time_s <= left_s * (1 + 2 * root) / (1 + root):
                 begins = now.time_s + self._random.random() * (time_s - left_s)
@@ -212,19 +221,22 @@ class FarandoleBudget(Strategy):
     def decide(self, now: Moment) -> Machines:
         assert self.job.budget is not None
         job, price, left = self.job, now.price, self.job.budget - now.dollars
-        spot_dollars = now.gap_s * price.spot / 3600
         room = min(sum(now.available), job.most)
+        spots = [spread(now, spot) for spot in range(room + 1)]
+        hourly = [now.spot_dollars(spot) for spot in spots]
         certain_dollars = cache(partial(self._certain_dollars, now))
         best: tuple[float, float] | None = None  # the speed, and what an hour costs, less
-        chosen = Machines(spot=spread(now, min(room, int(left / spot_dollars))))
+        affordable = [n for n in range(room + 1) if hourly[n] * now.gap_s / 3600 <= left + 1e-9]
+        chosen = Machines(spot=spots[max(affordable, default=0)])
         for spot in range(room + 1):
-            money = left - spot * spot_dollars + 1e-9
+            money = left - hourly[spot] * now.gap_s / 3600 + 1e-9
             core = max(bisect_right(range(job.most - spot + 1), money, key=certain_dollars) - 1, 0)  # more cost more
             while core and certain_dollars(core) > money:
                 core -= 1  # except where more machines do more work each
-            value = job.speed(spot + core), -(spot * price.spot + core * price.on_demand)
+            fleet = Machines(on_demand=core, spot=spots[spot])
+            value = job.speed(now.count(fleet)), -(hourly[spot] + core * price.on_demand)
             if certain_dollars(core) <= money and (best is None or value > best):
-                best, chosen = value, Machines(on_demand=core, spot=spread(now, spot))
+                best, chosen = value, fleet
         return chosen
 
     def _certain_dollars(self, now: Moment, core: int) -> float:

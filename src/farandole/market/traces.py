@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,17 @@ _FORMATS = "a JSON file of SkyPilot, a CSV file of Bamboo or Parcae, or JSON lin
 
 @dataclass(frozen=True, kw_only=True)
 class MarketTrace:
-    """How many machines there were in each interval of `gap_s` seconds; `counts` has at least one."""
+    """How many machines there were in each interval of `gap_s` seconds; `counts` has at least one.
+
+    `speed`: of one of these spot machines, where an on-demand machine has 1. `spot`: dollars for an hour of one; None:
+    the price of the market (`Price.spot`).
+    """
 
     name: str
     gap_s: int
     counts: tuple[int, ...]
+    speed: float = 1.0
+    spot: float | None = None
 
     @property
     def duration_s(self) -> int:
@@ -46,6 +52,8 @@ class MarketTrace:
 @dataclass(frozen=True, kw_only=True)
 class SpotMarket:
     """The zones in which a job can have spot machines: traces with the same intervals; at least one.
+
+    Machines of another type are a zone of their own.
 
     Raises:
         UsageError: the intervals differ.
@@ -87,11 +95,35 @@ class SpotMarket:
     def window(self, first: int, intervals: int) -> SpotMarket:
         """Return the market of `intervals` intervals from interval `first` on."""
         return SpotMarket(
-            zones=tuple(
-                MarketTrace(name=zone.name, gap_s=zone.gap_s, counts=zone.counts[first : first + intervals])
-                for zone in self.zones
-            )
+            zones=tuple(replace(zone, counts=zone.counts[first : first + intervals]) for zone in self.zones)
         )
+
+
+def read_zone(words: str) -> MarketTrace:
+    """Return the trace of `FILE[,speed=NUMBER][,spot=DOLLARS]`: with the speed and the price of its machines.
+
+    Raises:
+        UsageError: an option is unknown or its value is not a number above 0, and see `read`.
+    """
+    if "," not in words or Path(words).exists():
+        return read(Path(words))
+    path, *options = words.split(",")
+    values = dict[str, float]()
+    for option in options:
+        name, _, text = option.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if name not in ("speed", "spot") or name in values:
+            raise UsageError(
+                f"{words}: {option!r}; the options of a trace are speed=NUMBER and spot=DOLLARS, once each"
+            )
+        if not 0 < value < 1e6:
+            unit = "dollars an hour" if name == "spot" else "how many times as fast as an on-demand machine"
+            raise UsageError(f"{words}: {option!r}; {unit}, above 0")
+        values[name] = value
+    return replace(read(Path(path)), speed=values.get("speed", 1.0), spot=values.get("spot"))
 
 
 def read(path: Path) -> MarketTrace:
