@@ -2,9 +2,10 @@
 
     python -m experiments.scale machines --workers 8,64        every message: results/machines.json
     python -m experiments.scale losses                         both depths on the same losses: results/losses.json
+    python -m experiments.scale history                        one account at both levels: results/history.json
     python -m experiments.scale events                         events only: results/events.json
 
-Each writes its tables into README.md. 512 workers take more than 20 minutes.
+Each writes its tables into README.md. 512 workers take half an hour.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import typer
 
 from experiments.scale import machines as by_messages
 from experiments.scale import page
+from experiments.scale.history import HistoryRow
+from experiments.scale.history import rows as history_rows
 from farandole.bench.scaling import workers_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Many workers, by simulation.")
@@ -39,6 +42,17 @@ def losses(*, steps: Annotated[int, typer.Option(help="Steps of each run.")] = 1
         rows.append(page.both_depths(count, mean_s, steps))
         print(f"{count} workers, a loss in {mean_s:g} s: {rows[-1].messages:.4f}, {rows[-1].events:.4f}", flush=True)
     page.save("losses", rows)
+    page.write()
+
+
+@app.command()
+def history() -> None:
+    """Short histories of a spot market with 2 to 8 machines, by messages and by events, class by class."""
+    rows = list[HistoryRow]()
+    for row in history_rows(range(1, 7), intervals=12, steps=1500):
+        rows.append(row)
+        print(f"history {row.seed}: {row.messages.done_s:.0f} and {row.events.done_s:.0f} s", flush=True)
+    page.save("history", rows)
     page.write()
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from experiments.scale.events import Failing, GoodputRow, elastic_goodput, goodput_row
+from experiments.scale.history import HistoryRow
 from experiments.scale.machines import CHANGES, STEP_S, MachinesRow, loss_times, losses
 from experiments.tables import filled
 
@@ -40,6 +41,7 @@ def save(name: str, rows: Sequence[object]) -> None:
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
+CLASSES = ("start", "compute", "again", "wait")
 JOIN_S = 1.5 * STEP_S  # a new worker starts within a second, and joins between two steps
 KILLED_PAUSE_S = 0.2  # of a killed worker, as `machines` measures it
 
@@ -88,6 +90,13 @@ def tables() -> dict[str, str]:
                 for row in read("losses", LossesRow)
             ),
         ),
+        "history": _table(
+            ("history", "taken back", "seconds of machines", *(f"`{name}`" for name in CLASSES), "done after, s"),
+            (
+                (f"{row.seed}", f"{row.lost}", *(_both(row, name) for name in ("paid_s", *CLASSES, "done_s")))
+                for row in read("history", HistoryRow)
+            ),
+        ),
         "events": _table(
             ("workers", "a failure in", "failures", "farandole", "restarts in 3 min", "restarts in 10 min"),
             (
@@ -102,6 +111,11 @@ def tables() -> dict[str, str]:
 def write() -> None:
     """Put the tables into README.md."""
     PAGE.write_text(filled(PAGE.read_text(), tables()))
+
+
+def _both(row: HistoryRow, name: str) -> str:
+    """Return a figure with every message, and by events."""
+    return f"{getattr(row.messages, name):,.0f} / {getattr(row.events, name):,.0f}"
 
 
 def _pause(row: MachinesRow, kind: str) -> str:

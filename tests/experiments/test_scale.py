@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.scale import page
+from experiments.scale import history, page
 from experiments.scale.events import (
     Failing,
     elastic_goodput,
@@ -50,6 +50,30 @@ def test_workers_of_one_host_send_to_few_others() -> None:
     assert row.peers == 8, "seven of its host, and one of the other"
     assert row.losses == 0
     assert row.goodput > 0.95
+
+
+def test_a_history_comes_to_the_same_account_at_both_levels() -> None:
+    before = SHARDS["train"]
+    [row] = history.rows([6], intervals=6, steps=500)
+    assert SHARDS["train"] == before
+    assert row.lost == 3
+    messages, events = row.messages, row.events
+    assert messages.compute == events.compute == 500 * history.MICRO_BATCHES * history.SHARD_S
+    assert 0 < messages.again < 3 * history.MICRO_BATCHES * history.SHARD_S, "each loss costs less than a step"
+    assert messages.done_s == pytest.approx(events.done_s, rel=0.03)
+    assert messages.paid_s == pytest.approx(events.paid_s, rel=0.03)
+    for name in ("start", "wait"):
+        assert getattr(messages, name) == pytest.approx(getattr(events, name), rel=0.15, abs=0.02 * events.paid_s)
+
+
+def test_machines_that_are_taken_back_before_they_compute_are_paid_as_starts() -> None:
+    taken = history.History((1,), 20, seed=1)
+    taken.world.at(5.0, taken.set_count, 3)
+    taken.world.at(10.0, taken.set_count, 1)
+    account = taken.play()
+    assert [machine.worker is None for machine in taken.machines] == [True, True, False]
+    assert taken.lost == 2
+    assert account.start == pytest.approx(10 + 5 + history.START_S, abs=1.0)
 
 
 def test_both_depths_come_to_the_same_goodput() -> None:
