@@ -81,7 +81,7 @@ class SavingsRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_of(kind: MachineType) -> PlannedJob:
-    """Return the job on these machines. Between published numbers of GPUs the throughput is on a line.
+    """Return the job on these machines. Between published numbers of GPUs the throughput is interpolated linearly.
 
     One GPU has a quarter of what four have.
     """

@@ -1,9 +1,9 @@
 """The study's commands, from the repository's root:
 
-    python -m experiments.scale machines --workers 8,64        every message: results/machines.json
-    python -m experiments.scale losses                         both depths on the same losses: results/losses.json
-    python -m experiments.scale history                        one account at both levels: results/history.json
-    python -m experiments.scale events                         events only: results/events.json
+    python -m experiments.scale machines --workers 8,64     every message: results/machines.json
+    python -m experiments.scale failures                    both levels, the same failures: results/failures.json
+    python -m experiments.scale history                     both levels, one account: results/history.json
+    python -m experiments.scale events                      events only: results/events.json
 
 Each writes its tables into README.md. 512 workers take half an hour.
 """
@@ -35,13 +35,13 @@ def machines(*, workers: Annotated[str, typer.Option(help="The numbers of worker
 
 
 @app.command()
-def losses(*, steps: Annotated[int, typer.Option(help="Steps of each run.")] = 150) -> None:
+def failures(*, steps: Annotated[int, typer.Option(help="Steps of each run.")] = 150) -> None:
     """Runs of 8 and 64 workers in which workers are killed at random times, by messages and by events."""
-    rows = list[page.LossesRow]()
+    rows = list[page.FailuresRow]()
     for count, mean_s in ((8, 5.0), (8, 10.0), (8, 30.0), (64, 5.0), (64, 10.0), (64, 30.0)):
-        rows.append(page.both_depths(count, mean_s, steps))
-        print(f"{count} workers, a loss in {mean_s:g} s: {rows[-1].messages:.4f}, {rows[-1].events:.4f}", flush=True)
-    page.save("losses", rows)
+        rows.append(page.both_levels(count, mean_s, steps))
+        print(f"{count} workers, a failure in {mean_s:g} s: {rows[-1].messages:.4f}, {rows[-1].events:.4f}", flush=True)
+    page.save("failures", rows)
     page.write()
 
 

@@ -34,7 +34,7 @@ class Failing(msgspec.Struct, frozen=True, kw_only=True):
 
 def failure_times(mean_s: float, until_s: float, seed: int) -> list[float]:
     """Return random times of failures until `until_s`, `mean_s` apart in the mean."""
-    rng, times, now = random.Random(seed), list[float](), 0.0
+    rng, times, now = random.Random(f"{seed} {mean_s}"), list[float](), 0.0
     while (now := now + rng.expovariate(1 / mean_s)) < until_s:
         times.append(now)
     return times

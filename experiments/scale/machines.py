@@ -6,8 +6,8 @@ bandwidth. Eight workers share a host. Workers that are lost or leave are replac
 second.
 
 In a run of `changes` one worker is killed (its peers see closed connections), one goes silent (nothing tells that it is
-gone), and one has a preemption notice, each some steps after the one before. In a run of `losses` workers are killed at
-random times.
+gone), and one has a preemption notice, each some steps after the one before. In a run of `failures` workers are
+killed at random times.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from experiments.scale.events import failure_times
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.coordinator.state import Action, RunSettings, Send
@@ -55,7 +56,7 @@ class MachinesRow(msgspec.Struct, frozen=True, kw_only=True):
         sent: messages that a worker sends in a step without a change, in the mean. `peers`: workers to which it sends.
         pauses_s: by kind of change, how much longer the step took in which it was than the step before. `join`: of the
             worker that replaces the one with a notice.
-        losses: workers that were lost. `goodput`: steps times the median, over their time.
+        failures: workers that were lost. `goodput`: steps times the median, over their time.
         seconds: how long the simulation took.
     """
 
@@ -68,7 +69,7 @@ class MachinesRow(msgspec.Struct, frozen=True, kw_only=True):
     sent: float
     peers: float
     pauses_s: dict[str, float]
-    losses: int
+    failures: int
     goodput: float
     seconds: float
 
@@ -162,7 +163,7 @@ def micro_batches(count: int) -> Generator[None]:
 def settings_of(workers: int) -> RunSettings:
     """The settings of a run of so many workers: those of `farandole run`, but equal shares and a minimum of half.
 
-    So the steps do not depend on the measured speed of workers, and a loss does not stop the run.
+    So the steps do not depend on the measured speed of workers, and a failure does not stop the run.
     """
     return RunSettings(run="scale", wanted=workers, minimum=max(1, workers // 2), by_speed=False)
 
@@ -219,18 +220,10 @@ def _change(world: World, kind: str) -> None:
         target.tell(m.LeaveRequest(reason="SIGTERM", within_s=120.0))
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def loss_times(mean_s: float, until_s: float, seed: int) -> list[float]:
-    """Return random times of losses, in seconds from the beginning of `QUIET_STEP` on, `mean_s` apart in the mean."""
-    rng, times, now = random.Random(f"{seed} {mean_s}"), list[float](), 0.0
-    while (now := now + rng.expovariate(1 / mean_s)) < until_s:
-        times.append(now)
-    return times
-
-
-def losses(workers: int, mean_s: float, steps: int, seed: int = 1) -> MachinesRow:
+def failures(workers: int, mean_s: float, steps: int, seed: int = 1) -> MachinesRow:
     """Return what a run comes to in which workers are killed at random times, `mean_s` seconds apart in the mean."""
     times, began = StepTimes(), time.monotonic()
     target = random.Random(seed)
@@ -244,7 +237,7 @@ def losses(workers: int, mean_s: float, steps: int, seed: int = 1) -> MachinesRo
             if alive and world.coordinator.ending is None:
                 target.choice(alive).die("killed", -9)
 
-        for due in loss_times(mean_s, steps * STEP_S * 3, seed):
+        for due in failure_times(mean_s, steps * STEP_S * 3, seed):
             world.at(due, strike)
         world.until(1e9, lambda: world.coordinator.over is not None)
     return _row(world, times, {}, time.monotonic() - began)
@@ -270,7 +263,7 @@ def _row(world: World, times: StepTimes, at: dict[str, float], seconds: float) -
         heartbeats_per_s=coordinator.messages["periodic"] / world.now, others=coordinator.messages["others"],
         coordinator_ms=1e3 * coordinator.spent_s / world.now,
         sent=sum(quiet) / world.settings.wanted, peers=len(quiet) / world.settings.wanted,
-        pauses_s=pauses, losses=world.records["lost"], goodput=min(1.0, len(durations) * median / elapsed),
+        pauses_s=pauses, failures=world.records["lost"], goodput=min(1.0, len(durations) * median / elapsed),
         seconds=round(seconds, 1),
     )  # fmt: skip
 

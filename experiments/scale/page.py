@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from experiments.scale.events import Failing, GoodputRow, elastic_goodput, goodput_row
+from experiments.scale.events import Failing, GoodputRow, elastic_goodput, failure_times, goodput_row
 from experiments.scale.history import HistoryRow
-from experiments.scale.machines import CHANGES, STEP_S, MachinesRow, loss_times, losses
+from experiments.scale.machines import CHANGES, STEP_S, MachinesRow, failures
 from experiments.tables import filled
 
 HERE = Path(__file__).parent
@@ -19,12 +19,12 @@ DAY_S = 86_400.0
 Row = TypeVar("Row")
 
 
-class LossesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The goodputs of a run with losses, with every message and by events only, on the same losses."""
+class FailuresRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The goodputs of a run with failures, with every message and by events only, on the same failures."""
 
     workers: int
     mean_s: float
-    losses: int
+    failures: int
     messages: float
     events: float
 
@@ -46,13 +46,13 @@ JOIN_S = 1.5 * STEP_S  # a new worker starts within a second, and joins between 
 KILLED_PAUSE_S = 0.2  # of a killed worker, as `machines` measures it
 
 
-def both_depths(workers: int, mean_s: float, steps: int) -> LossesRow:
-    row = losses(workers, mean_s, steps)
+def both_levels(workers: int, mean_s: float, steps: int) -> FailuresRow:
+    row = failures(workers, mean_s, steps)
     elapsed_s = row.steps * row.step_s / row.goodput
     job = Failing(workers=workers, start_s=JOIN_S, pause_s=KILLED_PAUSE_S)
-    return LossesRow(
-        workers=workers, mean_s=mean_s, losses=row.losses, messages=row.goodput,
-        events=elastic_goodput(job, loss_times(mean_s, elapsed_s, 1), elapsed_s),
+    return FailuresRow(
+        workers=workers, mean_s=mean_s, failures=row.failures, messages=row.goodput,
+        events=elastic_goodput(job, failure_times(mean_s, elapsed_s, 1), elapsed_s),
     )  # fmt: skip
 
 
@@ -83,11 +83,11 @@ def tables() -> dict[str, str]:
                 for row in read("machines", MachinesRow)
             ),
         ),
-        "losses": _table(
-            ("workers", "a loss in, s", "losses", "goodput, every message", "by events"),
+        "failures": _table(
+            ("workers", "a failure in, s", "failures", "goodput, every message", "by events"),
             (
-                (f"{row.workers}", f"{row.mean_s:g}", f"{row.losses}", f"{row.messages:.1%}", f"{row.events:.1%}")
-                for row in read("losses", LossesRow)
+                (f"{row.workers}", f"{row.mean_s:g}", f"{row.failures}", f"{row.messages:.1%}", f"{row.events:.1%}")
+                for row in read("failures", FailuresRow)
             ),
         ),
         "history": _table(

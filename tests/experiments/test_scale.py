@@ -16,7 +16,7 @@ from experiments.scale.events import (
     restarting_goodput,
     speed,
 )
-from experiments.scale.machines import STEP_S, StepTimes, changes, loss_times, losses
+from experiments.scale.machines import STEP_S, StepTimes, changes, failures
 from experiments.tables import filled
 from farandole.protocol.view import View
 from farandole.simulate.replica import SHARDS
@@ -29,7 +29,7 @@ def test_a_run_with_changes_says_how_long_each_was() -> None:
     row = changes(SMALL)
     assert SHARDS["train"] == before
     assert row.workers == SMALL
-    assert row.losses == 2, "killed, and silent"
+    assert row.failures == 2, "killed, and silent"
     assert set(row.pauses_s) == {"killed", "silent", "notice", "join"}
     assert row.step_s == pytest.approx(STEP_S, rel=0.2)
     assert 0 < row.pauses_s["killed"] < row.pauses_s["silent"] < 5.0, (
@@ -48,7 +48,7 @@ def test_a_run_with_changes_says_how_long_each_was() -> None:
 def test_workers_of_one_host_send_to_few_others() -> None:
     row = changes(16, kinds=())
     assert row.peers == 8, "seven of its host, and one of the other"
-    assert row.losses == 0
+    assert row.failures == 0
     assert row.goodput > 0.95
 
 
@@ -76,11 +76,11 @@ def test_machines_that_are_taken_back_before_they_compute_are_paid_as_starts() -
     assert account.start == pytest.approx(10 + 5 + history.START_S, abs=1.0)
 
 
-def test_both_depths_come_to_the_same_goodput() -> None:
-    row = page.both_depths(SMALL, 12.0, 80)
-    assert row.losses >= 3
+def test_both_levels_come_to_the_same_goodput() -> None:
+    row = page.both_levels(SMALL, 12.0, 80)
+    assert row.failures >= 3
     assert row.events == pytest.approx(row.messages, abs=0.03)
-    assert losses(SMALL, 1e6, 10).losses == 0
+    assert failures(SMALL, 1e6, 10).failures == 0
 
 
 def test_a_join_is_the_beginning_of_a_view_with_a_new_member() -> None:
@@ -93,10 +93,10 @@ def test_a_join_is_the_beginning_of_a_view_with_a_new_member() -> None:
 
 
 def test_times_of_losses() -> None:
-    times = loss_times(10.0, 1000.0, 1)
+    times = failure_times(10.0, 1000.0, 1)
     assert times == sorted(times)
     assert len(times) == pytest.approx(100, abs=30)
-    assert loss_times(10.0, 500.0, 1) == [when for when in times if when < 500]
+    assert failure_times(10.0, 500.0, 1) == [when for when in times if when < 500]
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 each training when it reaches the target. Pure: lines of metrics in, values and a table out.
 
 a logged metric    the values of `run.log`. Between the last value that missed the target and the first that reaches it
-                   the metric is on a line: the samples are those where the line crosses the target.
+                   the metric is interpolated linearly: the samples are those where the line crosses the target.
 loss               the training loss, as the mean over the last steps, weighted by their samples. All sizes use equally
                    many samples for it: those of `WINDOW` steps of the largest batch.
 """

@@ -8,8 +8,8 @@ The speed of n machines is the work of one machine alone, with its batch, that t
 
     speed(n) = samples/s of n machines, over that of one  *  samples(batch of one) / samples(batch of n)
 
-Between two measured sizes of the batch the number of samples is on a line in the batch, and beyond the last one on the
-last line, if that rises. That is the law of McCandlish, Kaplan, Amodei, *An Empirical Model of Large-Batch Training*
+Between two measured sizes of the batch the number of samples is interpolated linearly. Beyond the last one the last
+line goes on, if that rises. That is the law of McCandlish, Kaplan, Amodei, *An Empirical Model of Large-Batch Training*
 (arXiv 1812.06162): samples = least samples * (1 + batch / critical batch). A batch that makes the job slower is not
 used: from there on the batch stays as it is, and more machines are taken to be no faster.
 """

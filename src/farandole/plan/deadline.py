@@ -23,8 +23,8 @@ def speed_of(speeds: Sequence[float], machines: int) -> float:
 def speeds_from(measured: Mapping[int, float], machines: int) -> list[float]:
     """Return the speeds of 1, 2, ... `machines` machines from measured ones: `measured` has at least one, by number.
 
-    No machine has the speed 0. Between two measured numbers the speed is on a line, and beyond the last one on the last
-    line, which does not fall.
+    No machine has the speed 0. Between two measured numbers the speed is interpolated linearly. Beyond the last one the
+    last line goes on, if it does not fall.
     """
     points = {0: 0.0, **measured}
     places, found = sorted(points), list[float]()
