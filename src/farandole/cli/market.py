@@ -343,9 +343,9 @@ def _plan_table(rows: Sequence[PlanRow], job: PlannedJob, budget: float | None) 
         *(["batch"] if rows[0].batch else []),
         "machines",
         "dollars",
-        "9 of 10 below",
+        "90th percentile",
         "hours",
-        "9 of 10 below",
+        "90th percentile",
     ]
     heads += [] if job.deadline_s is None else ["in time", "certain"]
     heads += [] if budget is None else ["within budget"]

@@ -163,7 +163,8 @@ def advice(
         return
     yield f"recommended: {named(best)}"
     sure = "certain to be in time" if best.certain else f"done in {best.in_time} of {best.windows} windows"
-    yield f"  {sure}; {best.dollars:,.2f} dollars in the mean, at most {best.dollars_of_9:,.2f} in nine of ten windows"
+    costs = f"{best.dollars:,.2f} dollars in the mean, {best.dollars_of_9:,.2f} at the 90th percentile of windows"
+    yield f"  {sure}; {costs}"
     fixed = next((row for row in found if row.strategy == "on demand" and row.dollars is not None), None)
     if fixed is not None and fixed is not best and fixed.dollars:
         yield f"  on demand only: {fixed.dollars:,.2f} dollars; this saves {1 - best.dollars / fixed.dollars:.0%}"
