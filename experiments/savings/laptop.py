@@ -190,7 +190,7 @@ def simulated(run: LaptopRun, trace: Path, first: int, deadline_s: int | None, s
     counts = counts_of({"trace": str(trace), "first": str(first), "machines": str(SPOT_MACHINES)})
     each_second = tuple(count for count in counts for _ in range(SECONDS))
     part = MarketTrace(name=trace.stem, gap_s=1, counts=each_second[:deadline_s])
-    relative, _ = speeds_of(speeds, len(WORKERS) if deadline_s else SPOT_MACHINES)
+    relative = speeds_of(speeds, len(WORKERS) if deadline_s else SPOT_MACHINES).relative
     job = PlannedJob(
         work_s=round(run.samples / rate_of_one(speeds)),
         start_s=round(run.start_s),

@@ -15,9 +15,10 @@ from farandole.errors import UsageError
 from farandole.market.chart import LEFT, RIGHT, cost_chart
 from farandole.market.comparison import BOUND, CHEAPEST, JobOutcome, StrategyResult, compare, windows
 from farandole.market.play import PlannedJob, Price
-from farandole.market.speeds import speeds_of
+from farandole.market.speeds import MachineSpeeds, speeds_of
 from farandole.market.strategies import BY_NAME, STRATEGIES
 from farandole.market.traces import read_zone
+from farandole.protocol.metrics import StepLine
 from tests.support.market import market
 from tests.support.mentioned import mentions
 
@@ -110,6 +111,9 @@ def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
         (("--work", "20h", *PRICES, "--budget", "-1"), ("--budget", "-1")),
         (("--work", "20h", *PRICES, "--strategy", "farandole, budget"), ("farandole, budget", "--budget")),
         (("--work", "20h", *PRICES, "--drawn", "-1"), ("--drawn", "-1")),
+        (PRICES, ("--work", "--samples")),
+        (("--work", "20h", "--samples", "9", *PRICES), ("--work", "--samples")),
+        (("--samples", "9", *PRICES), ("--samples", "--speeds")),
     ],
 )
 def test_what_it_refuses(trace: Path, words: tuple[str, ...], named: tuple[str, ...]) -> None:
@@ -121,19 +125,76 @@ def test_what_it_refuses(trace: Path, words: tuple[str, ...], named: tuple[str, 
 def test_speeds_of_a_measurement(tmp_path: Path) -> None:
     path = tmp_path / "scaling.json"
     path.write_text(json.dumps([*SCALING, {"contestant": "ddp", "run": {"workers": 1}, "samples_per_s": 9.0}]))
-    speeds, measured = speeds_of(path, 6)
-    assert speeds == pytest.approx((1.0, 1.9, 2.7, 3.5, 4.3, 5.1))
-    assert measured == 4
-    assert speeds_of(None, 3) == ((1.0, 2.0, 3.0), 3)
+    speeds = speeds_of(path, 6)
+    assert speeds.relative == pytest.approx((1.0, 1.9, 2.7, 3.5, 4.3, 5.1))
+    assert (speeds.fewest, speeds.most, speeds.samples_per_s) == (1, 4, 100.0)
+    assert speeds_of(None, 3) == MachineSpeeds(relative=(1.0, 2.0, 3.0), fewest=1, most=3)
+
+
+def test_speeds_of_a_published_table(tmp_path: Path) -> None:
+    path = tmp_path / "published.json"
+    path.write_text('{"4": 3012, "8": 5874}')
+    speeds = speeds_of(path, 8)
+    assert (speeds.fewest, speeds.most, speeds.samples_per_s) == (4, 8, 753)
+    assert speeds.relative == pytest.approx((1, 2, 3, 4, 4.95, 5.9, 6.85, 7.8), abs=1e-3)
+
+
+def test_speeds_of_a_run(tmp_path: Path) -> None:
+    """Pauses and what runs once are not in them, evaluations are."""
+    line = StepLine(
+        step=0, epoch=0, samples=96, loss=1.0, seconds=1.0, samples_per_s=96.0, view=1, workers=1, time=1.0,
+        total=None, factor=None,
+    )  # fmt: skip
+    lines = [
+        line,
+        msgspec.structs.replace(line, step=1, seconds=3.0, evaluation_s=1.0, pause_s=1.0),
+        msgspec.structs.replace(line, step=2, workers=3, seconds=0.5),
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
+    speeds = speeds_of(tmp_path, 3)
+    assert (speeds.fewest, speeds.most) == (1, 3)
+    assert speeds.samples_per_s == pytest.approx(64)
+    assert speeds.relative == pytest.approx((1, 2, 3))
+
+
+@pytest.mark.parametrize(("text", "named"), [('{"0": 5}', "0: 5"), ('{"2": -1}', "2: -1"), ('{"a": 1}', "--speeds")])
+def test_a_table_without_sense_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "published.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        speeds_of(path, 2)
+    assert mentions(str(caught.value), "published.json", named)
+
+
+def test_a_folder_that_is_no_run_or_has_no_step_is_refused(tmp_path: Path) -> None:
+    for content in (None, b""):
+        if content is not None:
+            (tmp_path / "metrics.jsonl").write_bytes(content)
+        with pytest.raises(UsageError) as caught:
+            speeds_of(tmp_path, 2)
+        assert mentions(str(caught.value), "--speeds", str(tmp_path))
+
+
+def test_a_job_by_its_samples(trace: Path, tmp_path: Path) -> None:
+    """As much as ten hours of one machine at 100 a second."""
+    path, file = tmp_path / "published.json", tmp_path / "rows.json"
+    path.write_text('{"1": 100, "4": 400}')
+    options = (*PRICES, "--machines", "4", "--beginnings", "1", "--strategy", "farandole, spot", "--speeds", path)
+    printed = simulate(trace, "--samples", "3.6e6", *options, "--json", file)
+    by_samples = json.loads(file.read_text())
+    dollars = by_samples[-1]["outcomes"][0]["dollars"]
+    assert printed.splitlines()[-1].split()[-1] == f"{3.6e6 / dollars:,.0f}"
+    simulate(trace, "--work", "10h", *options, "--json", file)
+    assert json.loads(file.read_text()) == by_samples
 
 
 def test_of_both_modes_the_scripts_batch_counts_and_other_doubles_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "scaling.json"
     weak = [{"run": {"workers": n, "mode": "weak"}, "samples_per_s": 100.0 * n} for n in (1, 2, 4)]
     path.write_text(json.dumps([*SCALING, *weak]))
-    assert speeds_of(path, 4)[0] == pytest.approx((1.0, 1.9, 2.7, 3.5))
+    assert speeds_of(path, 4).relative == pytest.approx((1.0, 1.9, 2.7, 3.5))
     path.write_text(json.dumps(weak))
-    assert speeds_of(path, 4)[0] == pytest.approx((1.0, 2.0, 3.0, 4.0))
+    assert speeds_of(path, 4).relative == pytest.approx((1.0, 2.0, 3.0, 4.0))
     path.write_text(json.dumps([*SCALING, SCALING[1]]))
     with pytest.raises(UsageError) as caught:
         speeds_of(path, 4)
@@ -143,7 +204,7 @@ def test_of_both_modes_the_scripts_batch_counts_and_other_doubles_are_refused(tm
 def test_speeds_that_fall_beyond_the_last_number_stay(tmp_path: Path) -> None:
     path = tmp_path / "scaling.json"
     path.write_text(json.dumps([SCALING[0], {"run": {"workers": 2}, "samples_per_s": 90.0}]))
-    assert speeds_of(path, 3)[0] == pytest.approx((1.0, 1.0, 1.0))
+    assert speeds_of(path, 3).relative == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_machines_of_another_type_do_their_part_of_the_work_for_their_price(trace: Path, tmp_path: Path) -> None:

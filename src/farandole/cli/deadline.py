@@ -68,7 +68,7 @@ def checked_speeds(
             f"--deadline: pool {last.name} is the last one and has no size; say how many workers it may have, as "
             f"--pool {last.kind},name={last.name},size=4"
         )
-    return () if path is None else speeds_of(path, sum(pool.size or UNSIZED for pool in pools))[0]
+    return () if path is None else speeds_of(path, sum(pool.size or UNSIZED for pool in pools)).relative
 
 
 @dataclass(frozen=True, kw_only=True)

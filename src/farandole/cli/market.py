@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from farandole.market.comparison import StrategyResult
     from farandole.market.planning import PlanRow
     from farandole.market.play import PlannedJob, Price
+    from farandole.market.speeds import MachineSpeeds
     from farandole.market.traces import MarketTrace
 
 
 MOST_MACHINES = 4096
 MOST_BEGINNINGS = 10_000
+MOST_WORK_S = 1e9
 
 # --- options of both commands -----------------------------------------------------------------------------------------
 
@@ -37,7 +39,13 @@ Traces = Annotated[
     ),
 ]
 Work = Annotated[
-    str, typer.Option("--work", metavar="TIME", help="How long one machine alone would compute: 90m, 48h, 7d.")
+    str | None, typer.Option("--work", metavar="TIME", help="How long one machine alone would compute: 90m, 48h, 7d.")
+]
+Samples = Annotated[
+    float | None,
+    typer.Option(
+        "--samples", metavar="N", help="In place of --work: the samples of all epochs, at the speeds of --speeds."
+    ),
 ]
 OnDemand = Annotated[
     float | None, typer.Option("--on-demand", metavar="DOLLARS", help="Price of an on-demand machine an hour.")
@@ -62,8 +70,8 @@ Speeds = Annotated[
     Path | None,
     typer.Option(
         "--speeds",
-        metavar="FILE",
-        help="A file of `farandole bench scaling --json`.",
+        metavar="FILE|RUN",
+        help="A file of `farandole bench scaling --json`, a run's folder, or samples a second by machines as JSON.",
         show_default="N machines are N times as fast",
     ),
 ]
@@ -94,10 +102,10 @@ def _check_budget(budget: float | None) -> None:
 
 
 def _job(
-    work: str, start: str, deadline: str | None, machines: int, speeds: Path | None, beginnings: int,
-    checkpoint: str | None = None, budget: float | None = None, mode: str = "",
-) -> tuple[PlannedJob, int]:  # fmt: skip
-    """Return the job, and the largest number of machines whose speed is known."""
+    work: str | None, samples: float | None, start: str, deadline: str | None, machines: int, speeds: Path | None,
+    beginnings: int, checkpoint: str | None = None, budget: float | None = None, mode: str = "",
+) -> tuple[PlannedJob, MachineSpeeds]:  # fmt: skip
+    """Return the job, and how fast its machines are."""
     from farandole.market.play import PlannedJob
     from farandole.market.speeds import speeds_of
 
@@ -105,13 +113,30 @@ def _job(
         raise UsageError(f"--machines {machines}: from 1 to {MOST_MACHINES}")
     if not 1 <= beginnings <= MOST_BEGINNINGS:
         raise UsageError(f"--beginnings {beginnings}: from 1 to {MOST_BEGINNINGS}")
-    found, measured = speeds_of(speeds, machines, mode)
+    found = speeds_of(speeds, machines, mode)
     job = PlannedJob(
-        work_s=seconds("--work", work), start_s=seconds("--start", start), speeds=found,
+        work_s=_work_s(work, samples, found), start_s=seconds("--start", start), speeds=found.relative,
         deadline_s=None if deadline is None else seconds("--deadline", deadline),
         checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint), budget=budget,
     )  # fmt: skip
-    return job, measured
+    return job, found
+
+
+def _work_s(work: str | None, samples: float | None, speeds: MachineSpeeds) -> int:
+    """Return for how many seconds one machine alone computes."""
+    if work is not None and samples is None:
+        return seconds("--work", work)
+    if work is not None or samples is None:
+        raise UsageError("give --work, for how long one machine alone would compute, or --samples with --speeds")
+    if speeds.samples_per_s is None:
+        raise UsageError("--samples: give --speeds too, for the samples a second of a machine")
+    rate = speeds.samples_per_s
+    if not 1 <= samples / rate < MOST_WORK_S:
+        raise UsageError(
+            f"--samples {samples:g}: one machine computes {rate:,.4g} a second; give at least that, and less than "
+            f"{MOST_WORK_S * rate:.3g}"
+        )
+    return round(samples / speeds.samples_per_s)
 
 
 def _say_traces(zones: Sequence[MarketTrace]) -> None:
@@ -128,7 +153,8 @@ def _say_traces(zones: Sequence[MarketTrace]) -> None:
 def simulate(
     traces: Traces,
     *,
-    work: Work,
+    work: Work = None,
+    samples: Samples = None,
     on_demand: OnDemand = None,
     spot: Spot = None,
     deadline: Deadline = None,
@@ -188,7 +214,7 @@ def simulate(
             raise UsageError(f"--strategy {name!r}: it needs a budget; give --budget in dollars")
     check_file("--json", json)
     check_plot(plot)
-    job, measured = _job(work, start, deadline, machines, speeds, beginnings, checkpoint, budget)
+    job, measured = _job(work, samples, start, deadline, machines, speeds, beginnings, checkpoint, budget)
     comparison.fixed_size(job)
     zones = tuple(read_zone(words) for words in traces)
     if drawn is not None:
@@ -201,7 +227,7 @@ def simulate(
     for result in comparison.compare(job, places, price, names):
         say(f"  {result.strategy}")
         results.append(result)
-    _show(_table(results, job), job, measured)
+    _show(_table(results, job, samples), job, measured)
     if json is not None:
         import msgspec
 
@@ -212,23 +238,27 @@ def simulate(
         write_plot(plot, cost_chart(results))
 
 
-def _show(table: Table, job: PlannedJob, measured: int) -> None:
+def _show(table: Table, job: PlannedJob, known: MachineSpeeds) -> None:
     from farandole.bench.table import print_table
 
     tell("")
     print_table(table)
-    if measured < job.most:
+    if known.most < job.most or known.fewest > 1:
         tell("")
-        tell(f"the speeds of more than {measured} machines are extrapolated")
+    if known.most < job.most:
+        tell(f"the speeds of more than {known.most} machines are extrapolated")
+    if known.fewest > 1:
+        tell(f"one machine is taken to be 1/{known.fewest} as fast as {known.fewest}")
 
 
-def _table(results: Sequence[StrategyResult], job: PlannedJob) -> Table:
+def _table(results: Sequence[StrategyResult], job: PlannedJob, samples: float | None) -> Table:
     from farandole.bench.table import plain_table
     from farandole.market.comparison import mean
 
     table = plain_table(
         "strategy", "machines", "dollars", "min..max", "over the bound", "hours", "missed", "goodput", "taken back",
-        "spot, machine-hours", "on demand", *([] if job.budget is None else ["within budget"]),
+        "spot, machine-hours", "on demand", *([] if samples is None else ["samples per dollar"]),
+        *([] if job.budget is None else ["within budget"]),
     )  # fmt: skip
     for row in results:
         each = row.outcomes
@@ -241,6 +271,7 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob) -> Table:
             "" if is_bound else f"{mean([o.goodput for o in each]) or 0:.1%}",
             _number(mean([outcome.lost for outcome in each]), 1), _number(mean([o.spot_h for o in each]), 1),
             _number(mean([o.on_demand_h for o in each]), 1),
+            *([] if samples is None else [_number(samples / (mean(row.dollars) or math.inf), 0)]),
             *([] if job.budget is None else [_within(row, job.budget)]),
         )  # fmt: skip
     return table
@@ -262,7 +293,8 @@ def _number(value: float | None, digits: int) -> str:
 def plan(
     traces: Traces,
     *,
-    work: Work,
+    work: Work = None,
+    samples: Samples = None,
     on_demand: OnDemand = None,
     spot: Spot = None,
     deadline: Deadline = None,
@@ -291,7 +323,7 @@ def plan(
     _check_budget(budget)
     check_file("--json", json)
     mode = "" if batches is None else "strong"
-    job, measured = _job(work, start, deadline, machines, speeds, beginnings, mode=mode)
+    job, measured = _job(work, samples, start, deadline, machines, speeds, beginnings, mode=mode)
     table = None if batches is None else read_batches(batches)
     if table is None:
         fixed_size(job)
@@ -313,7 +345,7 @@ def plan(
         planning.rows(job, zones, price, beginnings, budget)
         if table is None
         else planning.rows_by_batch(
-            job, speeds_of(speeds, machines, "weak")[0], table, zones, price, beginnings, budget
+            job, speeds_of(speeds, machines, "weak").relative, table, zones, price, beginnings, budget
         )
     )
     for row in found:
