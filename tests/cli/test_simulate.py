@@ -175,6 +175,19 @@ def test_a_folder_that_is_no_run_or_has_no_step_is_refused(tmp_path: Path) -> No
         assert mentions(str(caught.value), "--speeds", str(tmp_path))
 
 
+def test_what_is_computed_again_is_counted_where_machines_restart(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    printed = simulate(
+        trace, "--work", "20h", "--machines", "4", *PRICES, "--beginnings", "3", "--checkpoint", "1h", "--json", file
+    )
+    lost = {row["strategy"]: [each["again_h"] for each in row["outcomes"]] for row in json.loads(file.read_text())}
+    assert sum(lost["elastic, restarts"]) > 0
+    assert set(lost["farandole, spot"]) == {0}
+    assert lost[BOUND] == [None] * 3
+    [last] = [line for line in printed.splitlines() if line.startswith("elastic, restarts")]
+    assert float(last.split()[-1]) == pytest.approx(sum(lost["elastic, restarts"]) / 3, abs=0.05)
+
+
 def test_a_job_by_its_samples(trace: Path, tmp_path: Path) -> None:
     """As much as ten hours of one machine at 100 a second."""
     path, file = tmp_path / "published.json", tmp_path / "rows.json"

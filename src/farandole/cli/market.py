@@ -258,7 +258,7 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob, samples: float | 
     table = plain_table(
         "strategy", "machines", "dollars", "min..max", "over the bound", "hours", "missed", "goodput", "taken back",
         "spot, machine-hours", "on demand", *([] if samples is None else ["samples per dollar"]),
-        *([] if job.budget is None else ["within budget"]),
+        *(["again, machine-hours"] if job.checkpoint_s else []), *([] if job.budget is None else ["within budget"]),
     )  # fmt: skip
     for row in results:
         each = row.outcomes
@@ -272,6 +272,7 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob, samples: float | 
             _number(mean([outcome.lost for outcome in each]), 1), _number(mean([o.spot_h for o in each]), 1),
             _number(mean([o.on_demand_h for o in each]), 1),
             *([] if samples is None else [_number(samples / (mean(row.dollars) or math.inf), 0)]),
+            *([_number(mean([o.again_h for o in each]), 1)] if job.checkpoint_s else []),
             *([] if job.budget is None else [_within(row, job.budget)]),
         )  # fmt: skip
     return table
