@@ -212,7 +212,7 @@ def run(
         typer.Option(
             "--speeds",
             metavar="FILE",
-            help="A file of `farandole bench scaling --json`, for --deadline.",
+            help="How fast several workers are, for --deadline: as `farandole simulate --speeds`.",
             show_default="measured during the run",
             rich_help_panel=LIMITS,
         ),

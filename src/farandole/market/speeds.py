@@ -1,8 +1,8 @@
-"""Reads how fast several machines are: from a measurement, from a run, or from a table.
+"""Reads how fast several machines are. The sources:
 
-a file of `farandole bench scaling --json`
-the folder of a run: its steps with each number of workers, evaluations included
-a JSON object of samples a second by the number of machines, as {"4": 3012, "8": 5874}
+- a file of `farandole bench scaling --json`
+- the folder of a run: its steps with each number of workers, evaluations included
+- a JSON object of samples a second by the number of machines, as {"4": 3012, "8": 5874}
 """
 
 from __future__ import annotations
