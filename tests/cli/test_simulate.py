@@ -139,6 +139,15 @@ def test_speeds_of_a_published_table(tmp_path: Path) -> None:
     assert speeds.relative == pytest.approx((1, 2, 3, 4, 4.95, 5.9, 6.85, 7.8), abs=1e-3)
 
 
+def test_a_table_with_one_size_says_what_is_extrapolated(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "published.json"
+    path.write_text('{"2": 200}')
+    options = ("--work", "10h", *PRICES, "--machines", "4", "--beginnings", "1", "--strategy", "farandole, spot")
+    printed = simulate(trace, *options, "--speeds", path)
+    assert mentions(printed, "more than 2 machines", "extrapolated")
+    assert mentions(printed, "one machine", "1/2")
+
+
 def test_speeds_of_a_run(tmp_path: Path) -> None:
     """Pauses and what runs once are not in them, evaluations are."""
     line = StepLine(

@@ -84,7 +84,7 @@ def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     def dual(p: np.ndarray) -> np.ndarray:
         return p * work_s + sum(many @ _least(job, gap_s, types, kinds, p) for many, kinds in seats)
 
-    cheapest = min(each.dollars / each.speed for each in types.values())
+    cheapest = min(each.work_dollars for each in types.values())
     return max(0.0, _largest(dual, cheapest / 3600, 100 * price.on_demand / 3600))
 
 

@@ -85,6 +85,11 @@ class SpotType:
     speed: float
     dollars: float
 
+    @property
+    def work_dollars(self) -> float:
+        """What the work costs that an on-demand machine does in an hour."""
+        return self.dollars / self.speed
+
 
 def types_of(market: SpotMarket, price: Price) -> tuple[SpotType, ...]:
     """Return the type of the spot machines of each zone."""

@@ -36,7 +36,7 @@ def spread(now: Moment, wanted: int) -> tuple[int, ...]:
     counts, more = [*now.fleet.spot], wanted - sum(now.fleet.spot)
 
     def rank(zone: int) -> tuple[float, int]:
-        return now.types[zone].dollars / now.types[zone].speed, counts[zone] - now.available[zone]
+        return now.types[zone].work_dollars, counts[zone] - now.available[zone]
 
     zones = sorted(range(len(counts)), key=rank, reverse=more < 0)
     for zone in zones:
@@ -49,7 +49,7 @@ def in_one_zone(now: Moment, size: int) -> tuple[int, ...]:
     """Return `size` spot machines in one zone, where they run if there are so many; else none."""
 
     def rank(zone: int) -> tuple[int, float, int]:
-        return -now.fleet.spot[zone], now.types[zone].dollars / now.types[zone].speed, -now.available[zone]
+        return -now.fleet.spot[zone], now.types[zone].work_dollars, -now.available[zone]
 
     zones = sorted(range(len(now.available)), key=rank)
     chosen = next((zone for zone in zones if now.available[zone] >= size), None)
@@ -146,7 +146,7 @@ class Ross(Greedy):
         if job.deadline_s is None:
             return Machines(spot=spot)
         if self._interval is None:
-            root = math.sqrt(now.price.on_demand / min(each.dollars / each.speed for each in now.types))
+            root = math.sqrt(now.price.on_demand / min(each.work_dollars for each in now.types))
             left_s, time_s = now.left_s / job.speed(job.most), job.deadline_s - now.time_s
             if time_s <= left_s * (1 + 2 * root) / (1 + root):
                 begins = now.time_s + self._random.random() * (time_s - left_s)

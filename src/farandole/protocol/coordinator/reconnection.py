@@ -42,7 +42,7 @@ def on_return(state: CoordinatorState, worker: Worker, now: float, *, synced: bo
     stopping = state.stopping
     worker.connected, worker.saves = True, None
     if synced:
-        view_changes.hold(state, worker)
+        view_changes.mark_holder(state, worker)
     elif worker.state == "member":
         state.unsynced.add(worker.id)
     state.failure_detector.begin(worker.silence, now)

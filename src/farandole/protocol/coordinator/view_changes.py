@@ -406,7 +406,7 @@ def _in_force(state: CoordinatorState, view: View, worker: Worker, message: m.Sw
         state.record(events.SharesEvent(view=view.number, step=message.step, shares=shares, reason=state.cause))
 
 
-def hold(state: CoordinatorState, worker: Worker) -> None:
+def mark_holder(state: CoordinatorState, worker: Worker) -> None:
     """Record that a participant holds the state, in whichever view: the end of its script concerns the run."""
     state.unsynced.discard(worker.id)
     if worker.state != "finished":
@@ -416,7 +416,7 @@ def hold(state: CoordinatorState, worker: Worker) -> None:
 def on_synced(state: CoordinatorState, worker: str, message: m.Synced) -> None:
     """Record that a joiner holds the state. During a stop its view may be newer than the one in force."""
     if state.stopping and worker in state.stopping.unanswered:
-        hold(state, state.workers[worker])
+        mark_holder(state, state.workers[worker])
     elif state.view and message.view == state.view.number:
         state.unsynced.discard(worker)
         if not state.unsynced:
