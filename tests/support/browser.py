@@ -33,6 +33,8 @@ def opened(
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         try:
             yield page
+            if refused and not wrong:  # the console hears of an answer after the page does
+                page.wait_for_event("console", lambda said: said.type == "error")
         finally:
             browser.close()
     assert bool(wrong) == refused, wrong
