@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -31,6 +32,16 @@ def of_random_types(place: SpotMarket, seed: int) -> SpotMarket:
     return typed(place, *((rng.choice((0.4, 0.5, 1.0, 2.0)), rng.choice((0.2, 0.97, 2.5))) for _ in place.zones))
 
 
+def with_random_prices(place: SpotMarket, seed: int) -> SpotMarket:
+    """Prices that change from interval to interval, some above those on demand."""
+    rng = random.Random(seed)
+    return SpotMarket(
+        zones=tuple(
+            replace(zone, spot=tuple(rng.choice((0.2, 0.97, 2.5, 4.0)) for _ in zone.counts)) for zone in place.zones
+        )
+    )
+
+
 def cheapest(job: PlannedJob, place: SpotMarket, fleets: list[Machines], *, restarts: bool) -> float:
     """The least cost of all schedules, played."""
     best = math.inf
@@ -53,10 +64,11 @@ def all_fleets(most: int, zones: int = 1) -> list[Machines]:
     return [fleet(*spot, on_demand=other) for spot in spots for other in range(most + 1 - sum(spot))]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_cheapest_way_with_restarts_is_that_of_all_schedules(seed: int) -> None:
     zones = 1 + seed // 2 % 2
     job, place = random_case(seed, intervals=5, machines=1 + seed % 2, zones=zones)
+    place = with_random_prices(place, seed) if seed >= 40 else place
     in_one_zone = [fleet(*(job.most if n == zone else 0 for n in range(zones))) for zone in range(zones)]
     fleets = [fleet(*[0] * zones), *in_one_zone, fleet(*[0] * zones, on_demand=job.most)]
     assert indivisible(job, place, PRICE) == pytest.approx(cheapest(job, place, fleets, restarts=True))
@@ -69,6 +81,15 @@ def test_no_division_of_the_work_costs_less_than_the_bound(seed: int) -> None:
     bound, best = divisible(job, place, PRICE), cheapest(job, place, all_fleets(2, zones), restarts=False)
     assert bound <= best + 1e-9
     assert bound >= job.work_s * PRICE.spot / 3600 - 1e-9
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_bounds_hold_where_prices_change(seed: int) -> None:
+    zones = 1 + seed % 2
+    job, place = random_case(300 + seed, intervals=5 - zones, machines=2, zones=zones)
+    place = with_random_prices(place, seed)
+    best = cheapest(job, place, all_fleets(2, zones), restarts=False)
+    assert 0 < divisible(job, place, PRICE) <= best + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -110,6 +131,7 @@ def test_every_strategy_costs_at_least_the_bound_on_long_random_traces(seed: int
         counts.append(now)
     place = market(counts, gap_s=300) if seed % 2 else market(counts, counts[::-1], gap_s=300)
     place = of_random_types(place, seed) if seed % 5 < 2 else place
+    place = with_random_prices(place, seed) if seed % 5 == 3 else place
     speeds = tuple(count**0.9 for count in range(1, 9))
     job = PlannedJob(
         work_s=rng.randint(50, 250) * 3600, start_s=rng.choice((60, 180, 720)), speeds=speeds, deadline_s=180_000

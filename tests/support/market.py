@@ -17,8 +17,11 @@ def market(*zones: Sequence[int], gap_s: int = 100) -> SpotMarket:
 
 def typed(place: SpotMarket, *types: tuple[float, float | None]) -> SpotMarket:
     """Return the market with machines of this speed and price in each zone."""
-    pairs = zip(place.zones, types, strict=True)
-    return SpotMarket(zones=tuple(replace(zone, speed=speed, spot=spot) for zone, (speed, spot) in pairs))
+    found = list[MarketTrace]()
+    for zone, (speed, spot) in zip(place.zones, types, strict=True):
+        prices = None if spot is None else (spot,) * len(zone.counts)
+        found.append(replace(zone, speed=speed, spot=prices))
+    return SpotMarket(zones=tuple(found))
 
 
 def fleet(*spot: int, on_demand: int = 0) -> Machines:

@@ -51,6 +51,14 @@ OnDemand = Annotated[
     float | None, typer.Option("--on-demand", metavar="DOLLARS", help="Price of an on-demand machine an hour.")
 ]
 Spot = Annotated[float | None, typer.Option("--spot", metavar="DOLLARS", help="Price of a spot machine an hour.")]
+Prices = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE",
+        help="Prices with their dates, in place of --on-demand and --spot: the file of an EC2 pool, or spot prices as "
+        "`aws ec2 describe-spot-price-history` prints them.",
+    ),
+]  # fmt: skip
 Deadline = Annotated[
     str | None,
     typer.Option(
@@ -83,17 +91,31 @@ JsonFile = Annotated[
 ]
 
 
-def _price(on_demand: float | None, spot: float | None) -> Price:
+def _priced(
+    traces: Sequence[str], on_demand: float | None, spot: float | None, file: Path | None
+) -> tuple[tuple[MarketTrace, ...], Price]:
+    """Return the traces with their prices, and the prices of the others."""
     from farandole.market.play import Price
+    from farandole.market.prices import on_demand_price, read_prices, with_spot_prices
+    from farandole.market.traces import read_zone
 
     for option, dollars in (("--on-demand", on_demand), ("--spot", spot)):
-        if dollars is None:
-            raise UsageError(f"{option}: the price is unknown; give it in dollars an hour of one machine")
-        if not 0 < dollars < 1e6:
+        if dollars is not None and not 0 < dollars < 1e6:
             raise UsageError(f"{option} {dollars:g}: dollars an hour, above 0")
-    assert on_demand is not None
-    assert spot is not None
-    return Price(on_demand=on_demand, spot=spot)
+    prices = None if file is None else read_prices(file)
+    zones = tuple(read_zone(words) for words in traces)
+    if prices is not None:
+        zones, dates = with_spot_prices(zones, prices, required=spot is None)
+        on_demand = on_demand_price(zones, prices) if on_demand is None else on_demand
+        if dates:
+            say(f"spot prices of {' to '.join(dict.fromkeys(f'{date:%Y-%m-%d}' for date in (dates[0], dates[-1])))}")
+    if on_demand is None:
+        raise UsageError("--on-demand: the price is unknown; give it in dollars an hour of one machine, or --prices")
+    if spot is None and (unknown := next((zone.name for zone in zones if zone.spot is None), None)):
+        raise UsageError(
+            f"--spot: the price of {unknown} is unknown; give it in dollars an hour of one machine, or --prices"
+        )
+    return zones, Price(on_demand=on_demand, spot=spot)
 
 
 def _check_budget(budget: float | None) -> None:
@@ -142,9 +164,13 @@ def _work_s(work: str | None, samples: float | None, speeds: MachineSpeeds) -> i
 def _say_traces(zones: Sequence[MarketTrace]) -> None:
     for zone in zones:
         speed = "" if zone.speed == 1 else f", {zone.speed:g} times as fast as on demand"
-        price = "" if zone.spot is None else f", {zone.spot:g} dollars an hour"
+        price = f", {_range(zone.spot)} dollars an hour" if zone.spot else ""
         most, part = max(zone.counts), zone.availability
         say(f"{zone.name}: up to {most} machines, at least one for {part:.0%} of the time{speed}{price}")
+
+
+def _range(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:g}" for value in (min(values), max(values))))
 
 
 # --- simulate ---------------------------------------------------------------------------------------------------------
@@ -157,6 +183,7 @@ def simulate(
     samples: Samples = None,
     on_demand: OnDemand = None,
     spot: Spot = None,
+    prices: Prices = None,
     deadline: Deadline = None,
     budget: Budget = None,
     machines: MachinesOption = 16,
@@ -198,9 +225,8 @@ def simulate(
     """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
     from farandole.market import comparison, model
     from farandole.market.strategies import BUDGET, BY_NAME, STRATEGIES
-    from farandole.market.traces import SpotMarket, read_zone
+    from farandole.market.traces import SpotMarket
 
-    price = _price(on_demand, spot)
     _check_budget(budget)
     if drawn is not None and drawn < 0:
         raise UsageError(f"--drawn {drawn}: a seed, 0 or more")
@@ -216,7 +242,7 @@ def simulate(
     check_plot(plot)
     job, measured = _job(work, samples, start, deadline, machines, speeds, beginnings, checkpoint, budget)
     comparison.fixed_size(job)
-    zones = tuple(read_zone(words) for words in traces)
+    zones, price = _priced(traces, on_demand, spot, prices)
     if drawn is not None:
         zones = tuple(model.drawn(zone, drawn) for zone in zones)
     markets = [SpotMarket(zones=zones)] if together else [SpotMarket(zones=(zone,)) for zone in zones]
@@ -298,6 +324,7 @@ def plan(
     samples: Samples = None,
     on_demand: OnDemand = None,
     spot: Spot = None,
+    prices: Prices = None,
     deadline: Deadline = None,
     budget: Budget = None,
     machines: MachinesOption = 16,
@@ -318,9 +345,7 @@ def plan(
     from farandole.market.batches import read_batches
     from farandole.market.comparison import fixed_size
     from farandole.market.speeds import speeds_of
-    from farandole.market.traces import read_zone
 
-    price = _price(on_demand, spot)
     _check_budget(budget)
     check_file("--json", json)
     mode = "" if batches is None else "strong"
@@ -333,7 +358,7 @@ def plan(
             f"--batches {batches}: give --speeds FILE too, from `farandole bench scaling --json FILE`; without it N "
             "machines are N times as fast with each batch, so that a constant one is always the best"
         )
-    zones = tuple(read_zone(words) for words in traces)
+    zones, price = _priced(traces, on_demand, spot, prices)
     for zone in zones:
         if zone.speed != 1:
             raise UsageError(

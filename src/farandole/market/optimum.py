@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,25 @@ from farandole.market.play import PlannedJob, Price, SpotType, types_of
 from farandole.market.traces import SpotMarket
 
 Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
-Way = Callable[[str, np.ndarray, int, int], np.ndarray]
+Way = Callable[[str, range, np.ndarray, int], np.ndarray]
 ON_DEMAND = "on demand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """Machines of one kind.
+
+    `paid`: what one has cost by the beginning of each interval, and by the end of the last one, from the first one on.
+    `least`: what the work costs that an on-demand machine does in an hour, in the cheapest interval.
+    """
+
+    speed: float
+    paid: np.ndarray
+    least: float
+
+    def dollars(self, intervals: range) -> float:
+        """Return what one costs in these intervals."""
+        return float(self.paid[intervals.stop] - self.paid[intervals.start])
 
 
 def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
@@ -44,16 +62,18 @@ def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     left_s = work_s - unit * np.arange(steps - 1, -1, -1)
     never = np.full(steps, math.inf)
 
-    types = _types(market, price)
+    types = _kinds(market, price, intervals)
     faster = {kind: job.speed(machines * each.speed) / job.speed(machines) for kind, each in types.items()}
+    ends_s = gap_s * np.arange(intervals + 1)
 
-    def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
-        """Return the cost by what is left, if machines start and run for so many intervals or until the job is done."""
-        dollars = types[kind].dollars / 3600 * machines
-        done = math.ceil((intervals * gap_s - start_s) * faster[kind] / unit - 1e-9)
-        rest = dollars * intervals * gap_s + ahead[: max(steps - done, 0)]
-        paid_s = np.minimum(start_s + left_s[:done] / faster[kind], intervals * gap_s)
-        return np.concatenate([dollars * paid_s, rest])
+    def way(kind: str, within: range, ahead: np.ndarray, start_s: int) -> np.ndarray:
+        """Return the cost by what is left, if machines start and run in these intervals or until the job is done."""
+        one, time_s = types[kind], len(within) * gap_s
+        done = math.ceil((time_s - start_s) * faster[kind] / unit - 1e-9)
+        rest = machines * one.dollars(within) + ahead[: max(steps - done, 0)]
+        paid_s = np.minimum(start_s + left_s[:done] / faster[kind], time_s)
+        paid = np.interp(within.start * gap_s + paid_s, ends_s, one.paid) - one.paid[within.start]
+        return np.concatenate([machines * paid, rest])
 
     kinds: Kinds = {
         ON_DEMAND: [True] * intervals,
@@ -67,7 +87,8 @@ def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
 
     Infinite if all machines together can't do the work in time.
     """
-    gap_s, intervals, types = market.gap_s, _intervals(job, market), _types(market, price)
+    gap_s, intervals = market.gap_s, _intervals(job, market)
+    types = _kinds(market, price, intervals)
     more = job.speed(job.most + 1) - job.speed(job.most)
     work_s = job.work_s / max(more, *(speed / (count + 1) for count, speed in enumerate(job.speeds)))
     if intervals * gap_s - job.start_s < work_s / job.most / max(each.speed for each in types.values()):
@@ -84,7 +105,7 @@ def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     def dual(p: np.ndarray) -> np.ndarray:
         return p * work_s + sum(many @ _least(job, gap_s, types, kinds, p) for many, kinds in seats)
 
-    cheapest = min(each.work_dollars for each in types.values())
+    cheapest = min(each.least for each in types.values())
     return max(0.0, _largest(dual, cheapest / 3600, 100 * price.on_demand / 3600))
 
 
@@ -94,15 +115,15 @@ def _by_level(counts: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray]
     return np.diff([0, *levels]), np.array(counts)[:, None] >= np.array(levels)
 
 
-def _least(job: PlannedJob, gap_s: int, types: Mapping[str, SpotType], kinds: Kinds, p: np.ndarray) -> np.ndarray:
+def _least(job: PlannedJob, gap_s: int, types: Mapping[str, _Kind], kinds: Kinds, p: np.ndarray) -> np.ndarray:
     """Return the least of cost - p * work that one machine can do, shape (levels, prices).
 
     `kinds`: arrays of shape (intervals, levels). `p`: shape (prices,).
     """
 
-    def way(kind: str, ahead: np.ndarray, start_s: int, intervals: int) -> np.ndarray:
-        work_s = (intervals * gap_s - start_s) * types[kind].speed
-        return types[kind].dollars / 3600 * intervals * gap_s - p * work_s + ahead
+    def way(kind: str, within: range, ahead: np.ndarray, start_s: int) -> np.ndarray:
+        work_s = (len(within) * gap_s - start_s) * types[kind].speed
+        return types[kind].dollars(within) - p * work_s + ahead
 
     intervals, levels = next(iter(kinds.values())).shape
     end = np.zeros((levels, len(p)))
@@ -115,10 +136,17 @@ def _zone(number: int) -> str:
     return f"zone {number}"
 
 
-def _types(market: SpotMarket, price: Price) -> dict[str, SpotType]:
-    """Return the speed and the price of a machine of each kind."""
-    spot = {_zone(n): each for n, each in enumerate(types_of(market, price))}
-    return {**spot, ON_DEMAND: SpotType(speed=1.0, dollars=price.on_demand)}
+def _kinds(market: SpotMarket, price: Price, intervals: int) -> dict[str, _Kind]:
+    """Return the speed and the cost of a machine of each kind."""
+
+    def kind(types: Sequence[SpotType]) -> _Kind:
+        hourly = np.array([each.dollars for each in types])
+        paid = np.concatenate([[0.0], np.cumsum(hourly * market.gap_s / 3600)])
+        return _Kind(speed=types[0].speed, paid=paid, least=min(each.work_dollars for each in types))
+
+    by_zone = zip(*types_of(market, price)[:intervals], strict=True)
+    on_demand = SpotType(speed=1.0, dollars=price.on_demand)
+    return {**{_zone(n): kind(types) for n, types in enumerate(by_zone)}, ON_DEMAND: kind([on_demand] * intervals)}
 
 
 def _from_the_end(
@@ -132,7 +160,7 @@ def _from_the_end(
     Args:
         there: where there are machines, by kind.
         end, never: the costs after the last interval, and of what is not possible.
-        way: the cost with machines of a kind that start and run for so many intervals, from the costs afterwards on.
+        way: the cost with machines of a kind that start and run in some intervals, from the costs afterwards on.
     """
     starting = start_s // gap_s + 1  # intervals
     nothing, running = end, {kind: [end] for kind in there}  # the last item is the cost from the next interval on
@@ -140,11 +168,11 @@ def _from_the_end(
         ways = [nothing]
         if interval + starting <= intervals:
             for kind, available in there.items():
-                begun = way(kind, running[kind][-starting], start_s, starting)
+                begun = way(kind, range(interval, interval + starting), running[kind][-starting], start_s)
                 ways.append(np.where(np.all(available[interval : interval + starting], axis=0), begun, never))
-        nothing = np.minimum.reduce(ways)
+        nothing, alone = np.minimum.reduce(ways), range(interval, interval + 1)
         for kind, available in there.items():
-            goes_on = np.where(available[interval], way(kind, running[kind][-1], 0, 1), never)
+            goes_on = np.where(available[interval], way(kind, alone, running[kind][-1], 0), never)
             running[kind] = [*running[kind][-starting:], np.minimum(nothing, goes_on)]
     return nothing
 

@@ -23,10 +23,10 @@ from farandole.plan.deadline import speed_of
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Dollars for an hour of one machine."""
+    """Dollars for an hour of one machine. `spot`: where a trace has no price; None: each trace has one."""
 
     on_demand: float
-    spot: float
+    spot: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Machines:
 
 @dataclass(frozen=True, kw_only=True)
 class SpotType:
-    """The spot machines of a zone: see `MarketTrace`. `dollars`: for an hour of one."""
+    """The spot machines of a zone in an interval: see `MarketTrace`. `dollars`: for an hour of one."""
 
     speed: float
     dollars: float
@@ -91,11 +91,15 @@ class SpotType:
         return self.dollars / self.speed
 
 
-def types_of(market: SpotMarket, price: Price) -> tuple[SpotType, ...]:
-    """Return the type of the spot machines of each zone."""
-    return tuple(
-        SpotType(speed=zone.speed, dollars=price.spot if zone.spot is None else zone.spot) for zone in market.zones
-    )
+def types_of(market: SpotMarket, price: Price) -> list[tuple[SpotType, ...]]:
+    """Return for each interval the types of the spot machines, by zone."""
+    by_zone = list[list[SpotType]]()
+    for zone in market.zones:
+        assert zone.spot or price.spot is not None, f"{zone.name} has no price"
+        dollars = zone.spot or (price.spot or 0.0,) * len(zone.counts)
+        types = {each: SpotType(speed=zone.speed, dollars=each) for each in {*dollars}}
+        by_zone.append([types[each] for each in dollars])
+    return [*zip(*by_zone, strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +192,10 @@ class Played:
 
 def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
     """Return what the job comes to with the strategy that `make` makes. It ends with the traces at the latest."""
-    strategy, result, types = make(job), Played(), types_of(market, price)
-    machines = _RunningMachines(job, [each.speed for each in types], restarts=strategy.restarts)
+    strategy, result = make(job), Played()
+    machines = _RunningMachines(job, [zone.speed for zone in market.zones], restarts=strategy.restarts)
     left_s, unsaved_s = float(job.work_s), 0.0  # unsaved: seconds since the last checkpoint
-    for interval, available in enumerate(market.counts):
+    for interval, (available, types) in enumerate(zip(market.counts, types_of(market, price), strict=True)):
         time_s, before, speed = interval * market.gap_s, machines.count, machines.speed
         lost = machines.take_back(available)
         result.lost += lost

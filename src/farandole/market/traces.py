@@ -29,15 +29,17 @@ _FORMATS = "a JSON file of SkyPilot, a CSV file of Bamboo or Parcae, or JSON lin
 class MarketTrace:
     """How many machines there were in each interval of `gap_s` seconds; `counts` has at least one.
 
-    `speed`: of one of these spot machines, where an on-demand machine has 1. `spot`: dollars for an hour of one; None:
-    the price of the market (`Price.spot`).
+    `speed`: of one of these spot machines, where an on-demand machine has 1. `spot`: dollars for an hour of one, in
+    each interval; None: the price of the market (`Price.spot`). `kind`: the type of the machines, as in a file of
+    prices; "": it has none.
     """
 
     name: str
     gap_s: int
     counts: tuple[int, ...]
     speed: float = 1.0
-    spot: float | None = None
+    spot: tuple[float, ...] | None = None
+    kind: str = ""
 
     @property
     def duration_s(self) -> int:
@@ -94,13 +96,14 @@ class SpotMarket:
 
     def window(self, first: int, intervals: int) -> SpotMarket:
         """Return the market of `intervals` intervals from interval `first` on."""
-        return SpotMarket(
-            zones=tuple(replace(zone, counts=zone.counts[first : first + intervals]) for zone in self.zones)
-        )
+        part = slice(first, first + intervals)
+        zones = (replace(zone, counts=zone.counts[part], spot=zone.spot and zone.spot[part]) for zone in self.zones)
+        return SpotMarket(zones=tuple(zones))
 
 
 def read_zone(words: str) -> MarketTrace:
-    """Return the trace of `FILE[,speed=NUMBER][,spot=DOLLARS]`: with the speed and the price of its machines.
+    """Return the trace of `FILE[,speed=NUMBER][,spot=DOLLARS][,type=NAME]`: with the speed, the price and the type of
+    its machines.
 
     Raises:
         UsageError: an option is unknown or its value is not a number above 0, and see `read`.
@@ -108,22 +111,32 @@ def read_zone(words: str) -> MarketTrace:
     if "," not in words or Path(words).exists():
         return read(Path(words))
     path, *options = words.split(",")
-    values = dict[str, float]()
+    values, kind = dict[str, float](), ""
     for option in options:
         name, _, text = option.partition("=")
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
+        if name == "type" and text and not kind:
+            kind = text
+            continue
         if name not in ("speed", "spot") or name in values:
             raise UsageError(
-                f"{words}: {option!r}; the options of a trace are speed=NUMBER and spot=DOLLARS, once each"
+                f"{words}: {option!r}; the options of a trace are speed=NUMBER, spot=DOLLARS and type=NAME, once each"
             )
-        if not 0 < value < 1e6:
+        values[name] = _positive(text)
+        if not values[name]:
             unit = "dollars an hour" if name == "spot" else "how many times as fast as an on-demand machine"
             raise UsageError(f"{words}: {option!r}; {unit}, above 0")
-        values[name] = value
-    return replace(read(Path(path)), speed=values.get("speed", 1.0), spot=values.get("spot"))
+    trace = read(Path(path))
+    spot = (values["spot"],) * len(trace.counts) if "spot" in values else None
+    return replace(trace, speed=values.get("speed", 1.0), spot=spot, kind=kind)
+
+
+def _positive(text: str) -> float:
+    """Return the number, 0.0 if it is none that a speed or a price can be."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 < value < 1e6 else 0.0
 
 
 def read(path: Path) -> MarketTrace:
