@@ -83,6 +83,38 @@ def test_zones_of_one_market(trace: Path, tmp_path: Path) -> None:
     assert all(len(row["outcomes"]) == 2 for row in rows)
 
 
+def test_the_state_takes_its_time_in_a_start_and_in_a_checkpoint(trace: Path, tmp_path: Path) -> None:
+    """25 GB at 10 Gbit/s take 20 s."""
+    file = tmp_path / "rows.json"
+    job = ("--work", "2h", "--machines", "1", *PRICES, "--beginnings", "1", "--checkpoint", "10m", "--json", file)
+    names = ("--strategy", "spot, restarts", "--strategy", "farandole, spot")
+    simulate(trace, *job, *names)
+    *_, restarts, ours = json.loads(file.read_text())
+    assert (restarts["outcomes"][0]["save_h"], ours["outcomes"][0]["save_h"]) == (0, 0)
+    printed = simulate(trace, *job, *names, "--state", "25")
+    *_, longer, ours_longer = json.loads(file.read_text())
+    assert "save, machine-hours" in printed
+    saved_s = longer["outcomes"][0]["save_h"] * 3600
+    assert saved_s == pytest.approx(11 * 20, abs=21), "one after each ten minutes of two hours"
+    assert ours_longer["outcomes"][0]["save_h"] == 0
+    for row, before in ((longer, restarts), (ours_longer, ours)):
+        starts_s = row["outcomes"][0]["start_h"] * 3600
+        assert starts_s * 180 == pytest.approx(before["outcomes"][0]["start_h"] * 3600 * 200, rel=0.01)
+
+
+def test_prices_of_a_file(trace: Path, tmp_path: Path) -> None:
+    file, prices = tmp_path / "rows.json", tmp_path / "prices.csv"
+    prices.write_text("# 2026-11-01\ntype,zone,market,dollars\ng5.xlarge,,spot,0.97\ng5.xlarge,,on-demand,3.06\n")
+    job = ("--work", "20h", "--machines", "2", "--beginnings", "2", "--json", file)
+    simulate(trace, *job, *PRICES)
+    before = json.loads(file.read_text())
+    simulate(trace, *job, "--prices", prices)
+    assert json.loads(file.read_text()) == before
+    simulate(trace, *job, "--prices", prices, "--on-demand", "30.6")
+    dearer = {row["strategy"]: row for row in json.loads(file.read_text())}["on demand"]
+    assert dearer["outcomes"][0]["dollars"] == pytest.approx(20.1 * 30.6, rel=0.01)
+
+
 def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
     printed = simulate(trace, "--work", "20h", *PRICES, "--machines", "2", "--strategy", "farandole, spot")
     assert "farandole, spot" in printed
@@ -111,6 +143,9 @@ def test_chosen_strategies_without_a_deadline(trace: Path) -> None:
         (("--work", "20h", *PRICES, "--budget", "-1"), ("--budget", "-1")),
         (("--work", "20h", *PRICES, "--strategy", "farandole, budget"), ("farandole, budget", "--budget")),
         (("--work", "20h", *PRICES, "--drawn", "-1"), ("--drawn", "-1")),
+        (("--work", "20h", *PRICES, "--state", "0"), ("--state", "0")),
+        (("--work", "20h", *PRICES, "--bandwidth", "-1"), ("--bandwidth", "-1")),
+        (("--work", "20h", "--prices", "no.csv"), ("no.csv",)),
         (PRICES, ("--work", "--samples")),
         (("--work", "20h", "--samples", "9", *PRICES), ("--work", "--samples")),
         (("--samples", "9", *PRICES), ("--samples", "--speeds")),

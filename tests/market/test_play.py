@@ -13,7 +13,9 @@ PRICE = Price(on_demand=36.0, spot=3.6)  # a cent and a tenth of it a second
 N, S, SS, D = fleet(0), fleet(1), fleet(2), fleet(0, on_demand=1)
 
 
-def played(counts: Sequence[int], *fleets: Machines, restarts: bool = False, **job: int | tuple[float, ...]) -> Played:
+def played(
+    counts: Sequence[int], *fleets: Machines, restarts: bool = False, **job: float | tuple[float, ...]
+) -> Played:
     many = {"work_s": 10**6, "start_s": 40, "speeds": (1.0, 2.0, 3.0), **job}
     return play(PlannedJob(**many), market(counts), PRICE, scripted(*fleets, restarts=restarts))  # type: ignore[arg-type]
 
@@ -22,7 +24,7 @@ def test_a_machine_is_paid_for_from_its_request_and_until_the_job_is_done() -> N
     result = played([1, 1, 1], S, S, S, work_s=150)
     assert result.done_s == 190
     assert result.dollars == pytest.approx(0.19)
-    assert result.seconds == pytest.approx({"start": 40, "compute": 150, "again": 0})
+    assert result.seconds == pytest.approx({"start": 40, "compute": 150, "save": 0, "again": 0})
     assert result.paid_s == {"spot": 190, "on demand": 0}
     assert result.done == pytest.approx([60, 150])
 
@@ -53,7 +55,30 @@ def test_a_job_that_restarts_loses_the_work_since_its_checkpoint_with_a_machine(
     result = played([1, 1, 0, 1], S, S, N, S, restarts=True, checkpoint_s=100)
     assert result.lost == 1
     assert result.done == pytest.approx([60, 160, 100, 160])
-    assert result.seconds == pytest.approx({"start": 80, "compute": 160, "again": 60})
+    assert result.seconds == pytest.approx({"start": 80, "compute": 160, "save": 0, "again": 60})
+
+
+def test_nobody_computes_while_a_checkpoint_is_saved() -> None:
+    result = played([1, 1], S, S, restarts=True, checkpoint_s=30, save_s=10)
+    assert result.done == pytest.approx([30 + 20, 50 + 10 + 30 + 30])
+    assert result.seconds == pytest.approx({"start": 40, "compute": 120, "save": 40, "again": 0})
+
+
+def test_a_checkpoint_that_is_not_whole_saves_nothing() -> None:
+    result = played([1, 0], S, N, restarts=True, start_s=60, checkpoint_s=30, save_s=20)
+    assert result.done == pytest.approx([30, 0])
+    assert result.seconds == pytest.approx({"start": 60, "compute": 0, "save": 10, "again": 30})
+
+
+@pytest.mark.parametrize(("work_s", "done_s"), [(30, 70), (31, 81), (60, 110), (61, 121)])
+def test_no_checkpoint_is_saved_when_the_job_is_done(work_s: int, done_s: int) -> None:
+    assert played([1, 1], S, S, restarts=True, checkpoint_s=30, save_s=10, work_s=work_s).done_s == done_s
+
+
+def test_checkpoints_are_saved_on_spot_machines_of_a_job_that_restarts_only() -> None:
+    for fleets, restarts in (((D, D), True), ((S, S), False)):
+        result = played([1, 1], *fleets, restarts=restarts, checkpoint_s=30, save_s=10)
+        assert result.seconds == pytest.approx({"start": 40, "compute": 160, "save": 0, "again": 0})
 
 
 def test_a_machine_that_is_given_back_costs_no_work() -> None:

@@ -74,6 +74,17 @@ MachinesOption = Annotated[
 StartOption = Annotated[
     str, typer.Option("--start", metavar="TIME", help="From the request for a machine until it computes.")
 ]
+State = Annotated[
+    float | None,
+    typer.Option(
+        "--state", metavar="GB", show_default="no time for it",
+        help="Size of the weights and the optimizer's state, in gigabytes (1e9 bytes): what a machine receives when it "
+        "starts, and what a checkpoint saves.",
+    ),
+]  # fmt: skip
+Bandwidth = Annotated[
+    float, typer.Option("--bandwidth", metavar="GBIT", help="How fast the state is transferred, in Gbit/s.")
+]
 Speeds = Annotated[
     Path | None,
     typer.Option(
@@ -124,8 +135,9 @@ def _check_budget(budget: float | None) -> None:
 
 
 def _job(
-    work: str | None, samples: float | None, start: str, deadline: str | None, machines: int, speeds: Path | None,
-    beginnings: int, checkpoint: str | None = None, budget: float | None = None, mode: str = "",
+    work: str | None, samples: float | None, start: str, state: float | None, bandwidth: float, deadline: str | None,
+    machines: int, speeds: Path | None, beginnings: int, checkpoint: str | None = None, budget: float | None = None,
+    mode: str = "",
 ) -> tuple[PlannedJob, MachineSpeeds]:  # fmt: skip
     """Return the job, and how fast its machines are."""
     from farandole.market.play import PlannedJob
@@ -135,13 +147,27 @@ def _job(
         raise UsageError(f"--machines {machines}: from 1 to {MOST_MACHINES}")
     if not 1 <= beginnings <= MOST_BEGINNINGS:
         raise UsageError(f"--beginnings {beginnings}: from 1 to {MOST_BEGINNINGS}")
-    found = speeds_of(speeds, machines, mode)
+    found, transfer_s = speeds_of(speeds, machines, mode), _transfer_s(state, bandwidth)
     job = PlannedJob(
-        work_s=_work_s(work, samples, found), start_s=seconds("--start", start), speeds=found.relative,
-        deadline_s=None if deadline is None else seconds("--deadline", deadline),
-        checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint), budget=budget,
+        work_s=_work_s(work, samples, found), start_s=seconds("--start", start) + math.ceil(transfer_s),
+        deadline_s=None if deadline is None else seconds("--deadline", deadline), budget=budget, speeds=found.relative,
+        checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint), save_s=transfer_s,
     )  # fmt: skip
+    if state is not None:
+        saving = "" if checkpoint is None else f"; a checkpoint takes {transfer_s:.1f} s"
+        say(f"the state takes {transfer_s:.1f} s: a start takes {job.start_s} s{saving}")
     return job, found
+
+
+def _transfer_s(state: float | None, bandwidth: float) -> float:
+    """Return how long the state takes."""
+    if not 0 < bandwidth < 1e6:
+        raise UsageError(f"--bandwidth {bandwidth:g}: Gbit/s, above 0")
+    if state is None:
+        return 0.0
+    if not 0 < state < 1e6:
+        raise UsageError(f"--state {state:g}: gigabytes, above 0")
+    return state * 8 / bandwidth
 
 
 def _work_s(work: str | None, samples: float | None, speeds: MachineSpeeds) -> int:
@@ -188,6 +214,8 @@ def simulate(
     budget: Budget = None,
     machines: MachinesOption = 16,
     start: StartOption = "3m",
+    state: State = None,
+    bandwidth: Bandwidth = 10.0,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -240,7 +268,9 @@ def simulate(
             raise UsageError(f"--strategy {name!r}: it needs a budget; give --budget in dollars")
     check_file("--json", json)
     check_plot(plot)
-    job, measured = _job(work, samples, start, deadline, machines, speeds, beginnings, checkpoint, budget)
+    job, measured = _job(
+        work, samples, start, state, bandwidth, deadline, machines, speeds, beginnings, checkpoint, budget
+    )
     comparison.fixed_size(job)
     zones, price = _priced(traces, on_demand, spot, prices)
     if drawn is not None:
@@ -284,7 +314,9 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob, samples: float | 
     table = plain_table(
         "strategy", "machines", "dollars", "min..max", "over the bound", "hours", "missed", "goodput", "taken back",
         "spot, machine-hours", "on demand", *([] if samples is None else ["samples per dollar"]),
-        *(["again, machine-hours"] if job.checkpoint_s else []), *([] if job.budget is None else ["within budget"]),
+        *(["again, machine-hours"] if job.checkpoint_s else []),
+        *(["save, machine-hours"] if job.checkpoint_s and job.save_s else []),
+        *([] if job.budget is None else ["within budget"]),
     )  # fmt: skip
     for row in results:
         each = row.outcomes
@@ -299,6 +331,7 @@ def _table(results: Sequence[StrategyResult], job: PlannedJob, samples: float | 
             _number(mean([o.on_demand_h for o in each]), 1),
             *([] if samples is None else [_number(samples / (mean(row.dollars) or math.inf), 0)]),
             *([_number(mean([o.again_h for o in each]), 1)] if job.checkpoint_s else []),
+            *([_number(mean([o.save_h for o in each]), 1)] if job.checkpoint_s and job.save_s else []),
             *([] if job.budget is None else [_within(row, job.budget)]),
         )  # fmt: skip
     return table
@@ -329,6 +362,8 @@ def plan(
     budget: Budget = None,
     machines: MachinesOption = 16,
     start: StartOption = "3m",
+    state: State = None,
+    bandwidth: Bandwidth = 10.0,
     speeds: Speeds = None,
     batches: Annotated[
         Path | None,
@@ -349,7 +384,7 @@ def plan(
     _check_budget(budget)
     check_file("--json", json)
     mode = "" if batches is None else "strong"
-    job, measured = _job(work, samples, start, deadline, machines, speeds, beginnings, mode=mode)
+    job, measured = _job(work, samples, start, state, bandwidth, deadline, machines, speeds, beginnings, mode=mode)
     table = None if batches is None else read_batches(batches)
     if table is None:
         fixed_size(job)
@@ -381,7 +416,7 @@ def plan(
         fixed_size(job)
     rows = planning.ranked(rows)
     _show(_plan_table(rows, job, budget), job, measured)
-    for line in planning.advice(rows, deadline, budget, start, speeds, table):
+    for line in planning.advice(rows, deadline, budget, f"{job.start_s}s" if state else start, speeds, table):
         tell(line)
     if json is not None:
         import msgspec

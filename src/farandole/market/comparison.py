@@ -27,7 +27,7 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy came to in one window. `hours` is None if the job was not done; for bounds all but `dollars` is.
 
     `over_bound`: dollars over the lower bound of all; None if the job was not done. `start_h`, `again_h`: hours of
-    machines that started, and that computed what was lost.
+    machines that started, and that computed what was lost. `save_h`: hours of machines that saved a checkpoint.
     """
 
     trace: str
@@ -41,6 +41,7 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     on_demand_h: float | None = None
     start_h: float | None = None
     again_h: float | None = None
+    save_h: float | None = None
 
 
 class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +146,7 @@ def _outcome(window: TraceWindow, played: Played, bound: float) -> JobOutcome:
         over_bound=None if played.done_s is None else played.dollars / bound, goodput=played.goodput, lost=played.lost,
         spot_h=played.paid_s["spot"] / 3600, on_demand_h=played.paid_s["on demand"] / 3600,
         start_h=played.seconds["start"] / 3600, again_h=played.seconds["again"] / 3600,
+        save_h=played.seconds["save"] / 3600,
     )  # fmt: skip
 
 

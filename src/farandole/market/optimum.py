@@ -2,8 +2,9 @@
 
 **Of a job that restarts** (`indivisible`): exact, by dynamic programming over the intervals from the last one back, the
 work that is left, and what runs: nothing, spot or on-demand machines. What is done in an interval is a multiple of the
-greatest common divisor of the interval and the start, so nothing is rounded. What spot machines of another speed do is
-rounded up, which makes the cost a lower bound.
+greatest common divisor of the interval and the start, so nothing is rounded. If that is below `FINEST_S`, or spot
+machines have another speed, then what is done is rounded up, which makes the cost a lower bound. No checkpoint is
+saved, since it is known when machines are taken back.
 
 **Of a job that can be divided** (`divisible`): a lower bound of the cost. The work of all machines adds up, so with a
 price `p` for a second of work each machine decides by itself when it is worth its cost. For each p, what the work costs
@@ -30,6 +31,7 @@ from farandole.market.traces import SpotMarket
 Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
 Way = Callable[[str, range, np.ndarray, int], np.ndarray]
 ON_DEMAND = "on demand"
+FINEST_S = 10  # the least step of the work that is left; half of it doubles the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     not possible.
     """
     machines, gap_s, intervals = job.most, market.gap_s, _intervals(job, market)
-    unit = math.gcd(gap_s, job.start_s) if job.start_s else gap_s
+    unit = _unit_s(gap_s, job.start_s)
     work_s = job.work_s / job.speed(machines)
     steps = math.ceil(work_s / unit - 1e-9)  # what is left is work_s, less a multiple of the unit
     left_s = work_s - unit * np.arange(steps - 1, -1, -1)
@@ -187,6 +189,14 @@ def _largest(concave: Callable[[np.ndarray], np.ndarray], low: float, high: floa
         best = max(best, float(values[at]))
         low, high = places[max(at - 1, 0)], places[min(at + 1, len(places) - 1)]
     return best
+
+
+def _unit_s(gap_s: int, start_s: int) -> int:
+    """Return the step of the work that is left, in seconds: a divisor of the interval."""
+    common = math.gcd(gap_s, start_s)
+    if common >= FINEST_S:
+        return common
+    return next(each for each in range(min(FINEST_S, gap_s), gap_s + 1) if gap_s % each == 0)
 
 
 def _intervals(job: PlannedJob, market: SpotMarket) -> int:

@@ -3,15 +3,17 @@
 At the beginning of each interval the market takes back the spot machines that it has no room for. Then the strategy
 chooses its machines for this interval. It knows the past and the present, not the future. A machine is paid for from
 its request on, and computes after `PlannedJob.start_s`. If a job restarts (`Strategy.restarts`), all its machines start
-again at each change of them, and the loss of a machine costs the work since the last checkpoint. Payment ends when the
-job is done.
+again at each change of them, and the loss of a machine costs the work since the last checkpoint. While a checkpoint is
+saved nobody computes. A change that the strategy makes itself loses nothing and saves in no time; on-demand machines
+are never taken back, so no checkpoint is saved there. Payment ends when the job is done.
 
-Every second of every machine is in one class of the account (docs/account.md): `start`, `compute`, or `again`, which
-are seconds of computing that were lost.
+Every second of every machine is in one class of the account (docs/account.md): `start`, `compute`, `save`, or `again`,
+which are seconds of computing that were lost.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +42,8 @@ class PlannedJob:
         budget: the dollars that the job may cost, for strategies that have one; None: there is no budget.
         seed: of what a strategy draws at random.
         speeds: item i is how many times faster i + 1 machines are than one. The job has at most so many machines.
-        checkpoint_s: seconds of computing between two checkpoints, for jobs that restart.
+        checkpoint_s: seconds of computing between two checkpoints, for jobs that restart; 0: they lose no work.
+        save_s: how long a checkpoint takes.
     """
 
     work_s: int
@@ -50,6 +53,7 @@ class PlannedJob:
     seed: int = 0
     speeds: tuple[float, ...] = (1.0,)
     checkpoint_s: int = 0
+    save_s: float = 0.0
 
     @property
     def most(self) -> int:
@@ -168,7 +172,7 @@ class Played:
     done_s: float | None = None
     dollars: float = 0.0
     lost: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("start", "compute", "again"), 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("start", "compute", "save", "again"), 0.0))
     paid_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("spot", "on demand"), 0.0))
     done: list[float] = field(default_factory=list[float])
 
@@ -186,34 +190,33 @@ class Played:
         ):
             self.paid_s[kind] += machines * run.time_s
             self.dollars += run.time_s * dollars / 3600
-        self.seconds["start"] += (sum(fleet.spot) + fleet.on_demand) * run.time_s - run.computing_s
+        self.seconds["start"] += (sum(fleet.spot) + fleet.on_demand) * run.time_s - run.computing_s - run.saving_s
         self.seconds["compute"] += run.computing_s
+        self.seconds["save"] += run.saving_s
 
 
 def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[PlannedJob], Strategy]) -> Played:
     """Return what the job comes to with the strategy that `make` makes. It ends with the traces at the latest."""
     strategy, result = make(job), Played()
     machines = _RunningMachines(job, [zone.speed for zone in market.zones], restarts=strategy.restarts)
-    left_s, unsaved_s = float(job.work_s), 0.0  # unsaved: seconds since the last checkpoint
+    left_s, saved = float(job.work_s), _Checkpoints(job, restarts=strategy.restarts)
     for interval, (available, types) in enumerate(zip(market.counts, types_of(market, price), strict=True)):
         time_s, before, speed = interval * market.gap_s, machines.count, machines.speed
         lost = machines.take_back(available)
         result.lost += lost
         if lost:
-            left_s += unsaved_s * speed
-            result.seconds["compute"] -= unsaved_s * before
-            result.seconds["again"] += unsaved_s * before
-            unsaved_s = 0.0
+            left_s += saved.unsaved_s * speed
+            result.seconds["compute"] -= saved.unsaved_s * before
+            result.seconds["again"] += saved.unsaved_s * before
+            saved.begin()
         now = Moment(
             time_s=time_s, gap_s=market.gap_s, available=available, fleet=machines.fleet, starts_s=machines.starts_s,
-            left_s=left_s, unsaved_s=unsaved_s * machines.speed, dollars=result.dollars, price=price, types=types,
+            left_s=left_s, unsaved_s=saved.unsaved_s * machines.speed, dollars=result.dollars, price=price, types=types,
         )  # fmt: skip
         if machines.change(strategy.decide(now), available):
-            unsaved_s = 0.0
-        run = machines.run(market.gap_s, left_s)
+            saved.begin()
+        run = machines.run(market.gap_s, left_s, saved)
         left_s -= run.work_s
-        if strategy.restarts and job.checkpoint_s:
-            unsaved_s = (unsaved_s + run.longest_s) % job.checkpoint_s
         result.count(machines.fleet, now, run)
         result.done.append(job.work_s - left_s)
         if left_s <= 1e-6:
@@ -226,13 +229,52 @@ def play(job: PlannedJob, market: SpotMarket, price: Price, make: Callable[[Plan
 class _Run:
     """What the machines did in an interval.
 
-    `time_s`: until the interval or the job ended. `computing_s`: of all machines together. `longest_s`: of one machine.
+    `time_s`: until the interval or the job ended. `computing_s`, `saving_s`: of all machines together.
     """
 
     time_s: float
     work_s: float
     computing_s: float
-    longest_s: float
+    saving_s: float
+
+
+class _Checkpoints:
+    """The checkpoints of a job that restarts: one after each `checkpoint_s` of computing."""
+
+    def __init__(self, job: PlannedJob, *, restarts: bool) -> None:
+        self._every_s = float(job.checkpoint_s) if restarts and job.checkpoint_s else math.inf
+        self._save_s = job.save_s
+        self._keeps = self._every_s < math.inf
+        self._phase_s = 0.0  # since the last checkpoint was done: computing, then saving
+
+    @property
+    def unsaved_s(self) -> float:
+        """The seconds of computing that are not in a checkpoint."""
+        return min(self._phase_s, self._every_s) if self._keeps else 0.0
+
+    def begin(self) -> None:
+        """The job has restarted: all its work is saved or lost."""
+        self._phase_s = 0.0
+
+    def computing_s(self, time_s: float) -> float:
+        """Return for how long of the next `time_s` the job computes."""
+        return self._computed_s(self._phase_s + time_s) - self._computed_s(self._phase_s) if self._keeps else time_s
+
+    def time_for(self, computing_s: float) -> float:
+        """Return how long the job takes to compute for so long. It ends before a checkpoint that is due at its end."""
+        if not self._keeps or not computing_s:
+            return computing_s
+        whole_s = self._computed_s(self._phase_s) + computing_s
+        return whole_s + (math.ceil(whole_s / self._every_s - 1e-9) - 1) * self._save_s - self._phase_s
+
+    def advance(self, time_s: float) -> None:
+        """So much time has passed, in which the job has computed and saved."""
+        if self._keeps:
+            self._phase_s = (self._phase_s + time_s) % (self._every_s + self._save_s)
+
+    def _computed_s(self, phase_s: float) -> float:
+        whole, rest_s = divmod(phase_s, self._every_s + self._save_s)
+        return whole * self._every_s + min(rest_s, self._every_s)
 
 
 class _RunningMachines:
@@ -291,24 +333,29 @@ class _RunningMachines:
         kept = sorted(machines)[:count]
         return kept + [self._job.start_s] * (count - len(kept))
 
-    def run(self, gap_s: int, left_s: float) -> _Run:
+    def run(self, gap_s: int, left_s: float, checkpoints: _Checkpoints) -> _Run:
         """Compute until the interval ends or the job is done."""
         every = zip((*self._spot, self._on_demand), self._speeds, strict=True)
         starts = sorted((start_s, speed) for each, speed in every for start_s in each)
         computing = [0.0, *accumulate(speed for _, speed in starts)]
-        time_s = work_s = computing_s = 0.0
+        saves = any(self._spot)
+        time_s = work_s = computing_s = saving_s = 0.0
         for count in range(len(starts) + 1):  # so many compute, until the next one does
             until_s = float(min(starts[count][0], gap_s) if count < len(starts) else gap_s)
-            speed = self._job.speed(computing[count])
-            is_done = speed > 0 and work_s + speed * (until_s - time_s) >= left_s
+            speed, one_s = self._job.speed(computing[count]), until_s - time_s  # one_s: what each of them computes
+            one_s = checkpoints.computing_s(one_s) if saves else one_s
+            is_done = speed > 0 and work_s + speed * one_s >= left_s
             if is_done:
-                until_s = time_s + (left_s - work_s) / speed
-            work_s = left_s if is_done else work_s + speed * (until_s - time_s)
-            computing_s += count * (until_s - time_s)
+                one_s = (left_s - work_s) / speed
+                until_s = time_s + (checkpoints.time_for(one_s) if saves else one_s)
+            work_s = left_s if is_done else work_s + speed * one_s
+            computing_s += count * one_s
+            saving_s += count * (until_s - time_s - one_s)
+            if saves and count:
+                checkpoints.advance(until_s - time_s)
             time_s = until_s
             if is_done:
                 break
-        longest_s = max(time_s - starts[0][0], 0.0) if starts else 0.0
         self._spot = [[max(each - gap_s, 0) for each in machines] for machines in self._spot]
         self._on_demand = [max(each - gap_s, 0) for each in self._on_demand]
-        return _Run(time_s=time_s, work_s=work_s, computing_s=computing_s, longest_s=longest_s)
+        return _Run(time_s=time_s, work_s=work_s, computing_s=computing_s, saving_s=saving_s)
