@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.market.play import Moment, PlannedJob, Price, SpotType, play
+from farandole.market.play import PlannedJob, Price, SpotType, play
 from farandole.market.strategies import (
     BUDGET,
     BY_NAME,
@@ -21,27 +21,10 @@ from farandole.market.strategies import (
     in_one_zone,
     spread,
 )
-from tests.support.market import fleet, market
+from tests.support.market import fleet, market, moment
 
 PRICE = Price(on_demand=3.06, spot=0.97)
 SURE = ("greedy", "uniform progress", "ross", "elastic, restarts", "farandole, deadline")  # with a deadline
-
-
-def moment(**fields: object) -> Moment:
-    known = {
-        "time_s": 0,
-        "gap_s": 300,
-        "available": (0,),
-        "fleet": fleet(0),
-        "starts_s": (),
-        "left_s": 36_000,
-        "unsaved_s": 0,
-        "dollars": 0.0,
-        "price": PRICE,
-    }
-    known |= fields
-    types = (SpotType(speed=1.0, dollars=known["price"].spot),) * len(known["available"])  # type: ignore[arg-type]
-    return Moment(**({"types": types} | known))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SURE)

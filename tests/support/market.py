@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from farandole.market.play import Machines, Moment, PlannedJob, Strategy
+from farandole.market.play import Machines, Moment, PlannedJob, Price, SpotType, Strategy
 from farandole.market.traces import MarketTrace, SpotMarket
 
 
@@ -27,6 +27,24 @@ def typed(place: SpotMarket, *types: tuple[float, float | None]) -> SpotMarket:
 def fleet(*spot: int, on_demand: int = 0) -> Machines:
     """Return machines: so many spot machines by zone."""
     return Machines(spot=spot, on_demand=on_demand)
+
+
+def moment(**fields: object) -> Moment:
+    """Return a moment of a job at the beginning, with these fields."""
+    known: dict[str, object] = {
+        "time_s": 0,
+        "gap_s": 300,
+        "available": (0,),
+        "fleet": fleet(0),
+        "starts_s": (),
+        "left_s": 36_000,
+        "unsaved_s": 0,
+        "dollars": 0.0,
+        "price": Price(on_demand=3.06, spot=0.97),
+    }
+    known |= fields
+    types = (SpotType(speed=1.0, dollars=known["price"].spot),) * len(known["available"])  # type: ignore[arg-type,attr-defined]
+    return Moment(**({"types": types} | known))  # type: ignore[arg-type]
 
 
 def scripted(*fleets: Machines, restarts: bool = False) -> Callable[[PlannedJob], Strategy]:

@@ -24,6 +24,7 @@ from bisect import bisect_right
 from functools import cache, partial
 
 from farandole.market.play import Machines, Moment, PlannedJob, Strategy
+from farandole.market.pools import PoolsOfRun
 from farandole.plan.deadline import burst_of, fewest_on_demand, time_for
 
 
@@ -169,8 +170,12 @@ class FarandoleSpot(Strategy):
 
     any_number = True
 
+    def __init__(self, job: PlannedJob) -> None:
+        super().__init__(job)
+        self._pools = PoolsOfRun(job.most)
+
     def decide(self, now: Moment) -> Machines:
-        return Machines(spot=spread(now, self.job.most))
+        return self._pools.decide(now)
 
 
 class FarandoleCore(Strategy):
@@ -179,9 +184,12 @@ class FarandoleCore(Strategy):
     any_number = True
     SHARE = 8
 
+    def __init__(self, job: PlannedJob) -> None:
+        super().__init__(job)
+        self._pools = PoolsOfRun(job.most, reserve=-(-job.most // self.SHARE))
+
     def decide(self, now: Moment) -> Machines:
-        core = -(-self.job.most // self.SHARE)
-        return Machines(on_demand=core, spot=spread(now, self.job.most - core))
+        return self._pools.decide(now)
 
 
 class FarandoleDeadline(Strategy):
@@ -194,7 +202,7 @@ class FarandoleDeadline(Strategy):
 
     def __init__(self, job: PlannedJob) -> None:
         super().__init__(job)
-        self._burst = 0
+        self._pools, self._burst = PoolsOfRun(job.most), 0
         if job.deadline_s is not None:
             self._burst = burst_of(job.work_s, job.deadline_s, job.start_s, job.speeds)
 
@@ -203,7 +211,7 @@ class FarandoleDeadline(Strategy):
         if job.deadline_s is not None:
             left_s, time_s = now.left_s, job.deadline_s - now.time_s
             core = fewest_on_demand(left_s, time_s, now.gap_s, job.start_s, now.starts_s, self._burst, job.speeds)
-        return Machines(on_demand=core, spot=spread(now, job.most - core))
+        return self._pools.decide(now, on_demand=core)
 
 
 class FarandoleBudget(Strategy):

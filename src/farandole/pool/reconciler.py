@@ -23,7 +23,7 @@ import asyncio
 import math
 import os
 import socket
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -101,19 +101,20 @@ class Placing:
         self._advised: set[str] = set()
         self._wrong: Collection[str] = ()
 
-    def host(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> str | None:
-        """The host for the next worker, None if none is usable now. `workers`: the number of workers on each host."""
+    def usable(self, hosts: Sequence[Host], now: float) -> list[Host]:
+        """The hosts on which workers may start now if they have room, best first."""
         if self.is_short(now):
-            return None
-        open_ = [host for host in hosts if host.room(workers.get(host.name, 0)) and host.name not in self._wrong]
-        room = [
-            host.name
-            for host in open_
-            if not self.is_leaving(host.name, now) and not self.is_data_unavailable(host.name, now)
+            return []
+        open_ = [
+            host
+            for host in hosts
+            if host.name not in self._wrong
+            and not self.is_leaving(host.name, now)
+            and not self.is_data_unavailable(host.name, now)
         ]
-        rested = [name for name in room if self._trouble(name).until <= now]
-        tried = [name for name in room if not self._trouble(name).start]
-        return next(iter(rested or tried), None)
+        rested = [host for host in open_ if self._trouble(host.name).until <= now]
+        tried = [host for host in open_ if (it := self._trouble(host.name)).until > now and not it.start]
+        return rested + tried
 
     def capacity(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> int | None:
         """The number of workers that the pool can have; None: no limit is known. `workers`: how many each host has."""
@@ -412,8 +413,12 @@ class PoolReconciler:
 
     def _shrink(self, hosts: Sequence[Host]) -> None:
         """Ask the newest workers to leave, as with a preemption notice, if a host has fewer slots than workers now."""
+        by_host = defaultdict[str, list[str]](list)
+        for worker, record in self._workers.items():
+            if worker not in self._out:
+                by_host[record.host].append(worker)
         for host in hosts:
-            on_host = [w for w, record in self._workers.items() if record.host == host.name and w not in self._out]
+            on_host = by_host.get(host.name, [])
             if host.slots is not None and len(on_host) > host.slots:
                 surplus = tuple(on_host[host.slots :])
                 self._out.update(surplus)
@@ -453,17 +458,16 @@ class PoolReconciler:
         assert self.roster is not None
         started: list[tuple[str, str]] = []
         load = Counter(record.host for record in self._workers.values())
-        for _ in range(number):
-            host = self._placing.host(hosts, load, now)
-            if host is None:
-                self._report_full(hosts, load)
-                break
-            self._full = False
-            self._count += 1
-            worker = worker_id(self.roster.mark, self._count)
-            self._workers[worker] = WorkerRecord(host=host, requested_at=now)
-            load[host] += 1
-            started.append((worker, host))
+        for host in self._placing.usable(hosts, now):
+            while len(started) < number and host.room(load[host.name]):
+                self._full = False
+                self._count += 1
+                worker = worker_id(self.roster.mark, self._count)
+                self._workers[worker] = WorkerRecord(host=host.name, requested_at=now)
+                load[host.name] += 1
+                started.append((worker, host.name))
+        if len(started) < number:
+            self._report_full(hosts, load)
         return started
 
     def _report_full(self, hosts: Sequence[Host], load: Counter[str]) -> None:

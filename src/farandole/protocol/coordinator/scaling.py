@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from farandole.protocol.coordinator.state import (
     Worker,
 )
 from farandole.protocol.messages import Hello, Roster
+
+T = TypeVar("T")
 
 # --- names ------------------------------------------------------------------------------------------------------------
 #
@@ -206,8 +209,13 @@ def fix_target(state: CoordinatorState, mark: str, wanted: int, before: int) -> 
 def _make_leave(state: CoordinatorState, mark: str, wanted: int, reason: str) -> None:
     """Ask the newest workers of the pool to leave, so that `wanted` remain."""
     workers = [w for w in state.workers.values() if w.pool and pool_mark(state, w.pool) == mark and not w.leaving]
-    for worker in workers[wanted:]:  # the newest go first
+    for worker in surplus(workers, wanted):
         request_leave(state, worker, reason)
+
+
+def surplus(workers: Sequence[T], wanted: int) -> Sequence[T]:
+    """Return the workers that leave so that `wanted` remain: the newest. `workers` are in the order of joining."""
+    return workers[wanted:]
 
 
 def request_leave(state: CoordinatorState, worker: Worker, reason: str) -> None:
