@@ -148,6 +148,17 @@ def test_the_command(strategy: str, budget: float | None, pools: list[str], othe
     assert words[4 + 2 * len(pools) : -1] == others
 
 
+def test_the_command_has_the_prices_and_the_start_of_the_plan(tmp_path: Path) -> None:
+    """25 GB at 10 Gbit/s take 20 s."""
+    trace, prices = tmp_path / "us-west-2a.json", tmp_path / "of-today.csv"
+    trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [0, 4, 4, 1] * 100}))
+    prices.write_text("# 2026-11-01\ntype,zone,market,dollars\np3,us-west-2a,spot,0.97\np3,,on-demand,3.06\n")
+    words = ["plan", trace, "--work", "20h", "--deadline", "12h", "--machines", "4", "--state", "25"]
+    answer = CliRunner().invoke(app, [*map(str, words), "--prices", str(prices)], catch_exceptions=False)
+    assert answer.stdout.count(f"prices={prices}") == 2, "of both pools"
+    assert "--deadline 12h --start 200s" in answer.stdout
+
+
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 TABLE = BatchTable(samples={100: 1000.0, 200: 1200.0}, target="accuracy>=0.9")
@@ -170,13 +181,13 @@ def test_plans_with_both_kinds_of_batch() -> None:
 def test_the_advice_weighs_the_batches() -> None:
     follows = row("farandole, deadline", 30.0, batch="follows", largest_batch=400)
     constant = row("farandole, deadline", 50.0, batch="constant", machines=2)
-    said = "\n".join(advice([follows, constant], "52h", None, "3m", Path("scaling.json"), TABLE))
+    said = "\n".join(advice([follows, constant], "52h", None, "3m", Path("scaling.json"), table=TABLE))
     assert mentions(said, "accuracy>=0.9")
     assert mentions(said, "50.00", "constant", "2 machines")
     assert mentions(said, "PerWorkerBatch(100", "max_batch=400", "1.60")
     assert mentions(said, "200", "extrapolated")
     assert "scaling.json" not in said, "its speeds are those of the constant batch"
-    said = "\n".join(advice([constant, follows], "52h", None, "3m", Path("scaling.json"), TABLE))
+    said = "\n".join(advice([constant, follows], "52h", None, "3m", Path("scaling.json"), table=TABLE))
     assert mentions(said, "30.00", "follows")
     assert "PerWorkerBatch" not in said
     assert "scaling.json" in said

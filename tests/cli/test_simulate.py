@@ -113,6 +113,13 @@ def test_prices_of_a_file(trace: Path, tmp_path: Path) -> None:
     simulate(trace, *job, "--prices", prices, "--on-demand", "30.6")
     dearer = {row["strategy"]: row for row in json.loads(file.read_text())}["on demand"]
     assert dearer["outcomes"][0]["dollars"] == pytest.approx(20.1 * 30.6, rel=0.01)
+    simulate(trace, *job, "--prices", prices, "--spot", "0.5")
+    other = json.loads(file.read_text())
+    simulate(f"{trace},spot=0.5", *job, "--prices", prices)
+    assert json.loads(file.read_text()) == other != before
+    with pytest.raises(UsageError) as caught:
+        simulate(f"{trace},type=g6.xlarge", *job, "--prices", prices)
+    assert mentions(str(caught.value), "g6.xlarge", "g5.xlarge")
 
 
 def test_chosen_strategies_without_a_deadline(trace: Path) -> None:

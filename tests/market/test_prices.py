@@ -50,7 +50,7 @@ def history(folder: Path, *entries: Any) -> PriceFile:
 
 def test_prices_of_a_day(tmp_path: Path) -> None:
     prices = day_file(tmp_path)
-    zones, dates = with_spot_prices([trace("us-east-1a_t4"), trace("us-east-1b_t4")], prices, required=True)
+    zones, dates = with_spot_prices([trace("us-east-1a_t4"), trace("us-east-1b_t4")], prices)
     assert [zone.spot for zone in zones] == [(0.21,) * 4, (0.25,) * 4]
     assert dates == [datetime(2026, 11, 1, tzinfo=timezone.utc)]
     assert on_demand_price(zones, prices) == 0.526
@@ -62,7 +62,7 @@ def test_a_history_begins_with_the_trace_when_all_zones_have_a_price(tmp_path: P
         tmp_path, entry("2026-11-03T03:30:00+00:00", "0.4"), entry("2026-11-03T02:00:00+00:00", "0.3"),
         entry("2026-11-01T00:00:00Z", "0.2"), entry("2026-11-03T01:00:00.000Z", "0.5", "us-east-1b"),
     )  # fmt: skip
-    zones, dates = with_spot_prices([trace("us-east-1a"), trace("us-east-1b")], prices, required=True)
+    zones, dates = with_spot_prices([trace("us-east-1a"), trace("us-east-1b")], prices)
     assert [zone.spot for zone in zones] == [(0.2, 0.3, 0.3, 0.4), (0.5,) * 4]
     assert [f"{date:%d %H:%M}" for date in dates] == ["03 01:00", "03 02:00", "03 03:30"]
 
@@ -72,14 +72,14 @@ def test_other_operating_systems_are_passed_over(tmp_path: Path) -> None:
         tmp_path, entry("2026-11-01T00:00:00Z", "9", of="Windows"),
         entry("2026-11-01T00:00:00Z", "0.2", of="Linux/UNIX (Amazon VPC)"),
     )  # fmt: skip
-    [zone], _ = with_spot_prices([trace("us-east-1a")], prices, required=True)
+    [zone], _ = with_spot_prices([trace("us-east-1a")], prices)
     assert zone.spot == (0.2,) * 4
 
 
 def test_types_have_prices_of_their_own_and_a_trace_keeps_its_price(tmp_path: Path) -> None:
     prices = day_file(tmp_path, DAY + "g5.xlarge,,spot,0.5\ng5.xlarge,,on-demand,1.006\n")
     traces = [trace("a", kind="g5.xlarge"), trace("b", kind="g4dn.xlarge", speed=0.4), trace("c", spot=(7.0,) * 4)]
-    zones, _ = with_spot_prices(traces, prices, required=True)
+    zones, _ = with_spot_prices(traces, prices)
     assert [zone.spot for zone in zones] == [(0.5,) * 4, (0.25,) * 4, (7.0,) * 4]
     assert on_demand_price(zones[:2], prices) == 1.006, "of the type with the speed 1"
 
@@ -96,14 +96,8 @@ def test_types_have_prices_of_their_own_and_a_trace_keeps_its_price(tmp_path: Pa
 def test_a_price_that_is_not_there_is_unknown(tmp_path: Path, kind: str, zone: str, named: tuple[str, ...]) -> None:
     prices = day_file(tmp_path, DAY + "g5.xlarge,us-east-1a,spot,0.5\n")
     with pytest.raises(UsageError) as caught:
-        with_spot_prices([trace(zone, kind=kind)], prices, required=True)
+        with_spot_prices([trace(zone, kind=kind)], prices)
     assert mentions(str(caught.value), "prices.csv", *named)
-
-
-def test_where_another_price_is_at_hand_the_file_need_not_have_it(tmp_path: Path) -> None:
-    prices = day_file(tmp_path, "# 2026-11-01\ntype,zone,market,dollars\ng4dn.xlarge,us-east-1a,spot,0.21\n")
-    zones, dates = with_spot_prices([trace("us-east-1b")], prices, required=False)
-    assert (zones[0].spot, dates) == (None, [])
 
 
 @pytest.mark.parametrize(

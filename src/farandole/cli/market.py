@@ -116,8 +116,9 @@ def _priced(
     prices = None if file is None else read_prices(file)
     zones = tuple(read_zone(words) for words in traces)
     if prices is not None:
-        zones, dates = with_spot_prices(zones, prices, required=spot is None)
         on_demand = on_demand_price(zones, prices) if on_demand is None else on_demand
+    if prices is not None and spot is None:
+        zones, dates = with_spot_prices(zones, prices)
         if dates:
             say(f"spot prices of {' to '.join(dict.fromkeys(f'{date:%Y-%m-%d}' for date in (dates[0], dates[-1])))}")
     if on_demand is None:
@@ -416,7 +417,9 @@ def plan(
         fixed_size(job)
     rows = planning.ranked(rows)
     _show(_plan_table(rows, job, budget), job, measured)
-    for line in planning.advice(rows, deadline, budget, f"{job.start_s}s" if state else start, speeds, table):
+    begins = f"{job.start_s}s" if state else start
+    of_pool = None if prices is None or prices.suffix == ".json" else prices
+    for line in planning.advice(rows, deadline, budget, begins, speeds, of_pool, table):
         tell(line)
     if json is not None:
         import msgspec

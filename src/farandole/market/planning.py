@@ -150,12 +150,12 @@ def ranked(found: Sequence[PlanRow]) -> list[PlanRow]:
 
 def advice(
     found: Sequence[PlanRow], deadline: str | None, budget: float | None, start: str, speeds: Path | None,
-    table: BatchTable | None = None,
+    prices: Path | None = None, table: BatchTable | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Yield the lines that recommend a plan: which one, why, how sure it is, and the command that carries it out.
 
-    `found`: plans in the order of `ranked`. `deadline`, `start`: as the user gave them. `table`: if batches were
-    weighed.
+    `found`: plans in the order of `ranked`. `deadline`, `start`: as the user gave them. `prices`: a file of prices
+    that an EC2 pool reads. `table`: if batches were weighed.
     """
     best = found[0]
     if best.dollars is None or best.dollars_of_9 is None:
@@ -187,7 +187,7 @@ def advice(
             yield f"  the budget would have to be at least {best.dollars:,.2f} dollars, or the deadline later"
     yield "the windows overlap, and a market may be another one tomorrow"
     yield ""
-    yield command(best, deadline, budget, start, speeds)
+    yield command(best, deadline, budget, start, speeds, prices)
 
 
 BATCH_WORDS = {"": "", CONSTANT: ", with a constant batch", FOLLOWS: ", with a batch that follows them"}
@@ -216,9 +216,12 @@ def _about_batch(best: PlanRow, found: Sequence[PlanRow], table: BatchTable) -> 
             yield f"  the samples of a batch of more than {table.largest} are extrapolated"
 
 
-def command(row: PlanRow, deadline: str | None, budget: float | None, start: str, speeds: Path | None) -> str:
+def command(
+    row: PlanRow, deadline: str | None, budget: float | None, start: str, speeds: Path | None,
+    prices: Path | None = None,
+) -> str:  # fmt: skip
     """Return the command that carries out a plan, with EC2 as the provider; TEMPLATE and SCRIPT are the user's."""
-    priced = "" if budget is None else ",prices=prices.csv"
+    priced = "" if budget is None and prices is None else f",prices={prices or 'prices.csv'}"
     zones = "+".join(re.findall(r"[a-z]{2}-[a-z]+-\d[a-z]", row.zones))
     at = f",zones={zones}" if zones else ""
     on_demand = f"--pool ec2,name=reserve,template=TEMPLATE,market=on-demand,size={{}}{priced}"

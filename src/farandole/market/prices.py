@@ -111,17 +111,17 @@ def read_prices(path: Path) -> PriceFile:
 
 
 def with_spot_prices(
-    traces: Sequence[MarketTrace], prices: PriceFile, *, required: bool
+    traces: Sequence[MarketTrace], prices: PriceFile
 ) -> tuple[tuple[MarketTrace, ...], list[datetime]]:
     """Return the traces with the prices of their types and zones, and the dates of the prices in order.
 
     A trace that has a price keeps it. A trace's zone is in its name, as in us-west-2a_v100_1. Its type may be left out
-    if the file has a single one. `required`: each trace must have a price; else a trace without one stays as it is.
+    if the file has a single one.
 
     Raises:
-        UsageError: a trace's type is not known, or a price is required and unknown; it names the trace.
+        UsageError: a trace's type is not known, or a price is unknown; it names the trace.
     """
-    changes = [None if trace.spot else _changes(trace, prices, required=required) for trace in traces]
+    changes = [None if trace.spot else _changes(trace, prices) for trace in traces]
     known = [each for each in changes if each]
     begins = max((each[0][0] for each in known), default=0.0)
     found = [
@@ -155,11 +155,11 @@ def on_demand_price(traces: Sequence[MarketTrace], prices: PriceFile) -> float:
     return next(iter(found))
 
 
-def _changes(trace: MarketTrace, prices: PriceFile, *, required: bool) -> Sequence[_Change] | None:
+def _changes(trace: MarketTrace, prices: PriceFile) -> Sequence[_Change]:
     """Return the changes of a trace's price, in order of time."""
     kind, zone = _kind(trace, prices), _zone(trace)
     found = prices.spot.get((kind, zone), prices.spot.get((kind, "")))
-    if found is None and required:
+    if found is None:
         raise UsageError(
             f"--prices {prices.path}: the price of a spot {kind} in {zone or 'all zones'} is unknown, for "
             f"{trace.name}; add it to the file, or give TRACE,spot=DOLLARS"
