@@ -342,6 +342,8 @@ class _RunningMachines:
         time_s = work_s = computing_s = saving_s = 0.0
         for count in range(len(starts) + 1):  # so many compute, until the next one does
             until_s = float(min(starts[count][0], gap_s) if count < len(starts) else gap_s)
+            if until_s == time_s:
+                continue  # the next one begins at the same time
             speed, one_s = self._job.speed(computing[count]), until_s - time_s  # one_s: what each of them computes
             one_s = checkpoints.computing_s(one_s) if saves else one_s
             is_done = speed > 0 and work_s + speed * one_s >= left_s
