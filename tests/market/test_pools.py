@@ -64,6 +64,16 @@ def test_the_newest_worker_leaves_wherever_it_is() -> None:
     assert pools.decide(next_moment(now, second, (2, 2)), on_demand=1) == fleet(1, 2, on_demand=1)
 
 
+def test_the_market_takes_the_oldest_machine_of_a_zone() -> None:
+    pools, now, decided = PoolsOfRun(3), moment(available=(0, 0), fleet=fleet(0, 0)), fleet(0, 0)
+    for available in ((1, 0), (1, 1), (2, 1), (1, 1)):
+        now = next_moment(now, decided, available)
+        decided = pools.decide(now)
+        assert decided.spot == available
+    now = next_moment(now, decided, (1, 1))
+    assert pools.decide(now, on_demand=2) == fleet(0, 1, on_demand=2), "the one in the first zone is newer"
+
+
 def test_machines_that_do_more_for_a_dollar_come_first_then_the_zone_with_most_room() -> None:
     types = (SpotType(speed=1.0, dollars=0.5), SpotType(speed=1.0, dollars=0.5), SpotType(speed=0.5, dollars=0.2))
     now = moment(available=(2, 3, 1), fleet=fleet(0, 0, 0), types=types)
