@@ -258,6 +258,16 @@ def test_no_plan_has_machines_of_different_speeds(tmp_path: Path) -> None:
     assert mentions(str(caught.value), "zone", "speed=0.5", "farandole simulate")
 
 
+def test_no_plan_has_machines_of_different_types(tmp_path: Path) -> None:
+    path = tmp_path / "zone.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [1] * 400}))
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(
+            app, ["plan", f"{path},type=a1", f"{path},type=b2", "--work", "20h", *PRICES], catch_exceptions=False
+        )
+    assert mentions(str(caught.value), "a1, b2", "farandole simulate")
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -75,10 +75,13 @@ def test_the_cheapest_way_with_restarts_is_that_of_all_schedules(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_start_that_does_not_divide_the_interval_makes_the_cost_a_lower_bound(seed: int) -> None:
+def test_work_in_fewer_steps_makes_the_cost_a_lower_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     job, place = random_case(400 + seed, intervals=5, machines=1)
     job = replace(job, start_s=random.Random(seed).choice((7, 61, 93)), work_s=min(job.work_s, 400))
+    place = of_random_types(place, seed)
     best = cheapest(job, place, [fleet(0), fleet(1), fleet(0, on_demand=1)], restarts=True)
+    assert indivisible(job, place, PRICE) == pytest.approx(best), "start and speed of any size"
+    monkeypatch.setattr(f"{indivisible.__module__}.MOST_STEPS", 30)
     assert best / 2 <= indivisible(job, place, PRICE) <= best + 1e-9
 
 
@@ -108,7 +111,7 @@ def test_the_bounds_hold_for_machines_of_several_types(seed: int) -> None:
     assert divisible(job, place, PRICE) <= cheapest(job, place, all_fleets(2, zones), restarts=False) + 1e-9
     in_one_zone = [fleet(*(job.most if n == zone else 0 for n in range(zones))) for zone in range(zones)]
     fleets = [fleet(*[0] * zones), *in_one_zone, fleet(*[0] * zones, on_demand=job.most)]
-    assert indivisible(job, place, PRICE) <= cheapest(job, place, fleets, restarts=True) + 1e-9
+    assert indivisible(job, place, PRICE) == pytest.approx(cheapest(job, place, fleets, restarts=True))
 
 
 @pytest.mark.parametrize("zones", [[(2, 0, 1, 0)], [(1, 0, 1, 0), (1, 0, 0, 0)]])

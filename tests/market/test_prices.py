@@ -87,7 +87,7 @@ def test_types_have_prices_of_their_own_and_a_trace_keeps_its_price(tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "zone", "named"),
     [
-        ("", "us-east-1a", ("us-east-1a", "no type", "g4dn.xlarge, g5.xlarge")),
+        ("", "us-east-1a", ("us-east-1a", "type=NAME", "g4dn.xlarge, g5.xlarge")),
         ("p9.large", "us-east-1a", ("us-east-1a", "type=p9.large", "g4dn.xlarge, g5.xlarge")),
         ("g5.xlarge", "us-east-1b", ("g5.xlarge", "us-east-1b", "unknown")),
         ("g5.xlarge", "anywhere", ("g5.xlarge", "anywhere", "unknown")),
@@ -127,6 +127,17 @@ def test_a_history_has_no_price_on_demand(tmp_path: Path) -> None:
         (json.dumps({"SpotPriceHistory": [entry("2026-11-01T00:00:00Z", "0")]}), ("SpotPriceHistory[0]", "'0'")),
         (json.dumps({"SpotPriceHistory": [entry("2026-11-01T00:00:00", "1")]}), ("SpotPriceHistory[0]", "Timestamp")),
         (json.dumps({"SpotPriceHistory": [entry("yesterday", "1")]}), ("SpotPriceHistory[0].Timestamp",)),
+        (
+            json.dumps({"SpotPriceHistory": [entry("0001-01-01T00:00:00+14:00", "1")]}),
+            ("SpotPriceHistory[0].Timestamp",),
+        ),
+        (json.dumps({"SpotPriceHistory": [entry("2026-11-01T00:00:00Z", "1")], "NextToken": "more"}), ("part",)),
+        (
+            json.dumps({"SpotPriceHistory": [entry("2026-11-01T00:00:00Z", price) for price in ("1", "1.0", "2")]}),
+            ("SpotPriceHistory[2]", "1", "2"),
+        ),
+        ('{"SpotPriceHistory": ' + "9" * 5000 + "}", ("not JSON",)),
+        ("[" * 200_000, ("not JSON",)),
     ],
 )
 def test_a_history_that_is_refused(tmp_path: Path, text: str, named: tuple[str, ...]) -> None:
@@ -137,11 +148,48 @@ def test_a_history_that_is_refused(tmp_path: Path, text: str, named: tuple[str, 
     assert mentions(str(caught.value), "history.json", *named)
 
 
-@pytest.mark.parametrize(("text", "named"), [(DAY + "g5,,spot,0\n", "line 6"), ("type\n", "first line")])
-def test_a_file_of_a_day_that_is_refused(tmp_path: Path, text: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (DAY + "g5,,spot,0\n", ("line 6", "'0'")),
+        (DAY + "g5,,spot,nan\n", ("line 6", "'nan'")),
+        (DAY + "\ng5,,Spot,1\n", ("line 7", "'Spot'", "on-demand")),
+        (DAY + "# 2026-11-02\n", ("line 6", "# 2026-11-02", "one day")),
+        (DAY + "g4dn.xlarge,us-east-1a,spot,0.3\n", ("line 6", "g4dn.xlarge,us-east-1a,spot", "0.21")),
+        ("type\n", ("first line", "'type'")),
+        ("", ("first line",)),
+        ("# 2026-11-01\n", ("second line",)),
+    ],
+)
+def test_a_file_of_a_day_that_is_refused(tmp_path: Path, text: str, named: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         day_file(tmp_path, text)
-    assert mentions(str(caught.value), "prices.csv", named)
+    assert mentions(str(caught.value), "prices.csv", *named)
+
+
+def test_a_file_of_a_day_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
+    prices = day_file(tmp_path, "\ufeff" + DAY.replace(",spot,", ", spot, ") + "\n")
+    [zone], _ = with_spot_prices([trace("us-east-1a")], prices)
+    assert zone.spot == (0.21,) * 4
+
+
+@pytest.mark.parametrize("name", ["prices.csv", "history.json"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "prices.csv").write_bytes(b"\xff\xfe")
+    (tmp_path / "history.json").mkdir()
+    for path in (tmp_path / name, tmp_path / f"no-{name}"):
+        with pytest.raises(UsageError) as caught:
+            read_prices(path)
+        assert mentions(str(caught.value), str(path))
+
+
+def test_a_history_that_goes_on_after_the_trace_is_not_used_to_its_end(tmp_path: Path) -> None:
+    prices = history(
+        tmp_path, entry("2026-11-01T00:00:00Z", "0.2"), entry("2026-11-01T03:00:00Z", "0.3"),
+        entry("2026-12-01T00:00:00Z", "9"),
+    )  # fmt: skip
+    _, dates = with_spot_prices([trace("us-east-1a")], prices)
+    assert [f"{date:%m-%d %H}" for date in dates] == ["11-01 00", "11-01 03"]
 
 
 def test_each_interval_is_paid_at_its_price() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import UsageError
-from farandole.market.traces import MarketTrace, SpotMarket, read
+from farandole.market.traces import MarketTrace, SpotMarket, read, zone_of
 from tests.support.market import market
 from tests.support.mentioned import mentions
 
@@ -88,3 +88,18 @@ def test_zones_of_a_market_have_equal_intervals() -> None:
     with pytest.raises(UsageError) as caught:
         SpotMarket(zones=(one, other))
     assert mentions(str(caught.value), "t195", "195", "t300", "300")
+
+
+@pytest.mark.parametrize(
+    ("name", "zone"),
+    [
+        ("us-west-2a_v100_1", "us-west-2a"),
+        ("availability-1-node-us-west-2b_v100_8", "us-west-2b"),
+        ("us-gov-east-1a", "us-gov-east-1a"),
+        ("my.ap-southeast-2c", "ap-southeast-2c"),
+        ("us-west-2av100", ""),
+        ("bamboo", ""),
+    ],
+)
+def test_the_zone_in_the_name_of_a_trace(name: str, zone: str) -> None:
+    assert zone_of(name) == zone

@@ -14,6 +14,7 @@ from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from rich.table import Table
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MOST_MACHINES = 4096
 MOST_BEGINNINGS = 10_000
 MOST_WORK_S = 1e9
+GBIT = 10.0  # the default of --bandwidth
 
 # --- options of both commands -----------------------------------------------------------------------------------------
 
@@ -83,8 +85,11 @@ State = Annotated[
     ),
 ]  # fmt: skip
 Bandwidth = Annotated[
-    float, typer.Option("--bandwidth", metavar="GBIT", help="How fast the state is transferred, in Gbit/s.")
-]
+    float | None,
+    typer.Option(
+        "--bandwidth", metavar="GBIT", show_default="10", help="How fast each machine receives the state, in Gbit/s."
+    ),
+]  # fmt: skip
 Speeds = Annotated[
     Path | None,
     typer.Option(
@@ -103,24 +108,29 @@ JsonFile = Annotated[
 
 
 def _priced(
-    traces: Sequence[str], on_demand: float | None, spot: float | None, file: Path | None
+    traces: Sequence[str], on_demand: float | None, spot: float | None, file: Path | None, *, together: bool
 ) -> tuple[tuple[MarketTrace, ...], Price]:
-    """Return the traces with their prices, and the prices of the others."""
+    """Return the traces with their prices, and the prices of the others. `together`: they are one market."""
     from farandole.market.play import Price
     from farandole.market.prices import on_demand_price, read_prices, with_spot_prices
     from farandole.market.traces import read_zone
 
     for option, dollars in (("--on-demand", on_demand), ("--spot", spot)):
         if dollars is not None and not 0 < dollars < 1e6:
-            raise UsageError(f"{option} {dollars:g}: dollars an hour, above 0")
+            raise UsageError(f"{option} {dollars:g}: dollars an hour, above 0 and below 1e6")
+    if file is not None and on_demand is not None and spot is not None:
+        raise UsageError(f"--prices {file}: it is not used if --on-demand and --spot are given; leave one of them out")
     prices = None if file is None else read_prices(file)
     zones = tuple(read_zone(words) for words in traces)
     if prices is not None:
         on_demand = on_demand_price(zones, prices) if on_demand is None else on_demand
     if prices is not None and spot is None:
-        zones, dates = with_spot_prices(zones, prices)
-        if dates:
-            say(f"spot prices of {' to '.join(dict.fromkeys(f'{date:%Y-%m-%d}' for date in (dates[0], dates[-1])))}")
+        parts = [zones] if together else [(zone,) for zone in zones]
+        priced = [with_spot_prices(part, prices) for part in parts]
+        zones = tuple(zone for found, _ in priced for zone in found)
+        for found, dates in priced:
+            if dates:
+                say(_dates(found, dates))
     if on_demand is None:
         raise UsageError("--on-demand: the price is unknown; give it in dollars an hour of one machine, or --prices")
     if spot is None and (unknown := next((zone.name for zone in zones if zone.spot is None), None)):
@@ -130,15 +140,24 @@ def _priced(
     return zones, Price(on_demand=on_demand, spot=spot)
 
 
+def _dates(zones: Sequence[MarketTrace], dates: Sequence[datetime]) -> str:
+    """Return which prices are used."""
+    days = " to ".join(dict.fromkeys(f"{date:%Y-%m-%d}" for date in (dates[0], dates[-1])))
+    if len(dates) == 1:
+        return f"spot prices of {days}"
+    last_h, trace_h = (dates[-1] - dates[0]).total_seconds() / 3600, max(zone.duration_s for zone in zones) / 3600
+    return f"spot prices of {days}; the last change is {last_h:.0f} hours after the first, the trace has {trace_h:.0f}"
+
+
 def _check_budget(budget: float | None) -> None:
     if budget is not None and not 0 < budget < math.inf:
         raise UsageError(f"--budget {budget:g}: dollars, above 0")
 
 
 def _job(
-    work: str | None, samples: float | None, start: str, state: float | None, bandwidth: float, deadline: str | None,
-    machines: int, speeds: Path | None, beginnings: int, checkpoint: str | None = None, budget: float | None = None,
-    mode: str = "",
+    work: str | None, samples: float | None, start: str, state: float | None, bandwidth: float | None,
+    deadline: str | None, machines: int, speeds: Path | None, beginnings: int, checkpoint: str | None = None,
+    budget: float | None = None, mode: str = "",
 ) -> tuple[PlannedJob, MachineSpeeds]:  # fmt: skip
     """Return the job, and how fast its machines are."""
     from farandole.market.play import PlannedJob
@@ -154,21 +173,26 @@ def _job(
         deadline_s=None if deadline is None else seconds("--deadline", deadline), budget=budget, speeds=found.relative,
         checkpoint_s=0 if checkpoint is None else seconds("--checkpoint", checkpoint), save_s=transfer_s,
     )  # fmt: skip
+    if 0 < job.checkpoint_s < transfer_s:
+        raise UsageError(f"--checkpoint {checkpoint}: to save the state takes {transfer_s:.0f} s; give at least that")
     if state is not None:
         saving = "" if checkpoint is None else f"; a checkpoint takes {transfer_s:.1f} s"
         say(f"the state takes {transfer_s:.1f} s: a start takes {job.start_s} s{saving}")
     return job, found
 
 
-def _transfer_s(state: float | None, bandwidth: float) -> float:
+def _transfer_s(state: float | None, bandwidth: float | None) -> float:
     """Return how long the state takes."""
-    if not 0 < bandwidth < 1e6:
-        raise UsageError(f"--bandwidth {bandwidth:g}: Gbit/s, above 0")
     if state is None:
+        if bandwidth is not None:
+            raise UsageError(f"--bandwidth {bandwidth:g}: it is used with --state only")
         return 0.0
+    rate = GBIT if bandwidth is None else bandwidth
+    if not 1e-3 <= rate < 1e6:
+        raise UsageError(f"--bandwidth {rate:g}: Gbit/s, from 0.001 to 1e6")
     if not 0 < state < 1e6:
-        raise UsageError(f"--state {state:g}: gigabytes, above 0")
-    return state * 8 / bandwidth
+        raise UsageError(f"--state {state:g}: gigabytes, above 0 and below 1e6")
+    return state * 8 / rate
 
 
 def _work_s(work: str | None, samples: float | None, speeds: MachineSpeeds) -> int:
@@ -216,7 +240,7 @@ def simulate(
     machines: MachinesOption = 16,
     start: StartOption = "3m",
     state: State = None,
-    bandwidth: Bandwidth = 10.0,
+    bandwidth: Bandwidth = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -273,7 +297,7 @@ def simulate(
         work, samples, start, state, bandwidth, deadline, machines, speeds, beginnings, checkpoint, budget
     )
     comparison.fixed_size(job)
-    zones, price = _priced(traces, on_demand, spot, prices)
+    zones, price = _priced(traces, on_demand, spot, prices, together=together)
     if drawn is not None:
         zones = tuple(model.drawn(zone, drawn) for zone in zones)
     markets = [SpotMarket(zones=zones)] if together else [SpotMarket(zones=(zone,)) for zone in zones]
@@ -364,7 +388,7 @@ def plan(
     machines: MachinesOption = 16,
     start: StartOption = "3m",
     state: State = None,
-    bandwidth: Bandwidth = 10.0,
+    bandwidth: Bandwidth = None,
     speeds: Speeds = None,
     batches: Annotated[
         Path | None,
@@ -394,7 +418,13 @@ def plan(
             f"--batches {batches}: give --speeds FILE too, from `farandole bench scaling --json FILE`; without it N "
             "machines are N times as fast with each batch, so that a constant one is always the best"
         )
-    zones, price = _priced(traces, on_demand, spot, prices)
+    zones, price = _priced(traces, on_demand, spot, prices, together=True)
+    kinds = {zone.kind for zone in zones}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"type={', '.join(sorted(filter(None, kinds)))}: a plan has machines of one type; `farandole simulate` "
+            f"plays several"
+        )
     for zone in zones:
         if zone.speed != 1:
             raise UsageError(
@@ -418,7 +448,7 @@ def plan(
     rows = planning.ranked(rows)
     _show(_plan_table(rows, job, budget), job, measured)
     begins = f"{job.start_s}s" if state else start
-    of_pool = None if prices is None or prices.suffix == ".json" else prices
+    of_pool = None if prices is None or prices.suffix.lower() == ".json" else prices
     for line in planning.advice(rows, deadline, budget, begins, speeds, of_pool, table):
         tell(line)
     if json is not None:

@@ -119,7 +119,10 @@ def compare(
     jobs = [in_window(job, place) for place in places]
     bounds = [divisible(each, place.market, price) for each, place in zip(jobs, places, strict=True)]
     yield _bound(BOUND, job.most, places, bounds)
-    cheapest = [indivisible(in_window(fixed, place), place.market, price) for place in places]
+    cheapest = [
+        max(indivisible(in_window(fixed, place), place.market, price), bound)
+        for place, bound in zip(places, bounds, strict=True)
+    ]
     yield _bound(CHEAPEST, fixed.most, places, cheapest, bounds)
     for name in names:
         mine = job if BY_NAME[name].any_number else fixed

@@ -1,10 +1,10 @@
 """The cheapest way that was possible, by somebody who knows the trace.
 
 **Of a job that restarts** (`indivisible`): exact, by dynamic programming over the intervals from the last one back, the
-work that is left, and what runs: nothing, spot or on-demand machines. What is done in an interval is a multiple of the
-greatest common divisor of the interval and the start, so nothing is rounded. If that is below `FINEST_S`, or spot
-machines have another speed, then what is done is rounded up, which makes the cost a lower bound. No checkpoint is
-saved, since it is known when machines are taken back.
+work that is left, and what runs: nothing, spot or on-demand machines. What is done in an interval is a multiple of one
+step of the work, so nothing is rounded. If the work has more than `MOST_STEPS` of these, then the steps are longer and
+what is done is rounded up, which makes the cost a lower bound. No checkpoint is saved, since it is known when machines
+are taken back.
 
 **Of a job that can be divided** (`divisible`): a lower bound of the cost. The work of all machines adds up, so with a
 price `p` for a second of work each machine decides by itself when it is worth its cost. For each p, what the work costs
@@ -19,8 +19,9 @@ can have. Both make the bound lower.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from farandole.market.traces import SpotMarket
 Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
 Way = Callable[[str, range, np.ndarray, int], np.ndarray]
 ON_DEMAND = "on demand"
-FINEST_S = 10  # the least step of the work that is left; half of it doubles the time
+MOST_STEPS = 20_000  # of the work that is left; twice as many double the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +59,14 @@ def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     not possible.
     """
     machines, gap_s, intervals = job.most, market.gap_s, _intervals(job, market)
-    unit = _unit_s(gap_s, job.start_s)
     work_s = job.work_s / job.speed(machines)
+    types = _kinds(market, price, intervals)
+    faster = {kind: job.speed(machines * each.speed) / job.speed(machines) for kind, each in types.items()}
+    unit = _unit_s(gap_s, job.start_s, faster.values(), work_s)
     steps = math.ceil(work_s / unit - 1e-9)  # what is left is work_s, less a multiple of the unit
     left_s = work_s - unit * np.arange(steps - 1, -1, -1)
     never = np.full(steps, math.inf)
 
-    types = _kinds(market, price, intervals)
-    faster = {kind: job.speed(machines * each.speed) / job.speed(machines) for kind, each in types.items()}
     ends_s = gap_s * np.arange(intervals + 1)
 
     def way(kind: str, within: range, ahead: np.ndarray, start_s: int) -> np.ndarray:
@@ -191,12 +192,17 @@ def _largest(concave: Callable[[np.ndarray], np.ndarray], low: float, high: floa
     return best
 
 
-def _unit_s(gap_s: int, start_s: int) -> int:
-    """Return the step of the work that is left, in seconds: a divisor of the interval."""
-    common = math.gcd(gap_s, start_s)
-    if common >= FINEST_S:
-        return common
-    return next(each for each in range(min(FINEST_S, gap_s), gap_s + 1) if gap_s % each == 0)
+def _unit_s(gap_s: int, start_s: int, faster: Iterable[float], work_s: float) -> float:
+    """Return the step of the work that is left, in seconds.
+
+    It is the largest of which the work of an interval, with a start or without, is a multiple; longer if the work has
+    more than `MOST_STEPS` of these.
+    """
+    speeds = [Fraction(each).limit_denominator(1000) for each in faster]
+    done = [each * time_s for each in speeds for time_s in (gap_s, start_s)]
+    common = math.lcm(*(each.denominator for each in done))
+    unit = math.gcd(*(int(each * common) for each in done)) / common
+    return max(unit, work_s / MOST_STEPS)
 
 
 def _intervals(job: PlannedJob, market: SpotMarket) -> int:

@@ -6,7 +6,7 @@ mean of them. With a deadline only plans are recommended that meet it whatever t
 
 from __future__ import annotations
 
-import re
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from farandole.market.batches import BatchTable, following_speeds
 from farandole.market.comparison import fixed_size, in_window, windows
 from farandole.market.play import PlannedJob, Price, play
 from farandole.market.strategies import STRATEGIES
-from farandole.market.traces import MarketTrace, SpotMarket
+from farandole.market.traces import MarketTrace, SpotMarket, zone_of
 
 CONSTANT, FOLLOWS = "constant", "follows"  # the batch of a plan
 CERTAIN = ("on demand", "farandole, deadline")  # in time whatever the spot market does
@@ -64,8 +64,7 @@ def markets_of(zones: Sequence[MarketTrace]) -> list[SpotMarket]:
     """
     together = dict[tuple[str, int], list[MarketTrace]]()
     for zone in zones:
-        region = re.match(r"[a-z]{2}-[a-z]+-\d", zone.name)
-        together.setdefault((region[0] if region else "", zone.gap_s), []).append(zone)
+        together.setdefault((zone_of(zone.name)[:-1], zone.gap_s), []).append(zone)
     several = [SpotMarket(zones=tuple(each)) for each in together.values() if len(each) > 1]
     return [*(SpotMarket(zones=(zone,)) for zone in zones), *several]
 
@@ -222,10 +221,10 @@ def command(
 ) -> str:  # fmt: skip
     """Return the command that carries out a plan, with EC2 as the provider; TEMPLATE and SCRIPT are the user's."""
     priced = "" if budget is None and prices is None else f",prices={prices or 'prices.csv'}"
-    zones = "+".join(re.findall(r"[a-z]{2}-[a-z]+-\d[a-z]", row.zones))
+    zones = "+".join(filter(None, map(zone_of, row.zones.split(" + "))))
     at = f",zones={zones}" if zones else ""
-    on_demand = f"--pool ec2,name=reserve,template=TEMPLATE,market=on-demand,size={{}}{priced}"
-    spot = f"--pool ec2,name=spot,template=TEMPLATE,size={{}}{at}{priced}"
+    on_demand = f"ec2,name=reserve,template=TEMPLATE,market=on-demand,size={{}}{priced}"
+    spot = f"ec2,name=spot,template=TEMPLATE,size={{}}{at}{priced}"
     core = -(-row.machines // 8)
     pools = {
         "on demand": [on_demand.format(row.machines)],
@@ -233,11 +232,11 @@ def command(
         "farandole, core": [on_demand.format(core), spot.format(row.machines - core)],
         "farandole, deadline": [spot.format(row.machines), on_demand.format(row.machines)],
     }[row.strategy]
-    words = ["farandole run --listen 0.0.0.0", *pools]
+    words = ["farandole run --listen 0.0.0.0", *(f"--pool {shlex.quote(pool)}" for pool in pools)]
     if row.strategy == "farandole, deadline":
         words += [
             f"--deadline {deadline} --start {start}",
-            *([] if speeds is None or row.batch == FOLLOWS else [f"--speeds {speeds}"]),
+            *([] if speeds is None or row.batch == FOLLOWS else [f"--speeds {shlex.quote(str(speeds))}"]),
         ]
     words += [] if budget is None else [f"--max-cost {budget:g}"]
     return " \\\n    ".join([*words, "SCRIPT"])

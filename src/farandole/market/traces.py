@@ -14,6 +14,7 @@ was in it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from typing import Any
 from farandole.errors import UsageError
 
 EVENTS_GAP_S = 60  # the interval of traces of events
+_ZONE = re.compile(
+    r"(?<![a-z])[a-z]{2}(-gov)?-(north|south|east|west|central)(east|west)?-\d[a-z](?![a-z0-9])"
+)  # us-west-2a
 _FORMATS = "a JSON file of SkyPilot, a CSV file of Bamboo or Parcae, or JSON lines of Parcae"
 
 
@@ -101,6 +105,12 @@ class SpotMarket:
         return SpotMarket(zones=tuple(zones))
 
 
+def zone_of(name: str) -> str:
+    """Return the zone in the name of a trace, as AWS names it; "" if there is none."""
+    found = _ZONE.search(name)
+    return found[0] if found else ""
+
+
 def read_zone(words: str) -> MarketTrace:
     """Return the trace of `FILE[,speed=NUMBER][,spot=DOLLARS][,type=NAME]`: with the speed, the price and the type of
     its machines.
@@ -161,11 +171,22 @@ def read(path: Path) -> MarketTrace:
     return _of_events(path, _bamboo(path, lines))
 
 
-def _skypilot(path: Path, text: str) -> MarketTrace:
+def read_json(text: str, name: str) -> Any:
+    """Return what a file of this name says.
+
+    Raises:
+        UsageError: it is not JSON; it names the line.
+    """
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
+        raise UsageError(f"{name}, line {error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or as many brackets
+        raise UsageError(f"{name}: not JSON that can be read: {error}") from None
+
+
+def _skypilot(path: Path, text: str) -> MarketTrace:
+    found = read_json(text, str(path))
     metadata = found.get("metadata") if isinstance(found, dict) else None
     gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
     if not isinstance(gap_s, int | float) or isinstance(gap_s, bool) or gap_s < 1 or gap_s != int(gap_s):

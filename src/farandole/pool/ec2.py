@@ -12,7 +12,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import csv
 import functools
 import hashlib
 import importlib
@@ -243,26 +242,44 @@ class PriceTable:
 def read(path: Path) -> PriceTable:
     """Read a price file. Raises UsageError: it can't be read, or does not have the format above."""
     try:
-        first, *lines = path.read_text().splitlines()
-        day = date.fromisoformat(first.lstrip("# ").strip())
+        first, *lines = path.read_text(encoding="utf-8-sig").splitlines() or [""]
     except OSError as error:
         raise UsageError(f"prices {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"prices {path}: not text in UTF-8: {error}") from None
+    try:
+        day = date.fromisoformat(first.lstrip("# ").strip())
     except ValueError:
-        raise UsageError(f"prices {path}: the first line must be the date of the prices, as # 2026-11-01") from None
-    rows = csv.reader(lines)
-    if next(rows, None) != COLUMNS:
+        raise UsageError(
+            f"prices {path}: the first line must be the date of the prices, as # 2026-11-01; it is {first[:40]!r}"
+        ) from None
+    if not lines or lines[0].split(",") != COLUMNS:
         raise UsageError(f"prices {path}: the second line must be {','.join(COLUMNS)}")
     prices: dict[tuple[str, str, str], float] = {}
-    for number, row in enumerate(rows, 3):
-        kind, zone, market, text = (*row, "", "", "", "")[:4]
-        try:
-            dollars = float(text)
-        except ValueError:
-            dollars = math.nan
-        if not 0 < dollars <= 1e6 or len(row) != len(COLUMNS):
-            raise UsageError(f"prices {path}, line {number}: must be {','.join(COLUMNS)}, with a price above 0")
-        prices[kind, zone, market] = dollars
+    for number, line in enumerate(lines[1:], 3):
+        if line.strip():
+            key, dollars = _price_of(line, f"prices {path}, line {number}")
+            if key in prices:
+                raise UsageError(f"prices {path}, line {number}: {','.join(key)} has a price already, {prices[key]:g}")
+            prices[key] = dollars
     return PriceTable(day=day, dollars=prices)
+
+
+def _price_of(line: str, here: str) -> tuple[tuple[str, str, str], float]:
+    """Return type, zone and market, and the price in dollars an hour."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != len(COLUMNS):
+        raise UsageError(f"{here}: {line!r}; it must be {','.join(COLUMNS)}, of the one day of the file")
+    kind, zone, market, text = fields
+    if market not in ("spot", "on-demand"):
+        raise UsageError(f"{here}: market {market!r}; it must be spot or on-demand")
+    try:
+        dollars = float(text)
+    except ValueError:
+        dollars = 0.0
+    if not 0 < dollars < 1e6:
+        raise UsageError(f"{here}: {text!r}; the price must be dollars an hour, above 0")
+    return (kind, zone, market), dollars
 
 
 @dataclass
