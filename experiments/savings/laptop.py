@@ -21,7 +21,8 @@ from experiments.savings.trace_pool import counts_of
 from farandole.cli.deadline import OnDemandTarget
 from farandole.market.play import Machines, Moment, PlannedJob, Played, Price, Strategy, play
 from farandole.market.speeds import speeds_of
-from farandole.market.strategies import FarandoleSpot, spread
+from farandole.market.pools import PoolsOfRun
+from farandole.market.strategies import FarandoleSpot
 from farandole.market.traces import MarketTrace, SpotMarket
 from farandole.protocol.events import HostEvent, PricedEvent, StartingEvent, ViewEvent
 from farandole.protocol.metrics import Line, StepLine, parse_lines
@@ -161,6 +162,7 @@ class RunRule(Strategy):
             pool="reserve", most=RESERVE_MACHINES, start_s=ASSUMED_START_S, begins=0.0, deadline=job.deadline_s,
             speeds=job.speeds,
         )  # fmt: skip
+        self._pools = PoolsOfRun(job.most)
         self._done, self._running, self._workers = 0, 0, 0
 
     def decide(self, now: Moment) -> Machines:
@@ -179,10 +181,9 @@ class RunRule(Strategy):
                 )
             )  # fmt: skip
         self._done = done
-        count = self._target.decide(now.time_s).count
-        spot = spread(now, self.job.most - count)
-        self._workers = sum(spot) + count
-        return Machines(on_demand=count, spot=spot)
+        fleet = self._pools.decide(now, on_demand=self._target.decide(now.time_s).count)
+        self._workers = sum(fleet.spot) + fleet.on_demand
+        return fleet
 
 
 def simulated(run: LaptopRun, trace: Path, first: int, deadline_s: int | None, speeds: Path) -> MachineTime:
