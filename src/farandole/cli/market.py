@@ -37,7 +37,7 @@ Traces = Annotated[
     typer.Argument(
         metavar="TRACE...",
         help="Files of how many spot machines there were, and when; FILE,speed=0.5,spot=0.35 for machines of another "
-        "type.",
+        "type, FILE,type=NAME for --prices.",
     ),
 ]
 Work = Annotated[
@@ -50,9 +50,9 @@ Samples = Annotated[
     ),
 ]
 OnDemand = Annotated[
-    float | None, typer.Option("--on-demand", metavar="DOLLARS", help="Price of an on-demand machine an hour.")
+    float | None, typer.Option("--on-demand", metavar="DOLLARS", help="Price of an on-demand machine, per hour.")
 ]
-Spot = Annotated[float | None, typer.Option("--spot", metavar="DOLLARS", help="Price of a spot machine an hour.")]
+Spot = Annotated[float | None, typer.Option("--spot", metavar="DOLLARS", help="Price of a spot machine, per hour.")]
 Prices = Annotated[
     Path | None,
     typer.Option(
@@ -64,7 +64,7 @@ Prices = Annotated[
 Deadline = Annotated[
     str | None,
     typer.Option(
-        "--deadline", metavar="TIME", help="The job has to be done so long after its beginning.", show_default="none"
+        "--deadline", metavar="TIME", help="The job has to be done this long after it begins.", show_default="none"
     ),
 ]
 Budget = Annotated[
@@ -74,7 +74,7 @@ MachinesOption = Annotated[
     int, typer.Option("--machines", metavar="N", help="The largest number of machines of the job.")
 ]
 StartOption = Annotated[
-    str, typer.Option("--start", metavar="TIME", help="From the request for a machine until it computes.")
+    str, typer.Option("--start", metavar="TIME", help="Time from the request for a machine until it computes.")
 ]
 State = Annotated[
     float | None,
@@ -100,7 +100,7 @@ Speeds = Annotated[
     ),
 ]
 Beginnings = Annotated[
-    int, typer.Option("--beginnings", metavar="N", help="Play the job from so many beginnings in each trace.")
+    int, typer.Option("--beginnings", metavar="N", help="Play the job from this many points of each trace.")
 ]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, for programs.")

@@ -224,7 +224,9 @@ def seconds(option: str, text: str) -> int:
     """
     form = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if form is None or not int(form[1]):
-        raise UsageError(f"{option} {text}: give a duration such as 90s, 30m, 12h or 7d")
+        raise UsageError(
+            f"{option} {text}: give a whole number above 0, of at most six digits, and a unit, as 90s, 30m, 12h or 7d"
+        )
     return int(form[1]) * UNITS[form[2]]
 
 
