@@ -20,8 +20,8 @@ import msgspec
 from experiments.savings.trace_pool import counts_of
 from farandole.cli.deadline import OnDemandTarget
 from farandole.market.play import Machines, Moment, PlannedJob, Played, Price, Strategy, play
-from farandole.market.speeds import speeds_of
 from farandole.market.pools import PoolsOfRun
+from farandole.market.speeds import speeds_of
 from farandole.market.strategies import FarandoleSpot
 from farandole.market.traces import MarketTrace, SpotMarket
 from farandole.protocol.events import HostEvent, PricedEvent, StartingEvent, ViewEvent
