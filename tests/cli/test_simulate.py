@@ -19,7 +19,7 @@ from farandole.market.speeds import MachineSpeeds, speeds_of
 from farandole.market.strategies import BY_NAME, STRATEGIES
 from farandole.market.traces import read_zone
 from farandole.protocol.metrics import StepLine
-from tests.support.market import market
+from tests.support.market import market, typed
 from tests.support.mentioned import mentions
 
 PRICES = ("--on-demand", "3.06", "--spot", "0.97")
@@ -120,6 +120,36 @@ def test_prices_of_a_file(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         simulate(f"{trace},type=g6.xlarge", *job, "--prices", prices)
     assert mentions(str(caught.value), "g6.xlarge", "g5.xlarge")
+
+
+def test_a_history_begins_with_each_market(tmp_path: Path) -> None:
+    """Alone, the first zone has the price of its first day; in one market both begin on the second zone's day."""
+    file, history = tmp_path / "rows.json", tmp_path / "history.json"
+    entries = [("us-west-2a", "2026-11-01", "1"), ("us-west-2a", "2026-11-05", "2"), ("us-west-2b", "2026-11-06", "1")]
+    rows = [
+        {
+            "AvailabilityZone": zone, "InstanceType": "g5.xlarge", "ProductDescription": "Linux/UNIX",
+            "SpotPrice": dollars, "Timestamp": f"{day}T00:00:00Z",
+        }
+        for zone, day, dollars in entries
+    ]  # fmt: skip
+    history.write_text(json.dumps({"SpotPriceHistory": rows}))
+    traces = [tmp_path / "us-west-2a.json", tmp_path / "us-west-2b.json"]
+    for path, count in zip(traces, (1, 0), strict=True):
+        path.write_text(json.dumps({"metadata": {"gap_seconds": 3600}, "data": [count] * 50}))
+    job = ("--work", "9h", "--start", "1h", "--machines", "1", "--on-demand", "3", "--beginnings", "1", "--json", file)
+    for words, dollars in (((), 10), (("--together",), 20)):
+        simulate(*traces, *job, "--prices", history, "--strategy", "farandole, spot", *words)
+        [ours] = [row for row in json.loads(file.read_text()) if row["strategy"] == "farandole, spot"]
+        assert ours["outcomes"][0]["dollars"] == pytest.approx(dollars)
+
+
+def test_the_cheapest_way_is_not_below_the_bound_where_it_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.market.optimum.MOST_STEPS", 30)
+    place = typed(market([1] * 50, gap_s=3600), (0.3, 0.2))
+    job = PlannedJob(work_s=24_000, start_s=60)
+    bound, cheapest, *_ = compare(job, windows([place], job, 1), Price(on_demand=3.06), [])
+    assert cheapest.dollars[0] >= bound.dollars[0]
 
 
 def test_chosen_strategies_without_a_deadline(trace: Path) -> None:

@@ -23,9 +23,7 @@ from typing import Any
 from farandole.errors import UsageError
 
 EVENTS_GAP_S = 60  # the interval of traces of events
-_ZONE = re.compile(
-    r"(?<![a-z])[a-z]{2}(-gov)?-(north|south|east|west|central)(east|west)?-\d[a-z](?![a-z0-9])"
-)  # us-west-2a
+_ZONE = re.compile(r"[a-z]{2}(-gov)?-(north|south|east|west|central)(east|west)?-\d[a-z](?![a-z0-9])")  # us-west-2a
 _FORMATS = "a JSON file of SkyPilot, a CSV file of Bamboo or Parcae, or JSON lines of Parcae"
 
 
