@@ -83,7 +83,7 @@ def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count
     with Partition(hosts, place / "pair", digits(place), ["--stall", str(limit_s)]) as partition:
         run, watch = partition.run, partition.run.watch
         assert partition.gather()
-        begun = watch.step  # of those before the last one joined; while one takes the state over, only it waits
+        begun = watch.step  # before the last one joined; without a step, a worker names no peer before the stall limit
         assert run.until(lambda: watch.step > begun + 1)
         hosts.cut(1, 2)
         assert run.until(lambda: watch.seen["lost"] > 0, limit_s)
