@@ -159,6 +159,7 @@ def test_a_history_that_is_refused(tmp_path: Path, text: str, named: tuple[str, 
         ("type\n", ("first line", "'type'")),
         ("", ("first line",)),
         ("# 2026-11-01\n", ("second line",)),
+        (DAY + "g" * 200_000 + "\n", ("not CSV",)),
     ],
 )
 def test_a_file_of_a_day_that_is_refused(tmp_path: Path, text: str, named: tuple[str, ...]) -> None:
@@ -168,7 +169,8 @@ def test_a_file_of_a_day_that_is_refused(tmp_path: Path, text: str, named: tuple
 
 
 def test_a_file_of_a_day_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
-    prices = day_file(tmp_path, "\ufeff" + DAY.replace(",spot,", ", spot, ") + "\n")
+    quoted = DAY.replace("g4dn.xlarge,us-east-1a,", '"g4dn.xlarge","us-east-1a",')
+    prices = day_file(tmp_path, "\ufeff" + quoted.replace(",spot,", ", spot, ") + "\n")
     [zone], _ = with_spot_prices([trace("us-east-1a")], prices)
     assert zone.spot == (0.21,) * 4
 

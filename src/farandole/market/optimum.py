@@ -29,14 +29,16 @@ import numpy as np
 from farandole.market.play import PlannedJob, Price, SpotType, types_of
 from farandole.market.traces import SpotMarket
 
-Kinds = Mapping[str, Any]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
+Presence = Mapping[
+    str, Any
+]  # where there are machines of a kind: a bool, or an array like the costs, for each interval
 Way = Callable[[str, range, np.ndarray, int], np.ndarray]
 ON_DEMAND = "on demand"
 MOST_STEPS = 20_000  # of the work that is left; twice as many double the time
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kind:
+class _MachineKind:
     """Machines of one kind.
 
     `paid`: what one has cost by the beginning of each interval, and by the end of the last one, from the first one on.
@@ -60,7 +62,7 @@ def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     """
     machines, gap_s, intervals = job.most, market.gap_s, _intervals(job, market)
     work_s = job.work_s / job.speed(machines)
-    types = _kinds(market, price, intervals)
+    types = _machine_kinds(market, price, intervals)
     faster = {kind: job.speed(machines * each.speed) / job.speed(machines) for kind, each in types.items()}
     unit = _unit_s(gap_s, job.start_s, faster.values(), work_s)
     steps = math.ceil(work_s / unit - 1e-9)  # what is left is work_s, less a multiple of the unit
@@ -78,7 +80,7 @@ def indivisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
         paid = np.interp(within.start * gap_s + paid_s, ends_s, one.paid) - one.paid[within.start]
         return np.concatenate([machines * paid, rest])
 
-    kinds: Kinds = {
+    kinds: Presence = {
         ON_DEMAND: [True] * intervals,
         **{_zone(n): [count >= machines for count in zone.counts[:intervals]] for n, zone in enumerate(market.zones)},
     }
@@ -91,7 +93,7 @@ def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     Infinite if all machines together can't do the work in time.
     """
     gap_s, intervals = market.gap_s, _intervals(job, market)
-    types = _kinds(market, price, intervals)
+    types = _machine_kinds(market, price, intervals)
     more = job.speed(job.most + 1) - job.speed(job.most)
     work_s = job.work_s / max(more, *(speed / (count + 1) for count, speed in enumerate(job.speeds)))
     if intervals * gap_s - job.start_s < work_s / job.most / max(each.speed for each in types.values()):
@@ -100,7 +102,7 @@ def divisible(job: PlannedJob, market: SpotMarket, price: Price) -> float:
     always = np.ones((intervals, 1), bool)
     if len(by_level) == 1:
         many, there = by_level[0]
-        seats: list[tuple[np.ndarray, Kinds]] = [(many, {_zone(0): there, ON_DEMAND: np.ones_like(there)})]
+        seats: list[tuple[np.ndarray, Presence]] = [(many, {_zone(0): there, ON_DEMAND: np.ones_like(there)})]
     else:
         seats = [(many, {_zone(n): there}) for n, (many, there) in enumerate(by_level)]
         seats.append((np.array([job.most]), {ON_DEMAND: always}))
@@ -118,7 +120,9 @@ def _by_level(counts: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray]
     return np.diff([0, *levels]), np.array(counts)[:, None] >= np.array(levels)
 
 
-def _least(job: PlannedJob, gap_s: int, types: Mapping[str, _Kind], kinds: Kinds, p: np.ndarray) -> np.ndarray:
+def _least(
+    job: PlannedJob, gap_s: int, types: Mapping[str, _MachineKind], kinds: Presence, p: np.ndarray
+) -> np.ndarray:
     """Return the least of cost - p * work that one machine can do, shape (levels, prices).
 
     `kinds`: arrays of shape (intervals, levels). `p`: shape (prices,).
@@ -139,13 +143,13 @@ def _zone(number: int) -> str:
     return f"zone {number}"
 
 
-def _kinds(market: SpotMarket, price: Price, intervals: int) -> dict[str, _Kind]:
+def _machine_kinds(market: SpotMarket, price: Price, intervals: int) -> dict[str, _MachineKind]:
     """Return the speed and the cost of a machine of each kind."""
 
-    def kind(types: Sequence[SpotType]) -> _Kind:
+    def kind(types: Sequence[SpotType]) -> _MachineKind:
         hourly = np.array([each.dollars for each in types])
         paid = np.concatenate([[0.0], np.cumsum(hourly * market.gap_s / 3600)])
-        return _Kind(speed=types[0].speed, paid=paid, least=min(each.work_dollars for each in types))
+        return _MachineKind(speed=types[0].speed, paid=paid, least=min(each.work_dollars for each in types))
 
     by_zone = zip(*types_of(market, price)[:intervals], strict=True)
     on_demand = SpotType(speed=1.0, dollars=price.on_demand)
@@ -153,7 +157,7 @@ def _kinds(market: SpotMarket, price: Price, intervals: int) -> dict[str, _Kind]
 
 
 def _from_the_end(
-    there: Kinds, intervals: int, start_s: int, gap_s: int, end: np.ndarray, never: np.ndarray, way: Way
+    there: Presence, intervals: int, start_s: int, gap_s: int, end: np.ndarray, never: np.ndarray, way: Way
 ) -> np.ndarray:
     """Return the least cost from the first interval on, of a job or a machine that runs nothing at its beginning.
 

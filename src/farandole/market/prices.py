@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.market.traces import MarketTrace, read_json, zone_of
+from farandole.market.traces import MarketTrace, positive, read_json, zone_of
 from farandole.pool import ec2
 
 _Change = tuple[float, float]  # the Unix time, and dollars for an hour from then on
@@ -99,7 +99,7 @@ def _history(path: Path) -> dict[tuple[str, str], list[_Change]]:
         if not entry.product_description.startswith(_LINUX):
             continue
         here = f"{name}: SpotPriceHistory[{place}]"
-        dollars, time = _dollars(entry.spot_price), _unix_time(entry.timestamp)
+        dollars, time = positive(entry.spot_price), _unix_time(entry.timestamp)
         if not dollars:
             raise UsageError(f"{here}.SpotPrice is {entry.spot_price!r}; it must be dollars an hour, above 0")
         if time is None:
@@ -110,14 +110,6 @@ def _history(path: Path) -> dict[tuple[str, str], list[_Change]]:
     if not changes:
         raise UsageError(f"{name}: it has no price of a {_LINUX} machine")
     return {key: sorted(each.items()) for key, each in changes.items()}
-
-
-def _dollars(text: str) -> float:
-    try:
-        dollars = float(text)
-    except ValueError:
-        return 0.0
-    return dollars if 0 < dollars < 1e6 else 0.0
 
 
 def _unix_time(moment: datetime) -> float | None:

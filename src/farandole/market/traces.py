@@ -129,7 +129,7 @@ def read_zone(words: str) -> MarketTrace:
             raise UsageError(
                 f"{words}: {option!r}; the options of a trace are speed=NUMBER, spot=DOLLARS and type=NAME, once each"
             )
-        values[name] = _positive(text)
+        values[name] = positive(text)
         if not values[name]:
             unit = "dollars an hour" if name == "spot" else "how many times as fast as an on-demand machine"
             raise UsageError(f"{words}: {option!r}; {unit}, above 0")
@@ -138,7 +138,7 @@ def read_zone(words: str) -> MarketTrace:
     return replace(trace, speed=values.get("speed", 1.0), spot=spot, kind=kind)
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     """Return the number, 0.0 if it is none that a speed or a price can be."""
     try:
         value = float(text)

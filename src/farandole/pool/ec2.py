@@ -12,6 +12,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import csv
 import functools
 import hashlib
 import importlib
@@ -253,23 +254,27 @@ def read(path: Path) -> PriceTable:
         raise UsageError(
             f"prices {path}: the first line must be the date of the prices, as # 2026-11-01; it is {first[:40]!r}"
         ) from None
-    if not lines or lines[0].split(",") != COLUMNS:
+    try:
+        header, *rows = [*csv.reader(lines)] or [[]]
+    except csv.Error as error:
+        raise UsageError(f"prices {path}: not CSV: {error}") from None
+    if header != COLUMNS:
         raise UsageError(f"prices {path}: the second line must be {','.join(COLUMNS)}")
     prices: dict[tuple[str, str, str], float] = {}
-    for number, line in enumerate(lines[1:], 3):
-        if line.strip():
-            key, dollars = _price_of(line, f"prices {path}, line {number}")
+    for number, row in enumerate(rows, 3):
+        if row:
+            key, dollars = _price_of(row, f"prices {path}, line {number}")
             if key in prices:
                 raise UsageError(f"prices {path}, line {number}: {','.join(key)} has a price already, {prices[key]:g}")
             prices[key] = dollars
     return PriceTable(day=day, dollars=prices)
 
 
-def _price_of(line: str, here: str) -> tuple[tuple[str, str, str], float]:
+def _price_of(row: Sequence[str], here: str) -> tuple[tuple[str, str, str], float]:
     """Return type, zone and market, and the price in dollars an hour."""
-    fields = [field.strip() for field in line.split(",")]
+    fields = [field.strip() for field in row]
     if len(fields) != len(COLUMNS):
-        raise UsageError(f"{here}: {line!r}; it must be {','.join(COLUMNS)}, of the one day of the file")
+        raise UsageError(f"{here}: {','.join(row)!r}; it must be {','.join(COLUMNS)}, of the one day of the file")
     kind, zone, market, text = fields
     if market not in ("spot", "on-demand"):
         raise UsageError(f"{here}: market {market!r}; it must be spot or on-demand")
