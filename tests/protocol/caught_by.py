@@ -42,6 +42,8 @@ CAUGHT_BY = {
     "driver: raise JoinAborted > yield Change() continue": 16,
     "state_machine: self.agreed, None, True, None  > self.agreed, None, True, None": 14,
     "disputes: if differ or refused or failed > if differ else None": 22,
+    "disputes: if message.step < passed] > if message.step < state.reache": 63_045_397,
+    "disputes: begun = trains or ( > begun = (": 63_046_254,
     "disputes: or not at_last.keys() >= set(r > ": 11_009_229,
     "disputes: if differ or refused or failed > if differ or refused else None": 162,
     "recovery: rechecks=None if outcome.commi > rechecks=None": 49,

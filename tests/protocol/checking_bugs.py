@@ -32,6 +32,8 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if not shards or not digests_of:",
         {},
     ),
+    (disputes, "if message.step < passed]", "if message.step < state.reached]", ERRS),
+    (disputes, "        begun = trains or (", "        begun = (", {"drift": True}),
     (disputes, "or not at_last.keys() >= set(report.compared)", "", ERRS),
     (driver, "if self.checking.checks_left():", "if False:", ERRS),
     (view, "0 < owner.own_results != checker.check_results > 0", "False", ERRS),

@@ -133,9 +133,7 @@ class Ledger(Witness):
         number, place = exchange.view.number, (worker.root, exchange.round)
         if self._compared(exchange):
             self._to_compare.add(place)
-        if self._alone(place):
-            self._ended.pop(place, None)
-            self._committed.pop(place, None)
+        self._forget_ends(place)
         if self._on_its_own(worker, place):
             return
         self._enders.setdefault(place, set()).add(worker.name)
@@ -170,6 +168,12 @@ class Ledger(Witness):
         doubted = mistaken is not None and mistaken.kind == "differs"
         return bool(enders & self._disbelieved or place in self._to_compare or doubted) and not there
 
+    def _forget_ends(self, place: tuple[int, int]) -> None:
+        """Forget how a round ended for workers that are all gone, if the others may redo it."""
+        if self._alone(place):
+            self._ended.pop(place, None)
+            self._committed.pop(place, None)
+
     def _compared(self, exchange: SimulatedExchange) -> bool:
         """Whether two may compute one shard in this round."""
         return exchange.kind == "train" and bool(exchange.view.unchecked or self._world.settings.audit)
@@ -182,10 +186,13 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} commits round {exchange.round}, in which it has seen the replicas differ")
         if exchange.kind == "train":
             self._trained(worker, exchange)
-        if self._on_its_own(worker, (worker.root, exchange.round)):
+        place = (worker.root, exchange.round)
+        if self._on_its_own(worker, place):
             return
+        self._forget_ends(place)  # the round may be redone and then committed by a decision, so that it ends nowhere
+        self._enders.setdefault(place, set()).add(worker.name)
         fact = (exchange.kind, worker.step, exchange.lineage, exchange.result)
-        known = self._committed.setdefault((worker.root, exchange.round), fact)
+        known = self._committed.setdefault(place, fact)
         if known != fact:
             raise Violation(f"{worker.name} commits round {exchange.round} as {fact}, others as {known}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from itertools import combinations
 
+import pytest
+
 from farandole.protocol.coordinator.disputes import contradiction, outvoted
 from farandole.protocol.messages import Call, Stopped
 from farandole.protocol.view import Lineage, View
@@ -56,6 +58,30 @@ def test_whoever_contradicts_another_is_found_and_the_rest_agree() -> None:
         assert all(out.intersection(pair) for pair in pairs)
         agreed += not pairs
     assert 300 < agreed < 2700, "both happen"
+
+
+@pytest.mark.parametrize(
+    ("call", "contradicts"),
+    [
+        ("step 3", True),  # a worker switches before it begins a step
+        ("step 3, of which other parameters are trained", False),  # in a call round it does not
+        ("evaluate", False),
+    ],
+)
+def test_a_leaving_worker_has_not_switched_before_a_round_that_another_began_as_a_step(
+    call: str, *, contradicts: bool
+) -> None:
+    older, newer = View(number=1, members=("a", "b", "c"), group=1), View(number=2, members=("a", "b"), group=1)
+
+    def report(view: View, call: Call) -> Stopped:
+        return Stopped(
+            stop=1, view=view, round=4, step=3, has_result=False, synced=True, prepared=2, call=call,
+            lineage=view.lineage(view.members),
+        )  # fmt: skip
+
+    trains, left = report(older, Call.of(call)), report(newer, Call())
+    assert bool(contradiction("b", trains, "c", left, newer)) == contradicts
+    assert bool(contradiction("c", left, "b", trains, newer)) == contradicts
 
 
 def test_two_say_the_same_and_only_one_of_them_contradicts_a_third() -> None:

@@ -169,3 +169,18 @@ def test_a_state_is_lost_whose_view_the_coordinator_knew_only_from_one_answer() 
 def test_a_joiner_reports_a_broken_connection_over_which_the_header_of_the_state_has_not_come() -> None:
     """Its sender's part of the state has come."""
     simulate(11_023_539)
+
+
+def test_a_round_that_a_killed_worker_has_ended_may_be_redone_by_the_others() -> None:
+    """Its results were to be compared with another's; the redone round is then committed by a decision."""
+    simulate(63_062_098)
+
+
+def test_a_leaving_worker_that_reports_a_switch_too_early_moves_nobody() -> None:
+    """The others have begun a step of that round in the view before."""
+    simulate(63_046_254, drift=True)
+
+
+def test_a_switch_to_a_step_far_ahead_hides_no_difference_of_results() -> None:
+    """All three members report the difference, and one of them had reported a step that is far ahead."""
+    simulate(63_045_397, errs=True)

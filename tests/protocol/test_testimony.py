@@ -90,6 +90,16 @@ def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
     assert scene.coordinator.ending is None
 
 
+@pytest.mark.parametrize("difference", [DIFFERS, m.ShardsDiffer(step=7)], ids=["replicas", "results"])
+def test_one_report_of_a_later_step_disproves_nothing(difference: m.Message) -> None:
+    scene = trained("a", "b", "c", "d")
+    scene.say("d", m.Heartbeat(view=1, round=2**40, step=2**40))
+    scene.say("a", difference)
+    assert scene.coordinator.stopping is None
+    scene.say("c", difference)
+    assert scene.coordinator.stopping is not None
+
+
 def test_a_leaving_worker_whose_view_two_others_have_left_is_one_of_three() -> None:
     """All of them have seen the same rounds."""
     scene = trained("a", "b", wanted=4)

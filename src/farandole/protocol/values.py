@@ -203,6 +203,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 NOTHING = Call()
 
 
+def doing_step(step: int) -> str:
+    """Return the text of the call for the training step `step`, as in `Call.doing`."""
+    return f"step {step}"
+
+
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The settings for a run's checkpoints.
 

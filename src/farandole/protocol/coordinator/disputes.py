@@ -21,6 +21,7 @@ from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import CoordinatorState, Corroboration, Ending, Shared, issued_views
 from farandole.protocol.difference import first_unequal, outliers
 from farandole.protocol.messages import UPDATES, Computed, Stopped
+from farandole.protocol.values import doing_step
 from farandole.protocol.view import View
 
 # --- accusations ------------------------------------------------------------------------------------------------------
@@ -179,7 +180,8 @@ def confirmed(state: CoordinatorState) -> list[tuple[list[str], Shared]]:
         for key, claim in state.corroborations.items()
         if not isinstance(claim.message, m.NotFinite)
     ]
-    disproved = [key for key, message in pending if message.step < state.reached]
+    passed = _passed_step(state, holders)
+    disproved = [key for key, message in pending if message.step < passed]
     for key in disproved:
         del state.corroborations[key]
     for key, claim in list(state.corroborations.items()):
@@ -188,6 +190,16 @@ def confirmed(state: CoordinatorState) -> list[tuple[list[str], Shared]]:
             facts.append((reporters, claim.message))
             del state.corroborations[key]
     return facts
+
+
+def _passed_step(state: CoordinatorState, holders: list[str]) -> int:
+    """Return a step that the others have reached for certain: no report about an earlier one can come true.
+
+    One of three or more holders may report a step that it is not in. See docs/protocol.md, Corroboration 5.
+    """
+    if len(holders) < MANY:
+        return state.reached
+    return sorted(state.steps.get(worker, -1) for worker in holders)[-majority(len(holders))]
 
 
 def _contradicts_longest_standing(holders: list[str], message: Shared) -> bool:
@@ -309,7 +321,8 @@ def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed
         if ones.prepared != newer.number:
             return f"{other} is in view {newer.number}, for which {one} was not prepared"
         calls = (ones.call.number, 0) if other in newer.members else (ones.call.number,)
-        begun = ones.call.number != 0 and others.call.number in calls
+        trains = ones.call.doing == doing_step(ones.step)  # then it has not switched before this round, as all do
+        begun = trains or (ones.call.number != 0 and others.call.number in calls)
         if ones.round > others.round or (ones.round == others.round and begun):
             before = f"{one} in the view before it in round {ones.round}"
             return f"{other} is in view {newer.number} in round {others.round}, {before}"

@@ -30,7 +30,7 @@ from farandole.protocol.coordinator.state import (
     stragglers,
 )
 from farandole.protocol.difference import Difference, Finish, calls_differ, ended_early
-from farandole.protocol.values import Call
+from farandole.protocol.values import Call, doing_step
 from farandole.protocol.view import View
 
 # --- same calls -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def on_round_begun(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> N
 def call_switched(state: CoordinatorState, worker: str, message: m.Switched) -> None:
     """Compare the script of `worker`, which goes on with a step in another view, with scripts that have ended."""
     if not _is_late(state):
-        _end(state, _went_on(state, worker, message.round, f"step {message.step}"))
+        _end(state, _went_on(state, worker, message.round, doing_step(message.step)))
 
 
 def on_finished(state: CoordinatorState, worker: Worker, message: m.Finished) -> None:
@@ -121,7 +121,7 @@ def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Diff
     for finish in _other_finishes(state, worker):
         if finish.round != own_finish.round:
             early, late = sorted((finish, own_finish), key=lambda each: each.round)
-            return ended_early(early, late.worker, f"step {late.step}")
+            return ended_early(early, late.worker, doing_step(late.step))
     if state.view and worker in state.unswitched and message.view < state.view.number:
         return ended_early(own_finish, _switched(state), "the next step")
     for round_, (other, call) in state.first_calls.items():

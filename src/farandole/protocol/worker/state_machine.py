@@ -27,7 +27,7 @@ from farandole.protocol import messages as m
 from farandole.protocol.difference import outliers
 from farandole.protocol.messages import NO_DIGESTS, Computed, RunTerms, fitting
 from farandole.protocol.messages import NO_DIGESTS as NOT_COMPUTED
-from farandole.protocol.values import NOTHING, Call
+from farandole.protocol.values import NOTHING, Call, doing_step
 from farandole.protocol.view import CommitMessage, Lineage, View, agreed_switch, by_worker, unlike
 
 # --- drift ------------------------------------------------------------------------------------------------------------
@@ -501,4 +501,4 @@ class CallRounds:
             return call, call
         previous, self._sizes = self._sizes or sizes, sizes
         other = Call.of(f"step {step}, of which other parameters are trained", sizes)
-        return (other if sizes != previous else None), Call.of(f"step {step}", sizes)
+        return (other if sizes != previous else None), Call.of(doing_step(step), sizes)
