@@ -168,7 +168,7 @@ class Schedule(World):
         assert over is not None
         for worker in self.workers.values():
             excused = self.strayed or self.drifted or self.witness.erred
-            if worker.finished and worker.state != alone(self.steps) and not excused:
+            if worker.finished and not excused and worker.state != alone(self.steps):
                 raise Violation(f"{worker.name} finished with another state than a world of one")
         stuck = [w.name for w in self.workers.values() if w.alive and not w.frozen]
         if stuck:
