@@ -200,7 +200,8 @@ class Ledger(Witness):
         """With every shard audited, what one machine computes wrong is in no step of three or more."""
         workers, held = exchange.lineage.sets[-1], exchange.lineage.assign(exchange.shards)
         first = next(name for name, mine in held.items() if 0 in mine)
-        for name in exchange.view.unchecked:
+        misled = self._disbelieved.intersection(exchange.lineage.sets[0])  # the round ended by a false report alone
+        for name in () if misled else exchange.view.unchecked:
             if name in workers and self._world.workers[name].errs == 1.0 and name != first:
                 raise Violation(f"{worker.name} commits a step in which {name} has proved nothing")
         right = tuple(shard_value(worker.state, "train", worker.step, shard) for shard in range(exchange.shards))
@@ -210,7 +211,7 @@ class Ledger(Witness):
         audited = (
             self._world.settings.audit == 1.0 and not exchange.view.unchecked and exchange.lineage.rechecks is None
         )
-        if audited and len(workers) > 2:
+        if audited and len(workers) > 2 and not misled:
             raise Violation(f"{worker.name} commits a step in which one of {workers} has computed wrong")
 
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
