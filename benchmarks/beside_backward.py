@@ -20,7 +20,7 @@ from tables import number, show, spread
 from torch import nn
 
 from farandole.collective.codec import CODECS
-from farandole.training.gradients import Gradients
+from farandole.training.gradients import Gradients, ShardTotals
 from farandole.training.replica import Replica
 
 SHARDS = 4
@@ -61,7 +61,8 @@ def step_s(model: nn.Module, batch: torch.Tensor, codec: str) -> float:
             gradients.partials.open(shard, last=shard == SHARDS - 1)
             loss = model(batch).pow(2).mean()
             gradients.backward(loss, 1.0, last=True)
-            gradients.close(loss.detach().double(), 1, 1.0, lambda *_: None)
+            gradients.fill(ShardTotals(loss=float(loss.detach()), weight=1.0, samples=1, scale=1.0))
+            gradients.close(lambda *_: None)
         gradients.partials.wait_until_quantized()
         if batch.is_cuda:
             torch.cuda.synchronize()

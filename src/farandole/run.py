@@ -206,9 +206,11 @@ class Run:
         """Return `metric` over all samples of `dataset`, computed by all workers together. All get the same result.
 
         Each sample counts once. `metric(outputs, targets)` returns one value per sample, shape (micro-batch,), or their
-        mean as one number. The result is the mean over all samples, a float. `metric` may be a `torchmetrics.Metric` or
-        `MetricCollection`: the result is its `compute()`, and the object itself does not change. For a mapping of names
-        to metrics the result maps names to results, from one pass.
+        mean as one number. The result is the mean over all samples, a float. If a value is a mean over tokens or other
+        units, return a tuple of the values and the numbers of units: the result is the mean over all units.
+
+        `metric` may be a `torchmetrics.Metric` or `MetricCollection`: the result is its `compute()`, and the object
+        itself does not change. For a mapping of names to metrics the result maps names to results, from one pass.
 
         `predict(model, batch)` returns the metric's arguments as a tuple. By default a batch is `(inputs, targets)` and
         the arguments are `(model(inputs), targets)`. Examples are in `farandole.evaluation.evaluation`. Tensors of a

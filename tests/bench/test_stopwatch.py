@@ -10,6 +10,7 @@ from farandole.bench import stopwatch
 from farandole.bench.stopwatch import Stopwatch, TimedGradients
 from farandole.data.loader import Key, Loader
 from farandole.plan.batch import GlobalBatch
+from farandole.training.gradients import ShardTotals
 from farandole.training.replica import Replica
 from tests.support.steps import data
 
@@ -87,7 +88,8 @@ def test_what_is_added_up_and_what_becomes_of_it_is_told(clock: Clock, monkeypat
     gradients.backward(model.bias.sum(), 1.0, last=True)
     assert watch.folding == 1
     monkeypatch.setattr(gradients.replica, "buffers_to", lambda _: clock.passes(2))
-    gradients.close(torch.ones(()), 4, 1.0, lambda *_: None)
+    gradients.fill(ShardTotals(loss=1.0, weight=4.0, samples=4, scale=1.0))
+    gradients.close(lambda *_: None)
     assert watch.folding == 1 + 1 + 2
     monkeypatch.setattr(gradients.replica, "buffers_from", lambda *_: clock.passes(4))
     gradients.publish([held[0, 0].flat for held in gradients.partials.nodes], 4)

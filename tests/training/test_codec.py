@@ -14,7 +14,7 @@ from farandole.collective.quantization import Place, Quantization
 from farandole.errors import UsageError
 from farandole.plan.shards import root
 from farandole.protocol.worker.driver import Driver, Routine
-from farandole.training.gradients import Gradients
+from farandole.training.gradients import Gradients, ShardTotals
 from farandole.training.replica import Replica
 from tests.support.steps import BATCH, mlp, train
 
@@ -33,7 +33,8 @@ def test_the_gradient_is_the_rounded_sum_in_float32(codec: Codec) -> None:
         gradients.partials.open(shard)
         loss = model(each).sum()
         gradients.backward(loss, 1.0, last=True)
-        gradients.close(loss.detach(), 1, 1.0, ignore)
+        gradients.fill(ShardTotals(loss=float(loss.detach()), weight=1.0, samples=1, scale=1.0))
+        gradients.close(ignore)
     gradients.partials.wait_until_quantized()
     gradients.publish([nodes[root(2)].flat for nodes in gradients.partials.nodes], 2)
     expected = torch.empty(3)

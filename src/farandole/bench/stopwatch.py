@@ -22,7 +22,7 @@ from farandole.bench.terms import StepSeconds
 from farandole.collective.arena import Memory
 from farandole.collective.codec import NONE, Codec
 from farandole.data.loader import Key, Loader
-from farandole.training.gradients import Gradients, Tell
+from farandole.training.gradients import Gradients, ShardTotals, StepTotals, Tell
 from farandole.training.replica import Replica
 from farandole.worker.timing import ShardTimer
 
@@ -89,12 +89,17 @@ class TimedGradients(Gradients):
         super().__init__(replica, memory=memory, measures_noise=measures_noise, codec=codec)
         self._watch = watch
 
-    def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
+    def fill(self, totals: ShardTotals) -> None:
         began, folded = clock(), self._watch.folding
-        super().close(loss, samples, weight, tell)
-        self._watch.folding = folded + clock() - began  # `close` may call `_fold`: its time is included once
+        super().fill(totals)
+        self._watch.folding = folded + clock() - began  # `fill` may add a gradient: its time is included once
 
-    def publish(self, reduced: list[torch.Tensor], window_samples: int) -> tuple[float, int]:
+    def close(self, tell: Tell) -> None:
+        began = clock()
+        super().close(tell)
+        self._watch.folding += clock() - began
+
+    def publish(self, reduced: list[torch.Tensor], window_samples: int) -> StepTotals:
         began = clock()
         result = super().publish(reduced, window_samples)
         self._watch.landing += clock() - began

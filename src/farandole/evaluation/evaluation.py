@@ -12,7 +12,11 @@ defines the lanes.
 
 `predict` is for batches that are not (inputs, targets). It returns the arguments of the metrics:
 
-    # A language model, batches of tokens, shape (micro-batch, length); `loss_of` gives a mean over all of them.
+    # A language model, padded texts of shape (micro-batch, length), with -100 as padding. The metric returns the mean
+    # over the micro-batch's tokens and their number, so the result is the mean over all tokens.
+    def loss_of(logits, tokens):
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), (tokens != -100).sum()
+
     loss = run.evaluate(model, texts, loss_of, predict=lambda model, tokens: (model(tokens[:, :-1]), tokens[:, 1:]))
 
     # Detection: lists of pictures and of boxes. `match(model, batch)` returns three counts per picture.

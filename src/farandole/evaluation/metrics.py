@@ -3,7 +3,8 @@
 Invariant: the contribution of a micro-batch depends only on the micro-batch. Lanes are float64 and summed in the order
 of the tree, so the result has the same bits for any assignment of micro-batches to workers, and for any repetition.
 
-- A function has one lane, the sum of its values; its result is their mean over all samples.
+- A function has two lanes, the sum of its values and of their weights; its result is their mean over all samples, or
+  over all units that its values are means over, such as tokens.
 - A `torchmetrics` metric has lanes for its states (`States`).
 - A mapping of names to metrics has the lanes of one metric after the other, from one pass.
 """
@@ -358,9 +359,9 @@ def number(name: str, value: Any) -> bool | int | float | str:
 
 
 class _Mean:
-    """The mean of a function's values over all samples."""
+    """The mean of a function's values over all samples, or over the units that the function returns as weights."""
 
-    lanes = 1
+    lanes = 2
 
     def __init__(self, metric: Callable[..., Any]) -> None:
         self._metric = metric
@@ -368,20 +369,34 @@ class _Mean:
     def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         del shard
         values: Any = self._metric(*arguments)
+        weights: Any = None
+        if isinstance(values, tuple) and len(values) == 2:  # pyright: ignore[reportUnknownArgumentType]
+            values, weights = cast("tuple[Any, Any]", values)
         if not isinstance(values, torch.Tensor) or values.numel() not in (1, samples):
             form = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
             raise UsageError(
-                f"run.evaluate: the metric returned {form} for {samples} samples; "
-                f"it must return one value per sample, or their mean as one number, in a tensor"
+                f"run.evaluate: the metric returned {form} for {samples} samples; it must return one value per sample, "
+                f"or their mean as one number, in a tensor; or a tuple of these values and their weights"
             )
-        lanes[0] = values.detach().to("cpu").double().sum() * (samples / values.numel())
+        values = values.detach().to("cpu").double().reshape(-1)
+        if weights is None:
+            lanes[0], lanes[1] = values.sum() * (samples / values.numel()), samples
+            return
+        units = torch.as_tensor(weights).detach().to("cpu").double().reshape(-1)
+        if units.numel() != values.numel() or not bool(((units >= 0) & units.isfinite()).all()):
+            raise UsageError(
+                f"run.evaluate: the metric returned {values.numel()} values, {units.numel()} weights; it must return a "
+                f"weight for each value, finite and 0 or more: the number of tokens that the value is the mean over"
+            )
+        lanes[0], lanes[1] = torch.where(units > 0, values * units, 0.0).sum(), units.sum()
 
     def lists(self, sums: torch.Tensor) -> list[Lists]:
         del sums
         return []
 
     def result(self, sums: torch.Tensor, samples: int) -> float:
-        return sums.item() / samples if samples else math.nan
+        del samples
+        return float(sums[0]) / float(sums[1]) if sums[1] else math.nan
 
 
 class _Several:

@@ -2,14 +2,20 @@
 
 A shard's gradients go into the partial sums while its last backward pass produces them, parameter by parameter, so
 that a bucket can be sent as soon as it is full. Beside the gradients each shard has a row of float64 lanes: its loss,
-its number of samples, the square of its gradient, a 1 that counts the shard, which parameters it used, and its buffers.
-Gradients and lanes are summed in the order of the tree, so the result has the same bits on all workers.
+its weight, its number of samples, the square of its gradient, a 1 that counts the shard, a 1 if the script has given
+its weight, the script's values (`values.py`), which parameters it used, and its buffers. Gradients and lanes are summed
+in the order of the tree, so the result has the same bits on all workers.
+
+A shard of weight w contributes w / (samples of the window) times the gradient of its mean loss. After the round the sum
+is multiplied by (samples of the window) / (sum of the weights). A shard's weight is its number of samples if the script
+gives none: then this factor is 1, unless samples were left out.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +27,7 @@ from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState, UsageError
 from farandole.plan.rules import Noise
 from farandole.protocol.messages import MICRO_BATCH
+from farandole.training import values
 from farandole.training.replica import Replica
 
 # --- findings ---------------------------------------------------------------------------------------------------------
@@ -101,8 +108,40 @@ def _plain(name: str) -> str:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 Tell = Callable[[Sequence[str], Sequence[int]], None]  # names and digests
-# The first lanes, in the order of `close`. One lane per parameter follows (1 if it was used), then the buffers.
-_LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
+# The first lanes, in the order of `fill`, then the script's values. One lane per parameter follows (1 if it was used),
+# then the buffers.
+_LOSS, _WEIGHT, _SAMPLES, _SQUARES, _SHARDS, _WEIGHED, _VALUES = range(7)
+_FIRST = _VALUES + values.LANES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTotals:
+    """What a shard has come to, beside its gradients.
+
+    Attributes:
+        loss: the mean loss times the weight; 0 if the weight is 0.
+        weight: its weight in the step's mean: the number of samples, or what the script gives.
+        samples: its number of usable samples.
+        scale: the factor by which its gradients were multiplied.
+        weighed: True if the script has given the weight.
+    """
+
+    loss: float
+    weight: float
+    samples: int
+    scale: float
+    weighed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """The sums over a step's shards. `values`: those of the lanes of `values.py`, shape (LANES,)."""
+
+    loss: float
+    weight: float
+    samples: int
+    shards: int
+    values: torch.Tensor
 
 
 class Gradients:
@@ -148,6 +187,7 @@ class Gradients:
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
         self._buffers = self._lanes[_FIRST + len(self.parameters) :]
         self._row = self._lanes.numpy()[: _FIRST + len(self.parameters)]
+        self.values = self._lanes[_VALUES:_FIRST]
         self._flags_as_lanes = [float(flag) for flag in flags]
         self._views.clear()
         self._decoded.clear()
@@ -196,11 +236,8 @@ class Gradients:
         finally:
             self._adding = False
 
-    def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
-        """Finish the open shard after its backward passes. `loss`: the sum over its samples, one float64.
-
-        `tell`: called with the digests of a shard that two workers compute, before its sums can be sent.
-        """
+    def fill(self, totals: ShardTotals) -> None:
+        """Take the last gradients, the `totals` and the buffers of the open shard after its backward passes."""
         row, sink = self._row, self._findings or self.partials
         for index in self._frozen:
             if self.parameters[index].grad is not None:
@@ -215,35 +252,51 @@ class Gradients:
                 self._add_gradient(index, gradient)
             else:
                 row[_FIRST + index] = 0.0
-        squares, self._squares = self._squares * samples / weight**2, 0.0
-        row[_LOSS], row[_SAMPLES], row[_SQUARES], row[_SHARDS] = float(loss), samples, squares, 1.0
+        squares = self._squares * totals.weight / totals.scale**2 if totals.scale else 0.0
+        self._squares = 0.0
+        row[_LOSS], row[_WEIGHT], row[_SAMPLES] = totals.loss, totals.weight, totals.samples
+        row[_SQUARES], row[_SHARDS], row[_WEIGHED] = squares, 1.0, totals.weighed
         self.replica.buffers_to(self._buffers)
-        self._close(tell)
 
-    def close_empty(self, tell: Tell) -> None:
-        """Finish an open shard without any usable sample: its lanes are zeros."""
+    def fill_empty(self) -> None:
+        """Take an open shard without any usable sample: its lanes are zeros."""
         self._lanes.zero_()
-        self._close(tell)
 
-    def _close(self, tell: Tell) -> None:
+    def close(self, tell: Tell) -> None:
+        """Finish the open shard, which is filled.
+
+        `tell`: called with the digests of a shard that two workers compute, before its sums can be sent.
+        """
         findings, self._findings = self._findings, None
         if findings is not None:
             tell(*findings.close(self._lanes, _LOSS, _FIRST + len(self.parameters)))
         if findings is None or findings.mine:
             self.partials.close(self._lanes)
 
-    def publish(self, reduced: list[torch.Tensor], window_samples: int) -> tuple[float, int]:
-        """Set `.grad` and buffers from the reduced buckets after the round. Returns the loss's sum and the samples.
+    def publish(self, reduced: list[torch.Tensor], window_samples: int) -> StepTotals:
+        """Set `.grad` and buffers from the reduced buckets after the round. Returns the sums over the shards.
 
-        `window_samples`: the window's number of samples, by which the shards' gradients were weighted. If some samples
-        were left out, the gradient is scaled to the mean over the others.
+        `window_samples`: the window's number of samples, by which the shards' gradients were divided.
+
+        Raises:
+            UsageError: the sum of the weights is 0, or the script has weighted some of the shards only.
         """
         lanes = reduced[-1]
-        samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
+        samples, shards, weight = int(lanes[_SAMPLES]), int(lanes[_SHARDS]), float(lanes[_WEIGHT])
+        if shards and not weight:
+            raise UsageError(
+                "the weights of all micro-batches of this step are 0, so its mean loss and its gradient do not exist; "
+                "give the step samples that count"
+            )
+        if 0 < int(lanes[_WEIGHED]) < shards:
+            raise UsageError(
+                "step.backward got weight= for some micro-batches of this step and not for others, which then count by "
+                "their samples; pass weight= for all"
+            )
         gradients = [self._decode(bucket, reduced[bucket.index]) for bucket in self.layout.buckets if bucket.params]
-        if 0 < samples < window_samples:
+        if shards and weight != window_samples:
             for flat in gradients:
-                flat.mul_(window_samples / samples)
+                flat.mul_(window_samples / weight)
         used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
         for bucket in self.layout.buckets:
             if bucket.params:
@@ -255,10 +308,13 @@ class Gradients:
                         raise
         if self._measures_noise and samples:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
-            self.noise = Noise.estimate(float(lanes[_SQUARES]), square, samples, shards)
+            # The noise is that of a sample, which has weight / samples units of the weight.
+            self.noise = Noise.estimate(float(lanes[_SQUARES]) * (samples / weight), square, samples, shards)
         if shards:
             self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
-        return float(lanes[_LOSS]), samples
+        return StepTotals(
+            loss=float(lanes[_LOSS]), weight=weight, samples=samples, shards=shards, values=lanes[_VALUES:_FIRST]
+        )
 
     def _decode(self, bucket: Bucket, total: torch.Tensor) -> torch.Tensor:
         """Return a bucket's sum in the dtype of its parameters; the sum itself if it has that dtype."""

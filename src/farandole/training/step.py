@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import math
 import time
+import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -30,9 +31,10 @@ from farandole.platform.process import guarded
 from farandole.protocol.values import StepTime
 from farandole.protocol.view import View
 from farandole.training.digest import ModuleAttributes
-from farandole.training.gradients import Gradients
+from farandole.training.gradients import Gradients, ShardTotals, StepTotals
 from farandole.training.progress import Progress
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
+from farandole.training.values import BatchValues, amount
 from farandole.worker.rounds import WORK, Rounds, task
 from farandole.worker.timing import Meter
 
@@ -81,8 +83,12 @@ class Step:
         self._shard = -1
         self._mine = True  # False: this worker computes the shard only to check another worker
         self._used = 0  # number of samples in the open shard, without bad ones
-        self._loss_sum = torch.zeros((), dtype=torch.float64)
-        self._result: tuple[float, int] | None = None
+        self._loss = 0.0  # of the open shard: the loss of its backward passes so far, times the weight
+        self._weight: float | None = None  # of the open shard, if the script has given one
+        self._passes = 0  # backward passes of the open shard
+        self._passed = False  # its last backward pass has been
+        self._values = BatchValues(gradients.values)
+        self._result: StepTotals | None = None
 
     @property
     def view(self) -> View:
@@ -91,15 +97,32 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The exact mean loss over the global batch, equal on all workers.
+        """The exact mean loss over the global batch, equal on all workers. Its weights are those of `backward`.
 
         Raises:
             StepAbandoned: the inner loop has not ended.
         """
         if self._result is None:
             raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
-        loss, samples = self._result
-        return loss / samples if samples else math.nan
+        return self._result.loss / self._result.weight if self._result.weight else math.nan
+
+    @property
+    def means(self) -> Mapping[str, float]:
+        """The means over the global batch that `mean` was given, by name; equal on all workers.
+
+        Raises:
+            StepAbandoned: the inner loop has not ended.
+        """
+        return self._values.of("mean", self.number)
+
+    @property
+    def sums(self) -> Mapping[str, float]:
+        """The sums over the global batch that `sum` was given, by name; equal on all workers.
+
+        Raises:
+            StepAbandoned: the inner loop has not ended.
+        """
+        return self._values.of("sum", self.number)
 
     @property
     def base_steps(self) -> int:
@@ -133,7 +156,7 @@ class Step:
     @property
     def skipped(self) -> int:
         """The number of bad samples left out, with `on_bad_sample="skip"`; 0 until the inner loop has ended."""
-        return self.samples - self._result[1] if self._result is not None else 0
+        return self.samples - self._result.samples if self._result is not None else 0
 
     @property
     def ended(self) -> bool:
@@ -175,52 +198,113 @@ class Step:
             self._used = stop - start - len(skipped)
             self._open(shard, mine, batch)
             if self._used == 0:
-                self._gradients.close_empty(self._tell)
+                self._gradients.fill_empty()
                 self._close()
                 continue
             yield batch
-            if self._shard >= 0:
+            if not self._passed:
                 raise UsageError(
                     f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
                     f"once for each micro-batch (with last=False for all but the last of several)"
                 )
+            self._values.close(self.number)
+            self._close()
         self._end()
 
-    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
+    def backward(
+        self, loss: torch.Tensor, *, weight: float | torch.Tensor | None = None, scaler: Any = None, last: bool = True
+    ) -> None:
         """Run the micro-batch's backward pass. `loss`: one number, the mean over the micro-batch.
 
-        The loss is weighted by the micro-batch's share of the batch's samples, so `.grad` becomes the gradient of the
-        mean over the batch. farandole can't see whether a number is a mean: with `reduction="sum"` the gradient is
-        larger by the micro-batch's number of samples, and so depends on `micro`. If a constant or a GradScaler scales
-        the loss, `step.loss` and the metrics have the scaled value too.
+        `.grad` becomes the gradient of the mean over the batch, and `step.loss` that mean. The micro-batch counts by
+        its number of samples, or by `weight`. If the loss is a mean over tokens, pixels or boxes, `weight` is their
+        number in the micro-batch: then the result is the mean over all tokens of the batch, whatever `micro` is. A
+        micro-batch of weight 0 has no gradient, and its loss may be NaN. For a loss with `reduction="sum"`, pass the
+        sum divided by the number that it is over, and that number as `weight`.
 
-        `last=False`: another backward pass over the same micro-batch follows.
+        `scaler`: a torch.amp.GradScaler, which scales the loss for the backward pass. `step.loss` is not scaled. If the
+        script scales the loss itself, `step.loss` and the metrics have the scaled value.
+
+        `last=False`: another backward pass over the same micro-batch follows. All of them have the same weight.
 
         `.grad` is valid from the inner loop's end until the next step begins: clone gradients that you keep.
 
         Raises:
             LossNotScalar: the loss is not one number.
-            UsageError: the call is outside the inner loop, or is the second for one micro-batch.
+            UsageError: the call is outside the inner loop, or is the second for one micro-batch; the weight is negative
+                or not finite, or differs from that of the pass before.
         """
-        if self._shard < 0:
-            raise UsageError(f"step {self.number}: step.backward outside a micro-batch, or twice for one micro-batch")
+        self._require_open("backward")
+        if self._passed:
+            raise UsageError(
+                f"step {self.number}: step.backward twice for one micro-batch; all but the last: last=False"
+            )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             form = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise LossNotScalar(
                 f"step.backward(loss): the loss has {form}; pass one number, the mean over the micro-batch "
                 f"(loss.mean(), or reduction='mean')"
             )
-        samples = self._used
-        weight = samples / self._window.samples
-        self._gradients.backward(loss, weight, last=last)
-        self._loss_sum += loss.detach().to("cpu", torch.float64).reshape(()) * samples
+        given = None if weight is None else self._weight_of(weight)
+        if self._passes and given != self._weight:
+            raise UsageError(
+                f"step {self.number}: step.backward(weight={given}) after weight={self._weight} for the same "
+                f"micro-batch; all of its passes have one weight"
+            )
+        self._weight, units = given, float(self._used if given is None else given)
+        scale = units / self._window.samples
+        if given is None and self._shard == 0 and self._used > 1 and _is_sum(loss):
+            _warn_of_sum()
+        if units:
+            self._gradients.backward(loss if scaler is None else scaler.scale(loss), scale, last=last)
+            self._loss += float(loss.detach()) * units
+        self._passes += 1
         if last:
-            self._gradients.close(self._loss_sum, samples, weight, self._tell)
-            self._close()
+            self._passed = True
+            self._gradients.fill(
+                ShardTotals(loss=self._loss, weight=units, samples=self._used, scale=scale, weighed=given is not None)
+            )
+
+    def mean(self, *, weight: float | torch.Tensor | None = None, **values: float | torch.Tensor) -> None:
+        """Give values of the micro-batch, such as `accuracy=...`. `step.means` has their means over the global batch.
+
+        Each value is the mean over the micro-batch as one number, or one value for each sample, shape (micro-batch,).
+        `weight`: the number of units that the mean is over, if these are not the samples. Micro-batches with weight 0
+        don't count. Call it with the same names in each micro-batch, before or after `backward`.
+
+        Raises:
+            UsageError: the call is outside the inner loop, a name was given before, a value has another shape, the
+                weight is negative or not finite, or there are more than 16 values.
+        """
+        self._require_open("mean")
+        units = None if weight is None else self._weight_of(weight)
+        self._values.add("mean", values, self._used, units)
+
+    def sum(self, **values: float | torch.Tensor) -> None:
+        """Give values of the micro-batch. `step.sums` has their sums over the global batch. See `mean`.
+
+        Each value is the sum over the micro-batch as one number, or one value for each sample, shape (micro-batch,).
+        """
+        self._require_open("sum")
+        self._values.add("sum", values, self._used, None)
+
+    def _require_open(self, operation: str) -> None:
+        if self._shard < 0:
+            raise UsageError(f"step {self.number}: step.{operation} outside a micro-batch; call it in the inner loop")
+
+    def _weight_of(self, weight: float | torch.Tensor) -> float:
+        units = amount(f"step {self.number}: weight", weight)
+        if not 0 <= units < math.inf:
+            raise UsageError(
+                f"step {self.number}: weight={units}: pass the number of units that the value is the mean over, 0 or "
+                f"more"
+            )
+        return units
 
     def _open(self, shard: int, mine: bool, batch: Any) -> None:
         self._shard, self._mine = shard, mine
-        self._loss_sum.zero_()
+        self._loss, self._weight, self._passes, self._passed = 0.0, None, 0, False
+        self._values.open()
         self._gradients.clear()
         self._gradients.replica.reset_buffers(shard, self._window.shards)
         if not mine or self._rounds.examined(shard):
@@ -233,15 +317,41 @@ class Step:
         self._rounds.found(self._shard, names, digests, mine=self._mine)
 
     def _close(self) -> None:
+        self._gradients.close(self._tell)
         if self._mine:
             self._rounds.close(self._shard)
         self._shard = -1
 
     def _end(self) -> None:
-        self._result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
+        result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
+        self._values.end(result.values, result.shards, self.number)
+        self._result = result
         set_random_state(derive(self._seed, "update", self.number))
         self._on_end(self)
         self._base_steps = self._progress.base_steps
+
+
+_THROUGH = ("NegBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0")
+_SUM = 2  # torch's number for reduction="sum"
+
+
+def _is_sum(loss: torch.Tensor) -> bool:
+    """Return True if the loss is the result of a sum: of `sum()`, or of a loss of torch with reduction="sum"."""
+    node = loss.grad_fn
+    while node is not None and type(node).__name__ in _THROUGH:
+        node = node.next_functions[0][0]
+    return type(node).__name__ == "SumBackward0" or getattr(node, "_saved_reduction", None) == _SUM
+
+
+@functools.cache
+def _warn_of_sum() -> None:
+    """Warn once in this process, and only where the first micro-batch of a step is computed."""
+    warnings.warn(
+        "the loss is a sum, and step.backward takes a mean over the micro-batch: with a sum the gradient depends on "
+        "micro=. Use reduction='mean'; or divide the sum by the number of samples or tokens that it is over, and pass "
+        "that number: step.backward(loss / n, weight=n)",
+        stacklevel=3,
+    )
 
 
 # --- step clock -------------------------------------------------------------------------------------------------------

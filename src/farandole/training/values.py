@@ -1,0 +1,176 @@
+"""Values over a step's batch, such as the accuracy: what each micro-batch gives, and the result over all of them.
+
+They travel in the float64 lanes of the step's round, beside its loss (`gradients.py`). So they cost no message of their
+own, every worker gets the same result, and a micro-batch of a lost worker counts once. The lanes must be there before a
+script names its first value: `SLOTS` values have room, and each slot carries its name, since a worker may compute no
+micro-batch of a step and still asks for the value.
+
+    slot   the sum of values times weights | the sum of the weights | the name, 5 bytes in each lane
+
+All micro-batches must give the same names in the same order: then the sum of the names' lanes over the micro-batches is
+a multiple of the name's own. A step whose sums are no such multiple fails on all workers alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from farandole.errors import StepAbandoned, UsageError
+from farandole.platform.output import is_name
+
+SLOTS = 16  # values of one step
+NAME_BYTES = 40  # of a name and its kind
+_BYTES = 5  # of a name in one lane: its sum over 8,191 micro-batches is still exact in float64
+_NAME_LANES = NAME_BYTES // _BYTES
+_SLOT = 2 + _NAME_LANES
+LANES = SLOTS * _SLOT
+_KINDS = {"mean": b"m", "sum": b"s"}  # the first byte of a name's lanes
+
+
+def amount(call: str, value: Any) -> float:
+    """Return `value`, a number or a tensor with one element, as a float. `call` names it in the error."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UsageError(f"{call} has shape {tuple(value.shape)}: pass one number")
+        return float(value.detach())
+    if not hasattr(value, "__float__"):
+        raise UsageError(f"{call} is a {type(value).__name__}: pass one number")
+    return float(value)
+
+
+class BatchValues:
+    """The values that the micro-batches of one step give, and their results.
+
+    `lanes`: this worker's lanes of the open micro-batch, shape (LANES,), float64.
+    """
+
+    def __init__(self, lanes: torch.Tensor) -> None:
+        self._lanes = lanes
+        self._slots: dict[bytes, int] = {}  # of the open micro-batch
+        self._names: list[bytes] | None = None  # of the first micro-batch here
+        self._results: dict[str, dict[str, float]] | None = None
+
+    def open(self) -> None:
+        """Begin a micro-batch, which has given nothing yet."""
+        self._lanes.zero_()
+        self._slots.clear()
+
+    def add(self, kind: str, values: Mapping[str, Any], samples: int, weight: float | None) -> None:
+        """Add `values` of the open micro-batch of `samples` samples: one number each, or one for each sample.
+
+        Raises:
+            UsageError: a name or a value is not possible, or the micro-batch has given it before.
+        """
+        for name, value in values.items():
+            call = f"step.{kind}({name}=...)"
+            (code,) = _code(kind, name)
+            if not is_name(name) or len(code) > NAME_BYTES:
+                raise UsageError(f"{call}: a name has at most {NAME_BYTES - 1} bytes, all characters visible")
+            if code in self._slots:
+                raise UsageError(f"{call}: this micro-batch has given {name!r} before; use another name")
+            if len(self._slots) == SLOTS:
+                raise UsageError(f"{call}: a step has at most {SLOTS} values")
+            many = isinstance(value, torch.Tensor) and value.numel() == samples != 1
+            if many:
+                value = value.detach().to("cpu", torch.float64)
+                number = float(value.mean() if kind == "mean" else value.sum())
+            else:
+                number = amount(call, value)
+            units = (float(samples) if weight is None else weight) if kind == "mean" else 1.0
+            slot = self._slots[code] = len(self._slots)
+            place = self._lanes[slot * _SLOT : (slot + 1) * _SLOT]
+            place[0] = number * units if units else 0.0  # a mean over nothing is NaN
+            place[1] = units
+            padded = code.ljust(NAME_BYTES, b"\0")
+            for lane in range(_NAME_LANES):
+                place[2 + lane] = int.from_bytes(padded[lane * _BYTES : (lane + 1) * _BYTES], "little")
+
+    def close(self, step: int) -> None:
+        """End the micro-batch. Raises UsageError if it has given other names than the one before."""
+        names = [*self._slots]
+        if self._names is not None and names != self._names:
+            raise _names_differ(step)
+        self._names = names
+
+    def end(self, sums: torch.Tensor, shards: int, step: int) -> None:
+        """Take the `sums` of the lanes over the `shards` micro-batches of `step`, shape (LANES,).
+
+        Raises:
+            UsageError: the micro-batches have given different names.
+        """
+        self._results = {kind: {} for kind in _KINDS}
+        lanes = sums.tolist() if shards else []
+        slots = [lanes[at : at + _SLOT] for at in range(0, len(lanes), _SLOT)]
+        given = [slot for slot in slots if any(slot[2:])]
+        if self._names is not None and len(given) != len(self._names):
+            raise _names_differ(step)
+        for slot, (total, units, *name) in enumerate(given):
+            kind, text = _decoded(name, shards, step)
+            if self._names is not None and _code(kind, text) != self._names[slot : slot + 1]:
+                raise _names_differ(step)
+            mean = total / units if units else math.nan
+            self._results[kind][text] = mean if kind == "mean" else total
+
+    def of(self, kind: str, step: int) -> Mapping[str, float]:
+        """Return the results of a kind, by name. Raises StepAbandoned before `end`."""
+        if self._results is None:
+            raise StepAbandoned(f"step {step}: its values are known after the inner loop has ended, not within it")
+        return _Results(self._results[kind], kind, step)
+
+
+class _Results(Mapping[str, float]):
+    """Values by name; a name that is not there is an error that tells which are."""
+
+    def __init__(self, values: dict[str, float], kind: str, step: int) -> None:
+        self._values, self._kind, self._step = values, kind, step
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self._values:
+            there = ", ".join(self._values) or "none"
+            raise KeyError(f"step {self._step} has no value {name!r} of step.{self._kind}(...); it has: {there}")
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def _code(kind: str, name: str) -> list[bytes]:
+    return [_KINDS[kind] + name.encode(errors="replace")]
+
+
+def _decoded(name: list[float], shards: int, step: int) -> tuple[str, str]:
+    """Return the kind and the name of a slot, from the sums of its lanes."""
+    code = b""
+    for lane in name:
+        if not lane.is_integer() or int(lane) % shards or not 0 <= int(lane) // shards < 256**_BYTES:
+            raise _names_differ(step)
+        code += (int(lane) // shards).to_bytes(_BYTES, "little")
+    code = code.rstrip(b"\0")
+    kind = next((kind for kind, letter in _KINDS.items() if letter == code[:1]), None)
+    try:
+        text = code[1:].decode()
+    except UnicodeDecodeError:
+        text = ""
+    if kind is None or not is_name(text):
+        raise _names_differ(step)
+    return kind, text
+
+
+def _names_differ(step: int) -> UsageError:
+    return UsageError(
+        f"step {step}: its micro-batches have given different names; call step.mean and step.sum with the same names "
+        f"in the same order in each micro-batch, and with weight=0 where a mean does not count"
+    )
