@@ -16,11 +16,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from farandole.checkpoint.store import first_line
 from farandole.collective.state_transfer import encode
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
+from farandole.data import torch_loader
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
@@ -46,7 +48,7 @@ from farandole.settings import Settings, refuse_launcher
 from farandole.training import loop, run_state
 from farandole.training.loop import Loop
 from farandole.training.progress import Length
-from farandole.training.replica import Replica
+from farandole.training.replica import Replica, names_of
 from farandole.training.run_state import RunState
 from farandole.training.step import Once, Step
 from farandole.worker.connection import Connected
@@ -124,7 +126,7 @@ class Run:
         """
         return self.rank == 0
 
-    def replicate(self, *, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
+    def replicate(self, *unnamed: object, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
         """Declare what is trained: modules, optimizers, schedulers, any object with state_dict() and load_state_dict().
 
         Joining workers receive the state of all these objects, and checkpoints contain it.
@@ -141,9 +143,15 @@ class Run:
             mean      the mean, rounded for integers
 
         Raises:
-            UsageError: it is called twice, no module has parameters, an object has no state, or a kind does not fit a
-                buffer.
+            UsageError: it is called twice, an object has no name, no module has parameters, an object has no state, or
+                a kind does not fit a buffer.
         """
+        if unnamed:
+            names = names_of(unnamed, sys._getframe(1).f_locals)
+            raise UsageError(
+                f"run.replicate takes each object by a name, which stands for it in checkpoints: write "
+                f"run.replicate({', '.join(f'{name}={name}' for name in names)})"
+            )
         if self._replica is not None:
             raise UsageError("run.replicate was called before; pass all objects in one call")
         if not isinstance(buffers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -153,18 +161,44 @@ class Run:
             )
         self._replica = Replica(objects, buffers)
 
-    def loader(self, dataset: Any, batch: BatchPolicy, *, shuffle: bool = True, **options: Any) -> Loader:
-        """Return a loader over a map-style dataset. `options` are those of torch.utils.data.DataLoader.
+    def loader(
+        self, dataset: Any, batch: BatchPolicy | None = None, *, micro: int | None = None, **options: Any
+    ) -> Loader:
+        """Return a loader over a map-style dataset. `options` are those of torch.utils.data.DataLoader, shuffle=True.
+
+        `dataset` may be a torch DataLoader. Then the dataset, the options and the order (shuffled or not) are its own,
+        and its batch size is that of the global batch: `run.loader(dataloader, micro=32)`. `micro` is the number of
+        samples of one forward pass. Pass `batch` for another batch, and options that are to differ.
 
         `len(loader)` is the number of steps of the base batch in an epoch.
 
         Raises:
-            UsageError: the dataset is empty or not map-style, or an option is not supported.
+            UsageError: the dataset is empty or not map-style, an option is not supported, or the DataLoader has a
+                sampler that can't be taken over.
         """
+        if "batch_size" in options:
+            size = options["batch_size"]
+            raise UsageError(
+                f"run.loader(batch_size={size!r}): the batch of all workers together is "
+                f"batch=farandole.GlobalBatch({size!r}, micro=...), in micro-batches of `micro` samples"
+            )
+        if isinstance(dataset, DataLoader):
+            given = dataset
+            dataset, its_options = torch_loader.options_of(given)
+            batch = torch_loader.batch_of(given, micro) if batch is None else batch
+            if options.get("num_workers") == 0:
+                its_options = {k: v for k, v in its_options.items() if k not in torch_loader.OF_PROCESSES}
+            options = {**its_options, **options}
+        elif batch is None:
+            raise UsageError(
+                "run.loader(dataset) needs the batch: run.loader(dataset, batch=farandole.GlobalBatch(size, micro=...))"
+            )
+        elif micro is not None:
+            raise UsageError(f"run.loader(micro={micro}): the batch has it: farandole.GlobalBatch(size, micro={micro})")
         if not isinstance(batch, BatchPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
             other = "farandole.PerWorkerBatch(size, micro=...) for a batch that grows with the number of workers"
             raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or {other}")
-        return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, on_deaths=self._loader_ended, **options)
+        return Loader(dataset, batch, seed=self._seed, on_deaths=self._loader_ended, **options)
 
     def _loader_ended(self, reason: str) -> None:
         self._context.tell(LoaderEnded(reason=reason))
@@ -183,6 +217,12 @@ class Run:
         """
         if self._replica is None:
             raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): call run.replicate first")
+        if not isinstance(loader, Loader):  # pyright: ignore[reportUnnecessaryIsInstance]
+            how = "loader, micro=..." if isinstance(loader, DataLoader) else "dataset, batch=farandole.GlobalBatch(...)"
+            raise UsageError(
+                f"run.steps({type(loader).__name__}): it takes what run.loader returns: "
+                f"run.steps(run.loader({how}), ...)"
+            )
         length = Length.parse(epochs, base_steps)
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop over all epochs, see step.epoch")

@@ -47,6 +47,11 @@ from farandole.worker.process_exit import ScriptSignals
 _log = logging.getLogger(__name__)
 _preemption: tuple[str, float] | None = None  # why this machine stops, and when (seconds since the epoch)
 
+NO_PROCESS_GROUP = (
+    "farandole: the script calls torch.distributed, which has no process group here. The workers of a run exchange "
+    "gradients by themselves: remove the call. For a value over the global batch use step.mean(...) or step.sum(...), "
+    "and for an evaluation run.evaluate(...)"
+)
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -146,7 +151,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _dismissed(exit_)
-        return _fail(ScriptFailed(traceback=traceback.format_exc()))
+        return _fail(ScriptFailed(traceback=_from_script(exit_, script)))
     except BaseException as raised:  # noqa: BLE001  any exception of the script is reported to the run
         error = numeric_settings.explained(raised)
         if isinstance(error, WorkerSuperseded):  # the run continues with another process in this one's place
@@ -160,9 +165,22 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             if isinstance(error, CoordinatorUnreachable):
                 return 1  # no coordinator can receive a report
             return _fail(DataUnavailable(reason=text) if data_unavailable else ScriptFailed(traceback=text))
-        say(traceback.format_exc().rstrip())
-        return _fail(ScriptFailed(traceback=traceback.format_exc()))
+        text = _from_script(error, script)
+        if Settings.read().pool:  # the command that runs the run prints it
+            _put_aside(text)
+        else:
+            say(text)
+        return _fail(ScriptFailed(traceback=text))
     return 0
+
+
+def _from_script(error: BaseException, script: str) -> str:
+    """Return the traceback of an exception of the script, from its own frame on; before it a hint, if we know one."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename != script:
+        at = at.tb_next
+    text = "".join(traceback.format_exception(type(error), error, at or error.__traceback__)).rstrip()
+    return f"{NO_PROCESS_GROUP}\n{text}" if "Default process group has not been initialized" in str(error) else text
 
 
 def _dismissed(exit_: SystemExit) -> int:

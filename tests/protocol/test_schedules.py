@@ -184,3 +184,8 @@ def test_a_leaving_worker_that_reports_a_switch_too_early_moves_nobody() -> None
 def test_a_switch_to_a_step_far_ahead_hides_no_difference_of_results() -> None:
     """All three members report the difference, and one of them had reported a step that is far ahead."""
     simulate(63_045_397, errs=True)
+
+
+def test_a_wrong_result_is_committed_only_by_a_false_report_of_the_longest_standing_worker() -> None:
+    """It reports a later round, and the joiner whose results are wrong, and who is not there, has to go."""
+    simulate(90_001_670, errs=True, focus=("mistake",))

@@ -201,7 +201,12 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
     with Elastic(tmp_path / "run", FAULTS, *arguments, workers=2, options=["--min", "2"]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
-        assert "RuntimeError: a trouble of the script's own" in run.output.read_text()
+        output = run.output.read_text()
+        assert "RuntimeError: a trouble of the script's own" in output
+        assert output.count("Traceback (most recent call last)") == 1
+        [failed] = run.events("failed")
+        frames = re.findall(r'File "([^"]*)"', failed["traceback"])
+        assert frames[0] == str(FAULTS), "from the script's own frame on"
         [saved] = run.events("saved")
         assert saved["whole"]
         assert Path(saved["path"]).exists()

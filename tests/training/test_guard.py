@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import farandole
 from farandole.errors import NotReplicated, UsageError
 from farandole.run import Run
 from farandole.settings import Settings
-from farandole.training.step import Guard
+from farandole.training.replica import names_of
+from farandole.training.step import PATIENCE, Guard
+from tests.support.mentioned import mentions
 
 Rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 
@@ -98,9 +102,82 @@ def test_a_guard_that_is_collected_while_an_optimizer_steps_disturbs_nobody() ->
     nothing: Any = SimpleNamespace(ids=frozenset(), objects={})
     kept = list[Guard]()
     handle = register_optimizer_step_pre_hook(lambda *_: kept.clear())
-    kept += [Guard(nothing, nothing, entered=lambda: False, within=lambda: False) for _ in range(2)]
+    kept += [Guard(nothing, nothing, entered=lambda: False, within=lambda: False, gave=bool) for _ in range(2)]
     try:
         optimizer.step()
     finally:
         handle.remove()
     assert not kept
+
+
+def test_gradients_that_were_cleared_before_the_update() -> None:
+    def clear(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        optimizer.step()
+
+    with pytest.raises(UsageError):
+        train(lambda optimizer: {"optimizer": optimizer}, clear)
+
+
+def test_gradients_that_are_cleared_after_an_update() -> None:
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()
+
+    train(lambda optimizer: {"optimizer": optimizer}, step)
+
+
+def test_an_optimizer_whose_parameters_had_no_gradient_in_the_step() -> None:
+    """It does nothing, and nothing was cleared."""
+    run, used, other = Run(Settings()), nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    run.replicate(used=used, other=other, optimizer=optimizer)
+    for step in run.steps(run.loader(TensorDataset(Rows), farandole.GlobalBatch(8, micro=4)), epochs=1):
+        for (rows,) in step:
+            step.backward(used(rows).square().mean())
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("update", "warned"), [("none", True), ("by hand", False), ("late", False)])
+def test_no_update_at_all_is_warned_of(update: str, *, warned: bool) -> None:
+    run, model = Run(Settings()), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.replicate(model=model, optimizer=optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in run.steps(run.loader(TensorDataset(Rows), farandole.GlobalBatch(8, micro=4)), epochs=4):
+            for (rows,) in step:
+                step.backward(model(rows).square().mean())
+            if update == "by hand":
+                with torch.no_grad():
+                    model.weight -= 0.1 * model.weight.grad
+            elif update == "late" and step.number == PATIENCE - 1:  # a GradScaler skips the first few
+                optimizer.step()
+    assert len([w for w in caught if "optimizer.step()" in str(w.message)]) == warned
+
+
+def test_objects_without_a_name_and_modules_that_exchange_gradients_themselves() -> None:
+    run, model = Run(Settings()), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError) as raised:
+        run.replicate(model, optimizer)
+    assert mentions(str(raised.value), "model=model", "optimizer=optimizer")
+    assert names_of([model, model, nn.ReLU()], {"net": model}) == ["net", "net1", "relu"]
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = model
+    for module in (wrapped, nn.Sequential(wrapped)):
+        with pytest.raises(UsageError):
+            run.replicate(model=module)
+
+
+def test_what_is_iterated_over_in_the_wrong_place() -> None:
+    run, model = Run(Settings()), nn.Linear(4, 1)
+    run.replicate(model=model)
+    with pytest.raises(UsageError):
+        next(iter(run.loader(TensorDataset(Rows), farandole.GlobalBatch(8, micro=4))))
+    with pytest.raises(UsageError):
+        run.steps(DataLoader(TensorDataset(Rows), batch_size=8), epochs=1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        run.steps(TensorDataset(Rows), epochs=1)  # type: ignore[arg-type]

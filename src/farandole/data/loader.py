@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from itertools import repeat
 from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -323,6 +323,12 @@ class Loader:
         Call it before the first micro-batch: processes that run already do not measure.
         """
         self._hook, self._source.timed = hook, making
+
+    def __iter__(self) -> NoReturn:
+        raise UsageError(
+            "a loader of farandole is iterated over by run.steps: for step in run.steps(loader, epochs=...): "
+            "for batch in step: ..."
+        )
 
     def __len__(self) -> int:
         """Returns the number of steps of the base batch in an epoch; the last may be shorter."""

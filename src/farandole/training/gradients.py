@@ -166,6 +166,7 @@ class Gradients:
         self._hooks: list[Any] = []
         self.layout: Layout
         self.partials: Partials
+        self._used: list[float] = []  # by parameter: not 0 if the newest step has a gradient for it
         self._adding = False
         self._findings: ShardDigests | None = None  # set while the open shard is one that two workers compute
         codec.check_used(replica.parameters)
@@ -297,7 +298,7 @@ class Gradients:
         if shards and weight != window_samples:
             for flat in gradients:
                 flat.mul_(window_samples / weight)
-        used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
+        used = self._used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
         for bucket in self.layout.buckets:
             if bucket.params:
                 for index, view in self._views_of(bucket, gradients[bucket.index]).items():
@@ -315,6 +316,10 @@ class Gradients:
         return StepTotals(
             loss=float(lanes[_LOSS]), weight=weight, samples=samples, shards=shards, values=lanes[_VALUES:_FIRST]
         )
+
+    def gave(self, parameter: torch.Tensor) -> bool:
+        """Return True if the newest step has a gradient for `parameter`."""
+        return any(each is parameter and used for each, used in zip(self.parameters, self._used, strict=False))
 
     def _decode(self, bucket: Bucket, total: torch.Tensor) -> torch.Tensor:
         """Return a bucket's sum in the dtype of its parameters; the sum itself if it has that dtype."""

@@ -131,8 +131,9 @@ class Loop:
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
         self.progress = Progress(loader, length, context.workers_at, gains)
         self._guard = Guard(
-            replica, self.progress, entered=lambda: self.phase != "entering", within=lambda: self.within
-        )
+            replica, self.progress, entered=lambda: self.phase != "entering", within=lambda: self.within,
+            gave=self.gradients.gave,
+        )  # fmt: skip
         replica.keep_buffers()
         self._signature = signature(device, loader, length, replica)
         self.state = RunState(
@@ -174,6 +175,7 @@ class Loop:
                     f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
                     f"iterate over all of the step's micro-batches"
                 )
+            self._guard.look_for_updates()
             if self.progress.following is None:
                 self._find_replaced_tensors()
                 self.replica.check_forms()
@@ -242,6 +244,7 @@ class Loop:
     def _end(self, step: Step) -> None:
         self.replica.stays()
         self.phase = "between"
+        self._guard.step_ended()
         self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from farandole.collective.buckets import ALIGNMENT
@@ -803,6 +804,7 @@ class Replica:
         for name, module in self._modules.items():
             _refuse_uninitialized(name, module)
             _refuse_synchronized(name, module)
+            _refuse_distributed(name, module)
         self._listing = TensorListing(self._modules)
         self.parameters = dict(self._listing.parameters)
         self.buffers = self._listing.buffers
@@ -1147,6 +1149,27 @@ def _refuse_synchronized(name: str, module: torch.nn.Module) -> None:
                 f"depend on the workers; use BatchNorm, whose batch is the micro-batch (increase micro=) and whose "
                 f"running statistics are the mean over all micro-batches, or GroupNorm"
             )
+
+
+def _refuse_distributed(name: str, module: torch.nn.Module) -> None:
+    for path, each in module.named_modules():
+        kind = type(each).__name__
+        if isinstance(each, DistributedDataParallel) or kind in ("FullyShardedDataParallel", "FSDPModule"):
+            place = f"{name}.{path}" if path else name
+            raise UsageError(
+                f"replicate: {place} is a {kind}, which exchanges gradients itself; pass the model without it, and "
+                f"remove it and torch.distributed from the script: the workers of the run exchange the gradients"
+            )
+
+
+def names_of(objects: Sequence[object], variables: Mapping[str, object]) -> list[str]:
+    """Return a name for each of the objects: that of the variable that holds it, else one after its kind."""
+    names: list[str] = []
+    for thing in objects:
+        name = next((name for name, value in variables.items() if value is thing and name.isidentifier()), "")
+        name = name or type(thing).__name__.lower()
+        names.append(name if name not in names else f"{name}{len(names)}")
+    return names
 
 
 def _own(value: Any) -> Any:

@@ -205,7 +205,8 @@ class Step:
             if not self._passed:
                 raise UsageError(
                     f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
-                    f"once for each micro-batch (with last=False for all but the last of several)"
+                    f"once for each micro-batch (with last=False for all but the last of several): "
+                    f"for step in run.steps(...): for batch in step: ... step.backward(loss)"
                 )
             self._values.close(self.number)
             self._close()
@@ -512,13 +513,16 @@ def _keep(replica: Replica, attributes: ModuleAttributes) -> Callable[[], None]:
 #
 #     within a step    `.grad` is None until the inner loop has ended: an `optimizer.step()` there does nothing, or
 #                      decays weights before the gradient is known
+#     cleared          `zero_grad()` after the inner loop, before `optimizer.step()`: then the step does nothing
 #     not replicated   joiners do not get an optimizer's rates and moments if `run.replicate` has not received it, and
 #                      train on with different ones
+#     none at all      a warning: no optimizer has stepped, and no parameter was changed in place
 #
 # torch calls the hook before any optimizer's `step`, also when a `GradScaler` or a wrapper calls it. A wrapper that
 # `run.replicate` has received covers the optimizers that it holds. A scheduler holds its optimizer without its state.
 
 DEPTH = 3  # levels of a wrapper's attributes and containers that are searched
+PATIENCE = 10  # steps without an update before the warning; a GradScaler skips the first few
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
@@ -541,24 +545,49 @@ class Guard:
     """The guard of one run's loop, for the lifetime of this object.
 
     `entered()`: returns True if the loop's first step has begun. `within()`: returns True if the inner loop of the
-    current step has not ended.
+    current step has not ended. `gave(parameter)`: returns True if the newest step has a gradient for it.
     """
 
     def __init__(
-        self, replica: Replica, progress: Progress, *, entered: Callable[[], bool], within: Callable[[], bool]
-    ) -> None:
+        self, replica: Replica, progress: Progress, *, entered: Callable[[], bool], within: Callable[[], bool],
+        gave: Callable[[torch.Tensor], bool],
+    ) -> None:  # fmt: skip
         self._replica = replica
         self._progress = progress
         self._entered = entered
         self._within = within
+        self._gave = gave
+        self._is_new = True  # no optimizer has used the gradients of the newest step yet
+        self._steps = 0  # since the loop has begun here
+        self._updated = False  # an optimizer of replicated parameters has stepped in the loop
+        self._versions = 0
         _guards.add(self)
         _watch()
+
+    def step_ended(self) -> None:
+        """The inner loop of a step has ended: its gradients are there."""
+        self._is_new = True
+        if not self._steps:
+            self._versions = self._count_writes()
+        self._steps += 1
+
+    def look_for_updates(self) -> None:
+        """Warn if the first `PATIENCE` steps have changed no parameter. Call it when the script is done with a step."""
+        if self._steps == PATIENCE and not self._updated and self._count_writes() == self._versions:
+            warnings.warn(
+                f"{self._steps} steps have ended, and no parameter has changed: call optimizer.step() after each inner "
+                f"loop, `for micro_batch in step: ...`",
+                stacklevel=4,
+            )
+
+    def _count_writes(self) -> int:
+        return sum(parameter._version for parameter in self._replica.parameters.values())
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Check an optimizer before its `step`.
 
         Raises:
-            UsageError: the step's inner loop has not ended.
+            UsageError: the step's inner loop has not ended, or its gradients were cleared.
             NotReplicated: `run.replicate` has not received the optimizer, or not all of its parameters.
         """
         ours = [id(p) in self._replica.ids for group in optimizer.param_groups for p in group["params"]]
@@ -571,6 +600,13 @@ class Guard:
                 f"gradient yet; call it once per step, after `for micro_batch in step: ...`"
             )
         over = self._progress.following is None  # after its loop the script may do anything
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if self._is_new and all(p.grad is None for p in parameters) and any(map(self._gave, parameters)):
+            raise UsageError(
+                f"step {step}: {kind}.step() does nothing, since its gradients were cleared after the inner loop; "
+                f"leave out optimizer.zero_grad(): each step clears the gradients before it computes new ones"
+            )
+        self._is_new, self._updated = False, True
         if not over and not all(ours):
             raise NotReplicated(
                 f"step {step}: {kind}.step() over replicated parameters and {ours.count(False)} that are in no "
