@@ -3,8 +3,8 @@
 Taken over: the dataset, the batch size, collate_fn, num_workers, drop_last, pin_memory, timeout, worker_init_fn,
 prefetch_factor, multiprocessing_context, and from the sampler whether samples are shuffled and which there are. Not
 taken over: `generator` and the sampler's own random numbers, since the run's seed decides the order;
-`persistent_workers` and `in_order`, which change no result here. A sampler that draws samples with replacement, by weight or in an order of its
-own is refused, and so is a batch sampler.
+`persistent_workers` and `in_order`, which change no result here. A sampler that draws samples with replacement, by
+weight or in an order of its own is refused, and so is a batch sampler.
 """
 
 from __future__ import annotations
