@@ -7,6 +7,7 @@ that makes all decisions alone.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -147,7 +148,8 @@ class Run:
                 a kind does not fit a buffer.
         """
         if unnamed:
-            names = names_of(unnamed, sys._getframe(1).f_locals)
+            frame = inspect.currentframe()
+            names = names_of(unnamed, frame.f_back.f_locals if frame and frame.f_back else {})
             raise UsageError(
                 f"run.replicate takes each object by a name, which stands for it in checkpoints: write "
                 f"run.replicate({', '.join(f'{name}={name}' for name in names)})"
