@@ -46,8 +46,9 @@ from farandole.protocol.messages import (
 )
 from farandole.protocol.view import View
 from farandole.settings import Settings, refuse_launcher
-from farandole.training import loop, run_state
+from farandole.training import loop, plain_state, run_state
 from farandole.training.loop import Loop
+from farandole.training.plain_state import PlainState
 from farandole.training.progress import Length
 from farandole.training.replica import Replica, names_of
 from farandole.training.run_state import RunState
@@ -102,6 +103,7 @@ class Run:
         self._evaluation = Evaluation(self._rounds, self.device, self._seed, self._loader_ended)
         self._once = Once(self._rounds)
         self._replica: Replica | None = None  # None until the script calls `replicate`
+        self._state: PlainState | None = None  # None without plain values
         self._loop: Loop | None = None  # None until the script calls `steps`
         set_random_state(derive(self._seed, "start"))
 
@@ -130,7 +132,8 @@ class Run:
     def replicate(self, *unnamed: object, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
         """Declare what is trained: modules, optimizers, schedulers, any object with state_dict() and load_state_dict().
 
-        Joining workers receive the state of all these objects, and checkpoints contain it.
+        Joining workers receive the state of all these objects, and checkpoints contain it. A plain value (a number,
+        text, None, a list or dict), as in `best=0.0`, is the first value of an attribute of `run.state`.
 
         `buffers` maps a buffer's name, or a pattern of names, to a kind, as in
         `buffers={"model.seen": "sum", "model.*.histogram": "sum"}`. The kind is the rule that reduces the values of a
@@ -161,7 +164,21 @@ class Run:
                 f"run.replicate(buffers={type(buffers).__name__}): `buffers` maps names to kinds of reduction, "
                 f"as in {{'model.seen': 'sum'}}; pass an object called `buffers` under another name"
             )
-        self._replica = Replica(objects, buffers)
+        stateful, self._state = plain_state.split(objects)
+        self._replica = Replica(stateful, buffers)
+
+    @property
+    def state(self) -> PlainState:
+        """The plain values that `replicate` was given, as attributes: `run.state.best = accuracy`.
+
+        They belong to the run's state: joining workers and resumed runs get them. All workers must set the same values.
+
+        Raises:
+            UsageError: `replicate` was given none.
+        """
+        if self._state is None:
+            raise UsageError("run.state has no values: pass their first ones to run.replicate(..., best=0.0)")
+        return self._state
 
     def loader(
         self, dataset: Any, batch: BatchPolicy | None = None, *, micro: int | None = None, **options: Any

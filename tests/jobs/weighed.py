@@ -35,7 +35,7 @@ def main() -> None:
     targets[torch.arange(LONGEST) >= torch.randint(0, LONGEST + 1, (TEXTS, 1), generator=generator)] = IGNORED
     model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Flatten(), nn.Linear(8 * LONGEST, WORDS * LONGEST))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    run.replicate(model=model, optimizer=optimizer)
+    run.replicate(model=model, optimizer=optimizer, best=0.0)
     loader = run.loader(TensorDataset(tokens, targets), batch=farandole.GlobalBatch(BATCH, micro=MICRO))
     for step in run.steps(loader, epochs=EPOCHS):
         for texts, wanted in step:
@@ -46,7 +46,8 @@ def main() -> None:
             step.backward(loss, weight=there.sum())
             step.mean(accuracy=(logits.argmax(2) == wanted)[there].double().mean(), weight=there.sum())
             step.sum(tokens=there.sum())
-        run.log(**step.means, **step.sums, again=step.loss)
+        run.state.best = max(run.state.best, step.means["accuracy"])
+        run.log(**step.means, **step.sums, again=step.loss, best=run.state.best)
         optimizer.step()
     if run.is_leader:
         args.out.write_text(run.fingerprint())

@@ -83,6 +83,7 @@ class Step:
         self._shard = -1
         self._mine = True  # False: this worker computes the shard only to check another worker
         self._used = 0  # number of samples in the open shard, without bad ones
+        self._bad: Sequence[int] = ()  # samples of the open shard that were left out
         self._loss = 0.0  # of the open shard: the loss of its backward passes so far, times the weight
         self._weight: float | None = None  # of the open shard, if the script has given one
         self._passes = 0  # backward passes of the open shard
@@ -154,6 +155,19 @@ class Step:
         return slice(first, first + self._used)
 
     @property
+    def indices(self) -> torch.Tensor:
+        """The samples of the current micro-batch: their indices in the dataset, shape (micro-batch,), int64.
+
+        Raises:
+            UsageError: outside the inner loop.
+        """
+        if self._shard < 0:
+            raise UsageError(f"step {self.number}: step.indices exists only for a micro-batch, within the inner loop")
+        samples = self._loader.order.samples(self.epoch, *self._window.shard(self._shard))
+        bad = set(self._bad)
+        return torch.tensor([sample for sample in samples.tolist() if sample not in bad], dtype=torch.int64)
+
+    @property
     def skipped(self) -> int:
         """The number of bad samples left out, with `on_bad_sample="skip"`; 0 until the inner loop has ended."""
         return self.samples - self._result.samples if self._result is not None else 0
@@ -195,7 +209,7 @@ class Step:
                     samples=samples,
                     skipped=[*skipped, *left_out_samples],
                 )
-            self._used = stop - start - len(skipped)
+            self._used, self._bad = stop - start - len(skipped), skipped
             self._open(shard, mine, batch)
             if self._used == 0:
                 self._gradients.fill_empty()
