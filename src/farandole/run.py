@@ -167,6 +167,35 @@ class Run:
         stateful, self._state = plain_state.split(objects)
         self._replica = Replica(stateful, buffers)
 
+    def prepare(
+        self, *objects: Any, micro: int | None = None, batch: BatchPolicy | None = None,
+        buffers: Mapping[str, str] = MappingProxyType({}), **values: Any,
+    ) -> Any:  # fmt: skip
+        """Do what `replicate`, `loader` and `model.to(run.device)` do, in one call. Returns the objects in their order.
+
+            model, optimizer, loader, schedule = run.prepare(model, optimizer, loader, schedule, micro=32)
+
+        Modules go to the run's device and are replicated, and so are all other objects with a state. Their names in
+        checkpoints are those of the caller's variables. A torch DataLoader becomes what `run.loader(dataloader, batch,
+        micro=micro)` returns, and its micro-batches are on the run's device. `values` are plain values of `run.state`;
+        `buffers` is as in `replicate`. With one object the result is that object, not a tuple.
+
+        Raises:
+            UsageError: as `replicate` and `loader` do.
+        """
+        frame = inspect.currentframe()
+        names = names_of(objects, frame.f_back.f_locals if frame and frame.f_back else {})
+        prepared, replicated = list[Any](), dict[str, object]()
+        for name, thing in zip(names, objects, strict=True):
+            if isinstance(thing, DataLoader | Loader):
+                prepared.append(self.loader(thing, batch, micro=micro) if isinstance(thing, DataLoader) else thing)
+                prepared[-1].device = self.device
+                continue
+            replicated[name] = thing.to(self.device) if isinstance(thing, torch.nn.Module) else thing
+            prepared.append(thing)
+        self.replicate(buffers=buffers, **replicated, **values)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
     @property
     def state(self) -> PlainState:
         """The plain values that `replicate` was given, as attributes: `run.state.best = accuracy`.
@@ -205,9 +234,7 @@ class Run:
             given = dataset
             dataset, its_options = torch_loader.options_of(given)
             batch = torch_loader.batch_of(given, micro) if batch is None else batch
-            if options.get("num_workers") == 0:
-                its_options = {k: v for k, v in its_options.items() if k not in torch_loader.OF_PROCESSES}
-            options = {**its_options, **options}
+            options = torch_loader.merged(its_options, options)
         elif batch is None:
             raise UsageError(
                 "run.loader(dataset) needs the batch: run.loader(dataset, batch=farandole.GlobalBatch(size, micro=...))"
@@ -259,8 +286,8 @@ class Run:
         return self._mode.until_the_second(self._loop.steps())
 
     def evaluate(
-        self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
-        **options: Any,
+        self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None,
+        micro: int | None = None, **options: Any,
     ) -> Any:  # fmt: skip
         """Return `metric` over all samples of `dataset`, computed by all workers together. All get the same result.
 
@@ -274,12 +301,18 @@ class Run:
         `predict(model, batch)` returns the metric's arguments as a tuple. By default a batch is `(inputs, targets)` and
         the arguments are `(model(inputs), targets)`. Examples are in `farandole.evaluation.evaluation`. Tensors of a
         batch are on the run's device. The model is in evaluation mode, without gradients. All workers call `evaluate`
-        at the same place. `micro` is the number of samples in a micro-batch; `options` are those of `loader`.
+        at the same place. `micro` is the number of samples in a micro-batch, by default 256; `options` are those of
+        `loader`. `dataset` may be a torch DataLoader: then it has the options, and `micro` is its batch size.
 
         Raises:
             UsageError: `run.steps` has not begun, or the metric can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
+        if isinstance(dataset, DataLoader):
+            micro = micro or dataset.batch_size
+            dataset, its_options = torch_loader.options_of(dataset)
+            options = torch_loader.merged(torch_loader.of_evaluation(its_options), options)
+        micro = 256 if micro is None else micro
         attributes = loop.state.attributes
         with loop.clock.count_separately("evaluation"), self._mode.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)

@@ -142,6 +142,9 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             _joined(script).finish()
         except SystemExit as exit_:
             run = joining.current()
+            if run is None and not _comes_from_us(exit_):
+                reason = f"the script exited with code {_code(exit_)} before it called farandole.join()"
+                return _fail(ScriptFailed(traceback=reason))
             if run is None or run.dismissed:
                 return _dismissed(exit_)
             if _code(exit_) == 0:
@@ -181,6 +184,14 @@ def _from_script(error: BaseException, script: str) -> str:
         at = at.tb_next
     text = "".join(traceback.format_exception(type(error), error, at or error.__traceback__)).rstrip()
     return f"{NO_PROCESS_GROUP}\n{text}" if "Default process group has not been initialized" in str(error) else text
+
+
+def _comes_from_us(exit_: SystemExit) -> bool:
+    """Return True if `farandole.join()` has raised it, because the coordinator has dismissed this worker."""
+    last = exit_.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "farandole"
 
 
 def _dismissed(exit_: SystemExit) -> int:

@@ -117,6 +117,17 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     assert "unheard-of" not in text
 
 
+def test_what_several_workers_print_before_training_is_shown_once() -> None:
+    stream = io.StringIO()
+    display = plain(stream)
+    display.outputs([("w1", "usage"), ("w2", "usage"), ("w2", "w2's own"), ("w1", "usage"), ("w1", ""), ("w2", "")])
+    display.line(an(events.ViewEvent, members=("w1", "w2")))
+    display.outputs([("w1", "usage"), ("w2", "usage")])
+    lines = without_control(stream.getvalue()).splitlines()
+    assert [line for line in lines if "usage" in line] == ["w1 | usage", "w1 | usage", "w1 | usage", "w2 | usage"]
+    assert "w2 | w2's own" in lines
+
+
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
     display = plain(io.StringIO())
     view = an(events.ViewEvent, members=("w1", "w2", "w3"))

@@ -36,6 +36,7 @@ from tests.support.stage import Stage, play
 pytestmark = [pytest.mark.processes]
 JOB = Path(chaos.__file__).with_name("job.py")
 FAULTS = Path(__file__).parents[1] / "jobs" / "faults.py"
+SMALL = FAULTS.with_name("small.py")
 
 
 # --- kill -9, at moments of the protocol -----------------------------------------------------------------------------
@@ -210,6 +211,18 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
         [saved] = run.events("saved")
         assert saved["whole"]
         assert Path(saved["path"]).exists()
+
+
+def test_a_script_that_refuses_its_arguments_ends_the_run_at_once_and_says_so_once(tmp_path: Path) -> None:
+    """Each worker prints the usage and exits, as argparse does; none is started again."""
+    with Elastic(tmp_path / "run", SMALL, "--epochs", "many", workers=3, options=[]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1, run.report()
+        assert run.output.read_text().count("usage: small.py") == 1
+        assert 1 <= len(run.events("failed")) <= 3
+        assert {event["worker"] for event in run.events("failed")} <= {"w1", "w2", "w3"}
+        assert not run.events("died")
+        assert len(list((run.folder / "logs").iterdir())) <= 4, "three workers' and the run's own"
 
 
 def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:

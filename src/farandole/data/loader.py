@@ -278,6 +278,7 @@ class Loader:
             check_subsets(dataset)
         self.left_out = left_out(self.length, batch) if drop_last else 0  # samples at the end of each epoch's order
         self.epoch_samples = self.length - self.left_out
+        self.device: torch.device | None = None  # the place of the micro-batches in the loop, None to leave them
         self.skipped: tuple[int, ...] = ()  # bad samples that the micro-batch fetched last lacks
         self.order = SampleOrder(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)

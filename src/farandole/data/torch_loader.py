@@ -26,8 +26,8 @@ from farandole.data.loader import length_of
 from farandole.errors import UsageError
 from farandole.plan.batch import GlobalBatch
 
-OF_PROCESSES = ("timeout", "prefetch_factor", "multiprocessing_context")  # no options of a loader without processes
-_PASSED_ON = ("num_workers", "drop_last", "pin_memory", "worker_init_fn", *OF_PROCESSES)
+_OF_PROCESSES = ("timeout", "prefetch_factor", "multiprocessing_context")  # no options of a loader without processes
+_PASSED_ON = ("num_workers", "drop_last", "pin_memory", "worker_init_fn", *_OF_PROCESSES)
 
 
 def batch_of(loader: DataLoader[Any], micro: int | None) -> GlobalBatch:
@@ -85,6 +85,18 @@ def options_of(loader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
     if kind is DistributedSampler:
         return dataset, {**options, "shuffle": sampler.shuffle, "drop_last": options["drop_last"] or sampler.drop_last}
     raise _refused(sampler, "the order comes from the run's seed, and each sample counts once an epoch")
+
+
+def merged(options: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a DataLoader with those that the caller gives in place of them."""
+    if given.get("num_workers") == 0:
+        options = {name: value for name, value in options.items() if name not in _OF_PROCESSES}
+    return {**options, **given}
+
+
+def of_evaluation(options: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the options that an evaluation takes: it counts each sample once, in the dataset's order."""
+    return {name: value for name, value in options.items() if name not in ("shuffle", "drop_last")}
 
 
 def _refused(sampler: Any, why: str) -> UsageError:

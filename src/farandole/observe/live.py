@@ -50,6 +50,7 @@ from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line, time
 PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25
 LOGGED_PART = 0.05  # the part of the output limits that `run.log` lines get
+MOST_PRINTED = 1000  # lines that are remembered to show them once
 QUIET = (
     events.ProposedEvent,
     events.ReadyEvent,
@@ -77,6 +78,8 @@ class Display(ABC):
         self._logged = Flow("run.log", METRICS)
         self._slow: dict[str, float] = {}  # speed of stragglers, by the current shares
         self._steps: deque[StepLine] = deque(maxlen=RATE_STEPS)
+        self._trains = False  # a first view has been there
+        self._printed: dict[str, str] = {}  # by line: the worker that has printed it first, until training begins
 
     def __enter__(self) -> Display:
         return self
@@ -88,9 +91,11 @@ class Display(ABC):
         """Starts the display in the middle of a run, from its `status`."""
         self.wanted = status.wanted
         self.presence = Presence(status)
+        self._trains = True
 
     def line(self, line: Line) -> None:
         """Shows a line of metrics.jsonl: an event, a step or a logged value."""
+        self._trains |= isinstance(line, StepLine | events.ViewEvent)
         if isinstance(line, StepLine):
             self._steps.append(line)
             self._log()
@@ -116,9 +121,24 @@ class Display(ABC):
         self.outputs([(worker, text)])
 
     def outputs(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Shows (worker, line) pairs; "" marks a note of farandole. One call for many lines is much cheaper."""
+        """Shows (worker, line) pairs; "" marks a note of farandole. One call for many lines is much cheaper.
+
+        Until training begins, a line that several workers print is shown once: each runs the same script from the top.
+        """
+        if not self._trains:
+            lines = self._printed_first(lines)
         if lines:
             self.show("\n".join(f"{worker} | {text}" if worker else text for worker, text in lines))
+
+    def _printed_first(self, lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Returns the lines that no other worker has printed before."""
+        first: list[tuple[str, str]] = []
+        for worker, text in lines:
+            if len(self._printed) < MOST_PRINTED and worker:
+                self._printed.setdefault(text, worker)
+            if not text.strip() or self._printed.get(text, worker) == worker:
+                first.append((worker, text))
+        return first
 
     def summary(self, lines: Sequence[str]) -> None:
         """Shows the final summary."""

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.data.ledger import Ledger
@@ -215,7 +216,7 @@ class Step:
                 self._gradients.fill_empty()
                 self._close()
                 continue
-            yield batch
+            yield batch if self._loader.device is None else _on(batch, self._loader.device)
             if not self._passed:
                 raise UsageError(
                     f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
@@ -344,6 +345,11 @@ class Step:
         set_random_state(derive(self._seed, "update", self.number))
         self._on_end(self)
         self._base_steps = self._progress.base_steps
+
+
+def _on(batch: Any, device: torch.device) -> Any:
+    """Return the batch with all of its tensors on `device`, and whatever else in it has a method `to`."""
+    return tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, batch)
 
 
 _THROUGH = ("NegBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0")
