@@ -349,7 +349,11 @@ class Step:
 
 def _on(batch: Any, device: torch.device) -> Any:
     """Return the batch with all of its tensors on `device`, and whatever else in it has a method `to`."""
-    return tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, batch)
+
+    def moved(part: Any) -> Any:
+        return part.to(device) if hasattr(part, "to") else part
+
+    return tree_map(moved, batch)
 
 
 _THROUGH = ("NegBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0")
