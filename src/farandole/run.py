@@ -52,7 +52,7 @@ from farandole.training.plain_state import PlainState
 from farandole.training.progress import Length
 from farandole.training.replica import Replica, names_of
 from farandole.training.run_state import RunState
-from farandole.training.step import Once, Step
+from farandole.training.step import Once, Step, Work
 from farandole.worker.connection import Connected
 from farandole.worker.context import SingleProcess, WorkerContext
 from farandole.worker.rounds import Rounds
@@ -317,16 +317,18 @@ class Run:
         with loop.clock.count_separately("evaluation"), self._mode.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
-    def once(self) -> AbstractContextManager[bool]:
+    def once(self) -> AbstractContextManager[Work]:
         """Return a context manager for work of one worker, such as saving pictures.
 
-        Write `with run.once() as mine:`, then `if mine: ...`. One worker gets True and does the work while the others
-        wait. If this worker dies, another one repeats the work: so write files under a temporary name, then
-        `os.replace` them. Random state and buffers are restored; do not change parameters and optimizers. All workers
-        call it at the same place, after a step's inner loop or after the loop.
+        Write `with run.once() as mine:`, then `if mine: ...`. For one worker `mine` is true. It does the work while the
+        others wait. After the block `mine.result` is on all workers what that worker has set it to: a number, text, or
+        lists and dicts of these. If this worker dies, another one repeats the work: so write files under a temporary
+        name, then `os.replace` them. Random state and buffers are restored; do not change parameters and optimizers.
+        All workers call it at the same place, after a step's inner loop or after the loop.
 
         Raises:
-            UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
+            UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`; or the
+                result has a tensor, or more than 32 KiB.
         """
         loop = self._between("once")
         return self._once.work(loop.replica, loop.state.attributes, loop.number, loop.clock)

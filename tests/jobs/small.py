@@ -11,7 +11,8 @@
 --anneal         the loop body sets two buffers before each step; OUT has their values after the fingerprint
 --once SECONDS   after the inner loop of step `ONCE_AT`, one worker has work to do that takes so long. It draws random
                  numbers and changes buffers, none of which may show in the bits. OUT.began-PID: it works;
-                 OUT.done: the process id, at its end; OUT.learned-PID: each worker's: is the work its own
+                 OUT.done: the process id, at its end; OUT.learned-PID: each worker's: is the work its own;
+                 OUT.result-PID: each worker's: the work's result, that process id
 --messages       OUT-RANK.json: [[seconds, view, sent, received], ...], one entry a step: control messages so far
 """
 
@@ -152,6 +153,8 @@ def main() -> None:
                 Path(f"{args.out}.learned-{os.getpid()}").write_text(str(mine))
                 if mine:
                     work(args.out, model, args.once)
+                    mine.result = os.getpid()
+            Path(f"{args.out}.result-{os.getpid()}").write_text(str(mine.result))
         optimizer.step()
         with torch.no_grad():
             model[-1].bias.add_(0.001 * drawn())

@@ -49,7 +49,7 @@ def test_a_world_of_one_does_it_every_time(trained: tuple[farandole.Run, nn.Modu
     done = []
     for _ in range(3):
         with run.once() as mine:
-            done.append(mine)
+            done.append(bool(mine))
     assert done == [True, True, True]
 
 
@@ -129,6 +129,37 @@ def test_who_dies_at_it_is_followed_by_another_and_nobody_who_takes_long_is_repl
         learned = {path.name.partition("-")[2]: path.read_text() for path in tmp_path.glob("out.learned-*")}
         assert learned.pop(str(first)) == learned.pop(str(done)) == "True"
         assert done != first
+        assert {path.read_text() for path in tmp_path.glob("out.result-*")} == {str(done)}
         assert set(learned.values()) == {"False"}, "who waited learned that it was done, the replacement nothing"
     alone(tmp_path / "alone", JOB, str(single), *SIZES)
     assert out.read_text() == single.read_text(), "as if nobody had done it"
+
+
+@pytest.mark.parametrize(
+    "result", [None, 0.25, "text", {"score": 1, "names": ["a", "b"]}, [1 << 62, -1.5], "x" * 32_000]
+)
+def test_the_result_of_the_work_is_there_after_it(
+    trained: tuple[farandole.Run, nn.Module, farandole.Step], result: object
+) -> None:
+    run, _, _ = trained
+    with run.once() as work:
+        assert work
+        work.result = result
+    assert work.result == result
+    with run.once() as work:
+        pass
+    assert work.result is None
+
+
+@pytest.mark.parametrize("result", [torch.ones(2), object(), "x" * 40_000])
+def test_results_that_can_not_be_handed_on(
+    trained: tuple[farandole.Run, nn.Module, farandole.Step], result: object
+) -> None:
+    run, _, _ = trained
+
+    def work() -> None:
+        with run.once() as mine:
+            mine.result = result
+
+    with pytest.raises(UsageError):
+        work()

@@ -24,10 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map
 
 from farandole.collective.buckets import Layout, Partials
+from farandole.collective.state_transfer import decode, encode
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
 from farandole.data.order import derive, keep_random_state, set_random_state
-from farandole.errors import LossNotScalar, NotReplicated, StepAbandoned, UsageError
+from farandole.errors import LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError
 from farandole.platform.process import guarded
 from farandole.protocol.values import StepTime
 from farandole.protocol.view import View
@@ -441,6 +442,8 @@ def _s(ns: int) -> float:
 #         if mine:
 #             torch.save(model.state_dict(), "model.tmp")
 #             os.replace("model.tmp", "model.pt")
+#             mine.result = score(model)
+#     print(mine.result)
 #
 # 1. Every worker begins a round with one shard per worker. Shard 0 is the work, so rank 0 holds it; the other shards
 #    are empty.
@@ -448,6 +451,7 @@ def _s(ns: int) -> float:
 #    block.
 # 3. The others close their empty shards and wait before they enter the block: with False when the round has ended, or
 #    with True if they inherit the work because its holder is lost.
+# 4. The work's result, if it has one, is in the lanes of shard 0. So all have the result of whoever did the work last.
 #
 # So the work is done *at least once*: if a worker dies in the middle, the work is incomplete, and another one begins it
 # anew. Hence the temporary name and `os.replace` above. No worker runs the block twice: a `with` statement is enough.
@@ -458,12 +462,36 @@ def _s(ns: int) -> float:
 # optimizers are not restored: the work must not change them.
 
 
+RESULT_BYTES = 32 * 1024  # of the work's result
+_IN_A_LANE = 6  # bytes that a float64 holds exactly
+_RESULT_LANES = 1 + -(-RESULT_BYTES // _IN_A_LANE)  # the first one is the number of bytes
+
+
+class Work:
+    """The work of one `run.once`. It is true for the worker that does it.
+
+    Attributes:
+        result: what the work has come to, the same on all workers after the `with` block. The worker that does the work
+            sets it: None, a number, text, or lists and dicts of these, of at most 32 KiB.
+    """
+
+    def __init__(self, *, mine: bool) -> None:
+        self._mine = mine
+        self.result: Any = None
+
+    def __bool__(self) -> bool:
+        return self._mine
+
+    def __repr__(self) -> str:
+        return repr(self._mine)
+
+
 class Once:
     """Runs `run.once`: work of one worker while the others wait. See the comment above."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self._partials = Partials(Layout([], lanes=1))
+        self._partials = Partials(Layout([], lanes=_RESULT_LANES))
         self._working = False
 
     def refuse(self, operation: str) -> None:
@@ -474,25 +502,29 @@ class Once:
             )
 
     @contextmanager
-    def work(self, replica: Replica, attributes: ModuleAttributes, step: int, clock: StepClock) -> Generator[bool]:
+    def work(self, replica: Replica, attributes: ModuleAttributes, step: int, clock: StepClock) -> Generator[Work]:
         """See `Run.once`. An exception in the block is a failure of the script, which ends the run and this round."""
         with clock.count_separately("once"):
             yield from self._work(replica, attributes, step)
 
-    def _work(self, replica: Replica, attributes: ModuleAttributes, step: int) -> Generator[bool]:
+    def _work(self, replica: Replica, attributes: ModuleAttributes, step: int) -> Generator[Work]:
         task_name = f"run.once after step {step}"
         self._rounds.begin(task(self._partials, lambda workers: workers, step, task_name), patient=True)
         if not self._work_is_mine():
-            yield False
+            work = Work(mine=False)
+            work.result = _received(self._rounds.reduced()[0])
+            yield work
             return
         put_back = _keep(replica, attributes)
         self._working = True
-        yield True
+        work = Work(mine=True)
+        yield work
         self._working = False
         put_back()
-        self._close(WORK)
+        self._close(WORK, _sent(work.result))
         is_mine_again = self._work_is_mine()
         assert not is_mine_again, "work that was done was dealt out again"
+        work.result = _received(self._rounds.reduced()[0])
 
     def _work_is_mine(self) -> bool:
         """Go through the round. Returns False at its end, or True as soon as this worker holds the work."""
@@ -507,10 +539,37 @@ class Once:
             if rounds.wait_for_round_end():
                 return False
 
-    def _close(self, shard: int) -> None:
+    def _close(self, shard: int, lanes: torch.Tensor | None = None) -> None:
         self._rounds.open(shard)
-        self._partials.close(torch.zeros(1, dtype=torch.float64))
+        self._partials.close(torch.zeros(_RESULT_LANES, dtype=torch.float64) if lanes is None else lanes)
         self._rounds.close(shard)
+
+
+def _sent(result: Any) -> torch.Tensor:
+    """Return the lanes with the work's result."""
+    try:
+        content, tensors = encode(result)
+    except UnknownState as error:
+        raise UsageError(f"run.once: the result can't be handed to the other workers: {error}") from error
+    if tensors or len(content) > RESULT_BYTES:
+        form = "a tensor" if tensors else f"{len(content):,} bytes"
+        raise UsageError(
+            f"run.once: the result has {form}: hand on numbers, text, lists and dicts of at most {RESULT_BYTES:,} "
+            f"bytes, and write the rest to a file"
+        )
+    lanes = torch.zeros(_RESULT_LANES, dtype=torch.float64)
+    lanes[0] = len(content)
+    for lane, at in enumerate(range(0, len(content), _IN_A_LANE), 1):
+        lanes[lane] = int.from_bytes(content[at : at + _IN_A_LANE], "little")
+    return lanes
+
+
+def _received(lanes: torch.Tensor) -> Any:
+    """Return the result in the sums of the lanes."""
+    size, *numbers = lanes.tolist()
+    numbers = numbers[: -(-int(size) // _IN_A_LANE)]
+    content = b"".join(int(number).to_bytes(_IN_A_LANE, "little") for number in numbers)
+    return decode(content[: int(size)], [])
 
 
 def _keep(replica: Replica, attributes: ModuleAttributes) -> Callable[[], None]:
