@@ -1,8 +1,9 @@
 """Samples a second of real nets on several hosts with a slow network, by codec. As root.
 
     python -m benchmarks.real_nets cifar cifar10_jpeg.npz --mbit 100 1000 --hosts 2 --codec none bf16+zstd int4
-    python -m benchmarks.real_nets shakespeare tinyshakespeare.txt
+    python -m benchmarks.real_nets shakespeare tinyshakespeare.txt --hosts 4 --workers 1 2 4 -- --batch 32 --micro 8
 
+Options after `--` are those of the example.
 Each host is a network namespace with one worker, and its cable to the switch has the rate in both directions. Each rate
 is one `farandole bench scaling` on a hosts file. The nets are those of examples/, larger, so that the network counts:
 a ResNet-20 of four times the width, and a transformer of twice the width. All hosts share the cores of this machine.
@@ -59,12 +60,14 @@ def measured(options: argparse.Namespace, machines: Switched, place: Path) -> li
     files.write_text("*.py\n")
     pool = f"ssh,hosts={hosts},ssh={ssh},python={sys.executable}"
     command = ["ip", "netns", "exec", here, sys.executable, "-m", "farandole", "bench", "scaling", "--pool", pool]
-    command += ["--listen", machines.addresses[0], "--files", str(files), "--workers", f"1,{options.hosts}"]
+    workers = ",".join(map(str, options.workers or (1, options.hosts)))
+    command += ["--listen", machines.addresses[0], "--files", str(files), "--workers", workers]
     command += ["--mode", "strong", "--steps", str(options.steps), "--codec", ",".join(options.codec)]
     script, *words = NETS[options.net]
     subprocess.run(
-        [*command, "--json", str(result), script, str(options.data.absolute()), *words], cwd=EXAMPLES, check=True
-    )
+        [*command, "--json", str(result), script, str(options.data.absolute()), *words, *options.words],
+        cwd=EXAMPLES, check=True,
+    )  # fmt: skip
     return json.loads(result.read_text())
 
 
@@ -80,8 +83,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", type=Path, help="the file that the example reads")
     parser.add_argument("--mbit", type=int, nargs="+", default=[100], help="a second, in each direction of each host")
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--workers", type=int, nargs="+", help="of each row; default: 1, and one for each host")
     parser.add_argument("--codec", nargs="+", default=["none", "bf16+zstd"])
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("words", nargs="*", metavar="-- OPTION", help="further options of the example")
     return parser.parse_args()
 
 
