@@ -46,8 +46,9 @@ def main() -> None:
             step.backward(loss, weight=there.sum())
             step.mean(accuracy=(logits.argmax(2) == wanted)[there].double().mean(), weight=there.sum())
             step.sum(tokens=there.sum())
+            step.max(longest=there.sum(1).max())
         run.state.best = max(run.state.best, step.means["accuracy"])
-        run.log(**step.means, **step.sums, again=step.loss, best=run.state.best)
+        run.log(**step.means, **step.sums, **step.maxima, again=step.loss, best=run.state.best)
         optimizer.step()
     if run.is_leader:
         args.out.write_text(run.fingerprint())

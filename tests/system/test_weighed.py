@@ -16,7 +16,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "weighed.py"
 
 def values(folder: Path) -> list[tuple[Any, ...]]:
     lines = [line for line in read_lines(folder) if "accuracy" in line]
-    return [tuple(line[name] for name in ("step", "accuracy", "tokens", "again", "best")) for line in lines]
+    return [tuple(line[name] for name in ("step", "accuracy", "tokens", "longest", "again", "best")) for line in lines]
 
 
 @pytest.mark.processes

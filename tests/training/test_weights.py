@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import farandole
 from farandole.errors import StepAbandoned, UsageError
 from farandole.training import step as step_module
-from farandole.training.values import LANES, NAME_BYTES, SLOTS, BatchValues
+from farandole.training.values import MAXIMA, MOST_SHARDS, NAME_BYTES, SLOTS, BatchValues, count_lanes
 from tests.support.steps import BATCH, MICROS, data, entropy, mlp, whole_batches
 
 IGNORED, WORDS, LONGEST = -100, 7, 5
@@ -274,9 +274,9 @@ def test_micro_batches_give_the_same_names(run: farandole.Run, names: tuple[str,
 
 def of_worker(name: str) -> tuple[BatchValues, torch.Tensor]:
     """The values of a worker that has computed one micro-batch, and their lanes."""
-    lanes = torch.zeros(LANES, dtype=torch.float64)
-    values = BatchValues(lanes)
-    values.open()
+    lanes = torch.zeros(count_lanes(2), dtype=torch.float64)
+    values = BatchValues(lanes, 2)
+    values.open(0)
     values.add("mean", {name: 1.0}, 2, None)
     values.close(0)
     return values, lanes
@@ -287,7 +287,7 @@ def test_two_workers_that_give_different_names(other: str) -> None:
     """Also where half the sum of both names is a third one."""
     (mine, lanes), (theirs, more) = of_worker("aa"), of_worker(other)
     if other == "aa":
-        none = BatchValues(torch.zeros(LANES, dtype=torch.float64))  # a worker without a micro-batch
+        none = BatchValues(torch.zeros(count_lanes(2), dtype=torch.float64), 2)  # a worker without a micro-batch
         for each in (mine, theirs, none):
             each.end(lanes + more, 2, 0)
             assert each.of("mean", 0) == {"aa": 1.0}
@@ -295,3 +295,39 @@ def test_two_workers_that_give_different_names(other: str) -> None:
     for each in (mine, theirs):
         with pytest.raises(UsageError):
             each.end(lanes + more, 2, 0)
+
+
+@pytest.mark.parametrize("micro", MICROS)
+def test_maxima_are_those_of_the_batch(run: farandole.Run, micro: int) -> None:
+    model, most = mlp(), torch.tensor(-math.inf)
+    for step in begin(run, model, micro=micro):
+        seen: list[torch.Tensor] = []
+        for x, y in step:
+            step.max(below=-x.abs().amin(1), one=x[:, 0].max(), nothing=math.nan if 0 in step.indices else 1.0)
+            step.backward(F.cross_entropy(model(x), y))
+            seen.append(x)
+        rows = torch.cat(seen)
+        assert step.maxima["below"] == -rows.abs().min().item()
+        assert step.maxima["one"] == rows[:, 0].max().item()
+        most = torch.maximum(most, torch.tensor(step.maxima["nothing"]))
+        assert not step.means
+    assert most.isnan(), "the one of the step with sample 0"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_maxima_that_are_refused(run: farandole.Run, *, many: bool) -> None:
+    model = mlp()
+    run.replicate(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = farandole.GlobalBatch(MOST_SHARDS + 1, micro=1) if many else farandole.PerWorkerBatch(8, micro=4)
+    step = next(run.steps(run.loader(data(), batch), epochs=1))
+    next(iter(step))
+    step.mean(value=1.0)
+    with pytest.raises(UsageError):
+        step.max(value=1.0)
+
+
+def test_too_many_maxima(run: farandole.Run) -> None:
+    step = next(begin(run, mlp()))
+    next(iter(step))
+    with pytest.raises(UsageError):
+        step.max(**{f"v{number}": 1.0 for number in range(MAXIMA + 1)})

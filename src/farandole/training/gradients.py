@@ -27,8 +27,8 @@ from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState, UsageError
 from farandole.plan.rules import Noise
 from farandole.protocol.messages import MICRO_BATCH
-from farandole.training import values
 from farandole.training.replica import Replica
+from farandole.training.values import count_lanes
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 #
@@ -111,7 +111,6 @@ Tell = Callable[[Sequence[str], Sequence[int]], None]  # names and digests
 # The first lanes, in the order of `fill`, then the script's values. One lane per parameter follows (1 if it was used),
 # then the buffers.
 _LOSS, _WEIGHT, _SAMPLES, _SQUARES, _SHARDS, _WEIGHED, _VALUES = range(7)
-_FIRST = _VALUES + values.LANES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +134,7 @@ class ShardTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """The sums over a step's shards. `values`: those of the lanes of `values.py`, shape (LANES,)."""
+    """The sums over a step's shards. `values`: those of the lanes of `values.py`."""
 
     loss: float
     weight: float
@@ -156,6 +155,7 @@ class Gradients:
         self, replica: Replica, *, memory: Memory | None = None, measures_noise: bool = False, codec: Codec = NONE
     ) -> None:
         self.replica = replica
+        self._first = _VALUES + count_lanes(replica.shards)  # the first lane that is a parameter's
         self._codec = codec
         self._memory = memory
         self.noise: Noise | None = None
@@ -181,14 +181,14 @@ class Gradients:
             return False
         self._codec.check_suits({n: p for n, p in self.replica.parameters.items() if p.requires_grad})
         self._flags = flags
-        lanes = _FIRST + len(self.parameters) + self.replica.lanes
+        lanes = self._first + len(self.parameters) + self.replica.lanes
         self.layout = Layout(self.parameters, lanes, codec=self._codec)
         self.partials = Partials(self.layout, self._memory)
         self._frozen = [index for index, flag in enumerate(flags) if not flag]
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
-        self._buffers = self._lanes[_FIRST + len(self.parameters) :]
-        self._row = self._lanes.numpy()[: _FIRST + len(self.parameters)]
-        self.values = self._lanes[_VALUES:_FIRST]
+        self._buffers = self._lanes[self._first + len(self.parameters) :]
+        self._row = self._lanes.numpy()[: self._first + len(self.parameters)]
+        self.values = self._lanes[_VALUES : self._first]
         self._flags_as_lanes = [float(flag) for flag in flags]
         self._views.clear()
         self._decoded.clear()
@@ -246,13 +246,13 @@ class Gradients:
                     f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with "
                     f"requires_grad=False; change requires_grad only between two steps"
                 )
-        row[_FIRST:] = self._flags_as_lanes
+        row[self._first :] = self._flags_as_lanes
         for index in [index for index in self.layout.where if not sink.has_gradient(index)]:
             gradient = self.parameters[index].grad
             if gradient is not None:  # from a pass before the last one
                 self._add_gradient(index, gradient)
             else:
-                row[_FIRST + index] = 0.0
+                row[self._first + index] = 0.0
         squares = self._squares * totals.weight / totals.scale**2 if totals.scale else 0.0
         self._squares = 0.0
         row[_LOSS], row[_WEIGHT], row[_SAMPLES] = totals.loss, totals.weight, totals.samples
@@ -270,7 +270,7 @@ class Gradients:
         """
         findings, self._findings = self._findings, None
         if findings is not None:
-            tell(*findings.close(self._lanes, _LOSS, _FIRST + len(self.parameters)))
+            tell(*findings.close(self._lanes, _LOSS, self._first + len(self.parameters)))
         if findings is None or findings.mine:
             self.partials.close(self._lanes)
 
@@ -298,7 +298,7 @@ class Gradients:
         if shards and weight != window_samples:
             for flat in gradients:
                 flat.mul_(window_samples / weight)
-        used = self._used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
+        used = self._used = lanes[self._first : self._first + len(self.parameters)].tolist()
         for bucket in self.layout.buckets:
             if bucket.params:
                 for index, view in self._views_of(bucket, gradients[bucket.index]).items():
@@ -312,9 +312,9 @@ class Gradients:
             # The noise is that of a sample, which has weight / samples units of the weight.
             self.noise = Noise.estimate(float(lanes[_SQUARES]) * (samples / weight), square, samples, shards)
         if shards:
-            self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
+            self.replica.buffers_from(lanes[self._first + len(used) : self.layout.lanes], shards)
         return StepTotals(
-            loss=float(lanes[_LOSS]), weight=weight, samples=samples, shards=shards, values=lanes[_VALUES:_FIRST]
+            loss=float(lanes[_LOSS]), weight=weight, samples=samples, shards=shards, values=lanes[_VALUES : self._first]
         )
 
     def gave(self, parameter: torch.Tensor) -> bool:

@@ -838,6 +838,7 @@ class Replica:
         small = {n: b for n, b in self.buffers.items() if n not in self._constants}
         check_kinds(buffer_kinds, small, self._constants)
         self.buffer_kinds = buffer_kinds
+        self.shards = shards
         self._lanes = BufferLanes(small, buffer_kinds, shards)
         self.lanes = self._lanes.count
         self._shard, self._is_last = 0, True

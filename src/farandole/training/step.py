@@ -90,7 +90,7 @@ class Step:
         self._weight: float | None = None  # of the open shard, if the script has given one
         self._passes = 0  # backward passes of the open shard
         self._passed = False  # its last backward pass has been
-        self._values = BatchValues(gradients.values)
+        self._values = BatchValues(gradients.values, gradients.replica.shards)
         self._result: StepTotals | None = None
 
     @property
@@ -126,6 +126,15 @@ class Step:
             StepAbandoned: the inner loop has not ended.
         """
         return self._values.of("sum", self.number)
+
+    @property
+    def maxima(self) -> Mapping[str, float]:
+        """The largest values in the global batch that `max` was given, by name; equal on all workers.
+
+        Raises:
+            StepAbandoned: the inner loop has not ended.
+        """
+        return self._values.of("max", self.number)
 
     @property
     def base_steps(self) -> int:
@@ -305,6 +314,15 @@ class Step:
         self._require_open("sum")
         self._values.add("sum", values, self._used, None)
 
+    def max(self, **values: float | torch.Tensor) -> None:
+        """Give values of the micro-batch, at most 4. `step.maxima` has the largest over the global batch. See `mean`.
+
+        Each value is the largest of the micro-batch as one number, or one value for each sample, shape (micro-batch,).
+        Only with `GlobalBatch`, of at most 256 micro-batches.
+        """
+        self._require_open("max")
+        self._values.add("max", values, self._used, None)
+
     def _require_open(self, operation: str) -> None:
         if self._shard < 0:
             raise UsageError(f"step {self.number}: step.{operation} outside a micro-batch; call it in the inner loop")
@@ -321,7 +339,7 @@ class Step:
     def _open(self, shard: int, mine: bool, batch: Any) -> None:
         self._shard, self._mine = shard, mine
         self._loss, self._weight, self._passes, self._passed = 0.0, None, 0, False
-        self._values.open()
+        self._values.open(shard)
         self._gradients.clear()
         self._gradients.replica.reset_buffers(shard, self._window.shards)
         if not mine or self._rounds.examined(shard):

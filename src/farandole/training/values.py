@@ -5,10 +5,13 @@ own, every worker gets the same result, and a micro-batch of a lost worker count
 script names its first value: `SLOTS` values have room, and each slot carries its name, since a worker may compute no
 micro-batch of a step and still asks for the value.
 
-    slot   the sum of values times weights | the sum of the weights | the name, 5 bytes in each lane
+    slot    the sum of values times weights | the sum of the weights | the name, 5 bytes in each lane
+    maxima  for each of `MAXIMA` values a lane for each micro-batch | a lane for each micro-batch: 1 if it gives any
+
+Lanes are only ever added, so a maximum needs a lane for each micro-batch, to which all others add zero.
 
 All micro-batches must give the same names in the same order: then the sum of the names' lanes over the micro-batches is
-a multiple of the name's own. A step whose sums are no such multiple fails on all workers alike.
+a multiple of the name's own. A step whose sums are no such multiple fails.
 """
 
 from __future__ import annotations
@@ -23,12 +26,22 @@ from farandole.errors import StepAbandoned, UsageError
 from farandole.platform.output import is_name
 
 SLOTS = 16  # values of one step
+MAXIMA = 4  # maxima among them
+MOST_SHARDS = 256  # micro-batches of a step with maxima: there are as many lanes as that, in each micro-batch
 NAME_BYTES = 40  # of a name and its kind
 _BYTES = 5  # of a name in one lane: its sum over 8,191 micro-batches is still exact in float64
 _NAME_LANES = NAME_BYTES // _BYTES
 _SLOT = 2 + _NAME_LANES
-LANES = SLOTS * _SLOT
-_KINDS = {"mean": b"m", "sum": b"s"}  # the first byte of a name's lanes
+_KINDS = {"mean": b"m", "sum": b"s", "max": b"x"}  # the first byte of a name's lanes
+
+
+def count_lanes(shards: int) -> int:
+    """Return the number of lanes for steps of at most `shards` micro-batches; 0: their number is not known."""
+    return SLOTS * _SLOT + (MAXIMA + 1) * _with_maxima(shards)
+
+
+def _with_maxima(shards: int) -> int:
+    return shards if shards <= MOST_SHARDS else 0
 
 
 def amount(call: str, value: Any) -> float:
@@ -45,25 +58,30 @@ def amount(call: str, value: Any) -> float:
 class BatchValues:
     """The values that the micro-batches of one step give, and their results.
 
-    `lanes`: this worker's lanes of the open micro-batch, shape (LANES,), float64.
+    `lanes`: this worker's lanes of the open micro-batch, shape (count_lanes(shards),), float64.
     """
 
-    def __init__(self, lanes: torch.Tensor) -> None:
+    def __init__(self, lanes: torch.Tensor, shards: int) -> None:
         self._lanes = lanes
+        self._shards = _with_maxima(shards)
+        self._shard = 0
+        self._maxima = 0  # of the open micro-batch
         self._slots: dict[bytes, int] = {}  # of the open micro-batch
         self._names: list[bytes] | None = None  # of the first micro-batch here
         self._results: dict[str, dict[str, float]] | None = None
 
-    def open(self) -> None:
-        """Begin a micro-batch, which has given nothing yet."""
+    def open(self, shard: int) -> None:
+        """Begin micro-batch `shard`, which has given nothing yet."""
         self._lanes.zero_()
         self._slots.clear()
+        self._shard, self._maxima = shard, 0
 
     def add(self, kind: str, values: Mapping[str, Any], samples: int, weight: float | None) -> None:
         """Add `values` of the open micro-batch of `samples` samples: one number each, or one for each sample.
 
         Raises:
-            UsageError: a name or a value is not possible, or the micro-batch has given it before.
+            UsageError: a name or a value is not possible, the micro-batch has given it before, there are too many, or
+                a maximum is given and the number of micro-batches is not known.
         """
         for name, value in values.items():
             call = f"step.{kind}({name}=...)"
@@ -76,10 +94,11 @@ class BatchValues:
                 raise UsageError(f"{call}: a step has at most {SLOTS} values")
             many = isinstance(value, torch.Tensor) and value.numel() == samples != 1
             if many:
-                value = value.detach().to("cpu", torch.float64)
-                number = float(value.mean() if kind == "mean" else value.sum())
+                number = float(getattr(value.detach().to("cpu", torch.float64), kind)())
             else:
                 number = amount(call, value)
+            if kind == "max":
+                self._add_maximum(call, number)
             units = (float(samples) if weight is None else weight) if kind == "mean" else 1.0
             slot = self._slots[code] = len(self._slots)
             place = self._lanes[slot * _SLOT : (slot + 1) * _SLOT]
@@ -89,6 +108,18 @@ class BatchValues:
             for lane in range(_NAME_LANES):
                 place[2 + lane] = int.from_bytes(padded[lane * _BYTES : (lane + 1) * _BYTES], "little")
 
+    def _add_maximum(self, call: str, number: float) -> None:
+        if not self._shards:
+            raise UsageError(
+                f"{call}: it needs a batch of constant size, farandole.GlobalBatch, and {MOST_SHARDS} micro-batches at most"
+            )
+        if self._maxima == MAXIMA:
+            raise UsageError(f"{call}: a step has at most {MAXIMA} maxima")
+        first = SLOTS * _SLOT
+        self._lanes[first + self._maxima * self._shards + self._shard] = number
+        self._lanes[first + MAXIMA * self._shards + self._shard] = 1.0
+        self._maxima += 1
+
     def close(self, step: int) -> None:
         """End the micro-batch. Raises UsageError if it has given other names than the one before."""
         names = [*self._slots]
@@ -97,13 +128,14 @@ class BatchValues:
         self._names = names
 
     def end(self, sums: torch.Tensor, shards: int, step: int) -> None:
-        """Take the `sums` of the lanes over the `shards` micro-batches of `step`, shape (LANES,).
+        """Take the `sums` of the lanes over the `shards` micro-batches of `step` that have samples.
 
         Raises:
             UsageError: the micro-batches have given different names.
         """
         self._results = {kind: {} for kind in _KINDS}
         lanes = sums.tolist() if shards else []
+        lanes, maxima = lanes[: SLOTS * _SLOT], lanes[SLOTS * _SLOT :]
         slots = [lanes[at : at + _SLOT] for at in range(0, len(lanes), _SLOT)]
         given = [slot for slot in slots if any(slot[2:])]
         if self._names is not None and len(given) != len(self._names):
@@ -112,8 +144,17 @@ class BatchValues:
             kind, text = _decoded(name, shards, step)
             if self._names is not None and _code(kind, text) != self._names[slot : slot + 1]:
                 raise _names_differ(step)
-            mean = total / units if units else math.nan
-            self._results[kind][text] = mean if kind == "mean" else total
+            if kind == "mean":
+                total = total / units if units else math.nan
+            elif kind == "max":
+                total = self._maximum(maxima, len(self._results["max"]))
+            self._results[kind][text] = total
+
+    def _maximum(self, lanes: list[float], number: int) -> float:
+        """Return the maximum `number` over the micro-batches; NaN if one is."""
+        values, given = lanes[number * self._shards :], lanes[MAXIMA * self._shards :]
+        there = [value for value, is_given in zip(values[: self._shards], given, strict=True) if is_given]
+        return math.nan if any(map(math.isnan, there)) else max(there)
 
     def of(self, kind: str, step: int) -> Mapping[str, float]:
         """Return the results of a kind, by name. Raises StepAbandoned before `end`."""
