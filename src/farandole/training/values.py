@@ -111,7 +111,7 @@ class BatchValues:
     def _add_maximum(self, call: str, number: float) -> None:
         if not self._shards:
             raise UsageError(
-                f"{call}: it needs a batch of constant size, farandole.GlobalBatch, and {MOST_SHARDS} micro-batches at most"
+                f"{call}: it needs a constant batch, farandole.GlobalBatch, of at most {MOST_SHARDS} micro-batches"
             )
         if self._maxima == MAXIMA:
             raise UsageError(f"{call}: a step has at most {MAXIMA} maxima")
