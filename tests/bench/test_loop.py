@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 import farandole
 from farandole import joining
@@ -241,6 +242,31 @@ def test_a_plain_step_has_the_face_of_a_step(joined: Joined) -> None:
     for name in ("number", "epoch", "samples", "view", "base_steps", "ended", "skipped"):
         assert getattr(plain, name) == getattr(step, name), name
     assert plain.loss == pytest.approx(step.loss, rel=0.5), "of other micro-batches"
+
+
+def test_weights_and_values_of_a_plain_step_are_those_of_this_worker(joined: Joined) -> None:
+    """The script is the same in all steps of a bench."""
+    run, model = joined(), nn.Linear(6, 3)
+    dataset = data()
+    model, loader = run.prepare(model, DataLoader(dataset, batch_size=8), micro=2)
+    kinds: set[str] = set()
+    for step in run.steps(loader, epochs=400):
+        rows: list[int] = []
+        for x, y in step:
+            assert torch.equal(dataset.tensors[0][step.indices], x)
+            rows += step.indices.tolist()
+            step.mean(y=y.double(), n=1.0, weight=len(x))
+            step.backward(F.cross_entropy(model(x), y), weight=len(x))
+            step.sum(y=y)
+            step.max(y=y)
+        targets = dataset.tensors[1][rows].double()
+        assert step.means == {"y": pytest.approx(targets.mean().item()), "n": 1.0}
+        assert (step.sums, step.maxima) == ({"y": targets.sum().item()}, {"y": targets.max().item()})
+        assert step.loss > 0
+        kinds.add(type(step).__name__)
+        if len(kinds) == 2:
+            break
+    assert kinds == {"Step", "PlainStep"}
 
 
 class Odd(Net):

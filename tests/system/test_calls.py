@@ -16,7 +16,7 @@ from tests.support.harness import Elastic
 pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "faults.py"
 STEPS = 12
-EVALUATION = "evaluate over 96 samples in micro-batches of 16, 1 lanes"
+EVALUATION = "evaluate over 96 samples in micro-batches of 16, 2 lanes"
 AFTER = f"ended after step {FAULT_AT}"
 
 
@@ -33,7 +33,7 @@ def strayed(folder: Path, how: str) -> Elastic:
     [
         ("leader-evaluates", (EVALUATION, f"step {FAULT_AT + 1};", "not under `if run.is_leader`")),
         pytest.param(
-            "unequal-evaluations", (EVALUATION, EVALUATION.replace("1 lanes", "2 lanes")), marks=pytest.mark.long
+            "unequal-evaluations", (EVALUATION, EVALUATION.replace("2 lanes", "4 lanes")), marks=pytest.mark.long
         ),
         ("leader-thaws", (f"step {FAULT_AT + 1}, of which other parameters are trained", f"step {FAULT_AT + 1};")),
         pytest.param("leader-evaluates-at-the-end", (AFTER, f"goes on with {EVALUATION}"), marks=pytest.mark.long),

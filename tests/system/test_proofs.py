@@ -48,7 +48,9 @@ def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_s
 ) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.1")
-    with Elastic(tmp_path / "run", JOB, *job(tmp_path, how, "w3", 0), workers=3, options=["--min", "2"]) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path, how, "w3", 0), workers=2, options=["--min", "2"]) as run:
+        run.until_members(2)  # the one that is wrong must not be the first: it would be right then
+        run.command("scale", "3")
         run.until(lambda: run.events("refused"), "the proof")
         pace.unlink()
         same = fingerprint(run)

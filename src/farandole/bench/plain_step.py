@@ -6,7 +6,7 @@ is no seeding, restoring, ordered sum, digest or agreement. It belongs to a benc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ import torch
 from farandole.bench.stopwatch import Stopwatch
 from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
-from farandole.training.step import Step
+from farandole.training.step import Step, on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,37 @@ class PlainStep:
         self._parameters = parameters
         self._own_samples = sum(key.stop - key.start for key in ahead.keys)
         self._used = 0  # samples of the current micro-batch
-        self._losses: list[tuple[torch.Tensor, int]] = []
+        self._passed = True  # the current micro-batch has had its last backward pass
+        self._key: Key | None = None
+        self._losses: list[tuple[torch.Tensor, float]] = []
+        self._values: dict[str, dict[str, list[tuple[float, float]]]] = {"mean": {}, "sum": {}, "max": {}}
 
     @property
     def loss(self) -> float:
         """The mean loss over this worker's micro-batches alone."""
-        used = sum(samples for _, samples in self._losses)
-        return sum(float(loss) * samples for loss, samples in self._losses) / max(used, 1)
+        used = sum(weight for _, weight in self._losses)
+        return sum(float(loss) * weight for loss, weight in self._losses) / (used or 1.0)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means over this worker's micro-batches alone. So are `sums` and `maxima`."""
+        given = self._values["mean"].items()
+        return {name: sum(v * w for v, w in pairs) / (sum(w for _, w in pairs) or 1.0) for name, pairs in given}
+
+    @property
+    def sums(self) -> dict[str, float]:
+        return {name: sum(value for value, _ in pairs) for name, pairs in self._values["sum"].items()}
+
+    @property
+    def maxima(self) -> dict[str, float]:
+        return {name: max(value for value, _ in pairs) for name, pairs in self._values["max"].items()}
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """The samples of the current micro-batch, as `Step.indices`."""
+        assert self._key is not None
+        samples = self._loader.order.samples(self._key.epoch, self._key.start, self._key.stop).tolist()
+        return torch.tensor([sample for sample in samples if sample not in self._loader.skipped])
 
     @property
     def rows(self) -> slice:
@@ -103,17 +127,35 @@ class PlainStep:
                 continue
             self._way.opens(last=key == self._ahead.keys[-1])
             self._watch.open()
-            yield batch
-            if self._used:
+            self._key, self._passed = key, False
+            yield batch if self._loader.device is None else on_device(batch, self._loader.device)
+            if not self._passed:
                 raise UsageError(
                     f"step {self.number}: a micro-batch was taken but not finished; call step.backward(loss) once for "
                     f"each micro-batch (with last=False for all but the last of several)"
                 )
+            self._watch.close()
         self.ended = True
 
-    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        self._way.backward(loss, self._used / self._own_samples, last=last)
+    def backward(
+        self, loss: torch.Tensor, *, weight: float | torch.Tensor | None = None, scaler: Any = None, last: bool = True
+    ) -> None:
+        units = float(self._used if weight is None else weight)
+        self._way.backward(loss if scaler is None else scaler.scale(loss), units / self._own_samples, last=last)
         if last:
-            self._losses.append((loss.detach(), self._used))
-            self._used = 0
-            self._watch.close()
+            self._losses.append((loss.detach(), units))
+            self._passed = True
+
+    def mean(self, *, weight: float | torch.Tensor | None = None, **values: float | torch.Tensor) -> None:
+        self._keep("mean", values, float(self._used if weight is None else weight))
+
+    def sum(self, **values: float | torch.Tensor) -> None:
+        self._keep("sum", values, 1.0)
+
+    def max(self, **values: float | torch.Tensor) -> None:
+        self._keep("max", values, 1.0)
+
+    def _keep(self, kind: str, values: Mapping[str, float | torch.Tensor], weight: float) -> None:
+        for name, value in values.items():
+            number = float(getattr(value.double(), kind)()) if isinstance(value, torch.Tensor) else float(value)
+            self._values[kind].setdefault(name, []).append((number, weight))

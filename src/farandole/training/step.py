@@ -226,7 +226,7 @@ class Step:
                 self._gradients.fill_empty()
                 self._close()
                 continue
-            yield batch if self._loader.device is None else _on(batch, self._loader.device)
+            yield batch if self._loader.device is None else on_device(batch, self._loader.device)
             if not self._passed:
                 raise UsageError(
                     f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
@@ -366,7 +366,7 @@ class Step:
         self._base_steps = self._progress.base_steps
 
 
-def _on(batch: Any, device: torch.device) -> Any:
+def on_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with all of its tensors on `device`, and whatever else in it has a method `to`."""
 
     def moved(part: Any) -> Any:
