@@ -331,3 +331,10 @@ def test_too_many_maxima(run: farandole.Run) -> None:
     next(iter(step))
     with pytest.raises(UsageError):
         step.max(**{f"v{number}": 1.0 for number in range(MAXIMA + 1)})
+
+
+def test_names_are_exact_over_many_micro_batches() -> None:
+    values, lanes = of_worker("\x7e" * (NAME_BYTES - 1))
+    shards = 2_000_003
+    values.end(lanes * shards, shards, 0)
+    assert list(values.of("mean", 0)) == ["\x7e" * (NAME_BYTES - 1)]

@@ -5,7 +5,7 @@ own, every worker gets the same result, and a micro-batch of a lost worker count
 script names its first value: `SLOTS` values have room, and each slot carries its name, since a worker may compute no
 micro-batch of a step and still asks for the value.
 
-    slot    the sum of values times weights | the sum of the weights | the name, 5 bytes in each lane
+    slot    the sum of values times weights | the sum of the weights | the name, 4 bytes in each lane
     maxima  for each of `MAXIMA` values a lane for each micro-batch | a lane for each micro-batch: 1 if it gives any
 
 Lanes are only ever added, so a maximum needs a lane for each micro-batch, to which all others add zero.
@@ -29,7 +29,7 @@ SLOTS = 16  # values of one step
 MAXIMA = 4  # maxima among them
 MOST_SHARDS = 256  # micro-batches of a step with maxima: there are as many lanes as that, in each micro-batch
 NAME_BYTES = 40  # of a name and its kind
-_BYTES = 5  # of a name in one lane: its sum over 8,191 micro-batches is still exact in float64
+_BYTES = 4  # of a name in one lane: its sum over two million micro-batches is still exact in float64
 _NAME_LANES = NAME_BYTES // _BYTES
 _SLOT = 2 + _NAME_LANES
 _KINDS = {"mean": b"m", "sum": b"s", "max": b"x"}  # the first byte of a name's lanes
