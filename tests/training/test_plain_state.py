@@ -28,7 +28,8 @@ def test_values_are_those_of_the_state(run: farandole.Run) -> None:
     assert (type(run.state.best), run.state.name, run.state.seen) == (float, 0.5, [0, 1])
     assert run.fingerprint() != before
     other = PlainState({"best": 0.0, "seen": [], "later": 3})
-    other.load_state_dict(run.state.state_dict())
+    other.load_state_dict({**run.state.state_dict(), "gone": 1})
+    assert not hasattr(other, "gone")
     assert (other.best, other.seen, other.later) == (run.state.best, [0, 1], 3)
 
 

@@ -15,7 +15,11 @@ from torch.utils.data import TensorDataset
 
 import farandole
 from farandole.errors import StepAbandoned, UsageError
+from farandole.plan.rules import Noise
+from farandole.plan.shards import root
 from farandole.training import step as step_module
+from farandole.training.gradients import Gradients, ShardTotals
+from farandole.training.replica import Replica
 from farandole.training.values import MAXIMA, MOST_SHARDS, NAME_BYTES, SLOTS, BatchValues, count_lanes
 from tests.support.steps import BATCH, MICROS, data, entropy, mlp, whole_batches
 
@@ -130,6 +134,34 @@ def test_a_step_whose_weights_are_all_0_or_not_all_given(run: farandole.Run, wei
 
     with pytest.raises(UsageError):
         train()
+
+
+@pytest.mark.parametrize("units", [1.0, 7.0])
+def test_the_noise_of_the_gradient_is_that_of_a_sample_whatever_the_weights_count(units: float) -> None:
+    model = mlp()
+    gradients = Gradients(Replica({"model": model}), measures_noise=True)
+    gradients.partials.begin(2)
+    dataset, samples = data(), 4
+    for shard in range(2):
+        x, y = (part[shard * samples : (shard + 1) * samples] for part in dataset.tensors)
+        gradients.partials.open(shard)
+        scale = units * samples / (2 * samples)
+        gradients.backward(F.cross_entropy(model(x), y), scale, last=True)
+        gradients.fill(ShardTotals(loss=0.0, weight=units * samples, samples=samples, scale=scale))
+        gradients.close(lambda *_: None)
+    gradients.publish([nodes[root(2)].flat for nodes in gradients.partials.nodes], 2 * samples)
+    each = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()])])
+        for x, y in ((dataset.tensors[0][at : at + 4], dataset.tensors[1][at : at + 4]) for at in (0, 4))
+    ]
+    expected = Noise.estimate(
+        sum(samples * float(g.square().sum()) for g in each), float(torch.stack(each).mean(0).square().sum()),
+        2 * samples, 2,
+    )  # fmt: skip
+    assert gradients.noise is not None
+    assert gradients.noise.samples == 2 * samples
+    assert gradients.noise.variance == pytest.approx(expected.variance, rel=1e-4)
+    assert gradients.noise.square == pytest.approx(expected.square, rel=1e-4)
 
 
 def test_passes_of_one_micro_batch_have_one_weight(run: farandole.Run) -> None:
@@ -278,7 +310,6 @@ def of_worker(name: str) -> tuple[BatchValues, torch.Tensor]:
     values = BatchValues(lanes, 2)
     values.open(0)
     values.add("mean", {name: 1.0}, 2, None)
-    values.close(0)
     return values, lanes
 
 

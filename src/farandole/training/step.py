@@ -233,7 +233,6 @@ class Step:
                     f"once for each micro-batch (with last=False for all but the last of several): "
                     f"for step in run.steps(...): for batch in step: ... step.backward(loss)"
                 )
-            self._values.close(self.number)
             self._close()
         self._end()
 

@@ -67,13 +67,14 @@ class BatchValues:
         self._shard = 0
         self._maxima = 0  # of the open micro-batch
         self._slots: dict[bytes, int] = {}  # of the open micro-batch
-        self._names: list[bytes] | None = None  # of the first micro-batch here
+        self._computes = False  # this worker has begun a micro-batch of the step
         self._results: dict[str, dict[str, float]] | None = None
 
     def open(self, shard: int) -> None:
         """Begin micro-batch `shard`, which has given nothing yet."""
         self._lanes.zero_()
         self._slots.clear()
+        self._computes = True
         self._shard, self._maxima = shard, 0
 
     def add(self, kind: str, values: Mapping[str, Any], samples: int, weight: float | None) -> None:
@@ -120,13 +121,6 @@ class BatchValues:
         self._lanes[first + MAXIMA * self._shards + self._shard] = 1.0
         self._maxima += 1
 
-    def close(self, step: int) -> None:
-        """End the micro-batch. Raises UsageError if it has given other names than the one before."""
-        names = [*self._slots]
-        if self._names is not None and names != self._names:
-            raise _names_differ(step)
-        self._names = names
-
     def end(self, sums: torch.Tensor, shards: int, step: int) -> None:
         """Take the `sums` of the lanes over the `shards` micro-batches of `step` that have samples.
 
@@ -138,11 +132,12 @@ class BatchValues:
         lanes, maxima = lanes[: SLOTS * _SLOT], lanes[SLOTS * _SLOT :]
         slots = [lanes[at : at + _SLOT] for at in range(0, len(lanes), _SLOT)]
         given = [slot for slot in slots if any(slot[2:])]
-        if self._names is not None and len(given) != len(self._names):
+        names = [*self._slots] if self._computes else None  # of the newest micro-batch here
+        if names is not None and len(given) != len(names):
             raise _names_differ(step)
         for slot, (total, units, *name) in enumerate(given):
             kind, text = _decoded(name, shards, step)
-            if self._names is not None and _code(kind, text) != self._names[slot : slot + 1]:
+            if names is not None and _code(kind, text) != names[slot : slot + 1]:
                 raise _names_differ(step)
             if kind == "mean":
                 total = total / units if units else math.nan
