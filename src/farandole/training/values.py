@@ -133,8 +133,6 @@ class BatchValues:
         slots = [lanes[at : at + _SLOT] for at in range(0, len(lanes), _SLOT)]
         given = [slot for slot in slots if any(slot[2:])]
         names = [*self._slots] if self._computes else None  # of the newest micro-batch here
-        if names is not None and len(given) != len(names):
-            raise _names_differ(step)
         for slot, (total, units, *name) in enumerate(given):
             kind, text = _decoded(name, shards, step)
             if names is not None and _code(kind, text) != names[slot : slot + 1]:
