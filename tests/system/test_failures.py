@@ -30,6 +30,7 @@ from tests.support.by_hand import by_hand
 from tests.support.disks import fill, small_disk
 from tests.support.fake_worker import until
 from tests.support.harness import Elastic
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import write
 from tests.support.stage import Stage, play
 
@@ -215,10 +216,11 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
 
 def test_a_script_that_refuses_its_arguments_ends_the_run_at_once_and_says_so_once(tmp_path: Path) -> None:
     """Each worker prints the usage and exits, as argparse does; none is started again."""
-    with Elastic(tmp_path / "run", SMALL, "--epochs", "many", workers=3, options=[]) as run:
+    with Elastic(tmp_path / "run", SMALL, "--epochs", "many", "--stall=9", workers=3, options=[]) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         assert run.output.read_text().count("usage: small.py") == 1
+        assert mentions(run.output.read_text(), "--stall=9", "farandole run"), "an option of ours, in the wrong place"
         assert 1 <= len(run.events("failed")) <= 3
         assert {event["worker"] for event in run.events("failed")} <= {"w1", "w2", "w3"}
         assert not run.events("died")

@@ -62,6 +62,7 @@ from farandole.protocol.events import FailedEvent, HostEvent, OverEvent, Startin
 from farandole.protocol.messages import Roster
 from farandole.protocol.metrics import Line, StepLine
 from farandole.protocol.settings import PoolTerms
+from farandole.run_options import RUN_OPTIONS
 
 if TYPE_CHECKING:
     pass
@@ -456,6 +457,12 @@ class Supervisor:
             say(failure.traceback)
         elif roster.over not in (0, self._code):
             say(f"farandole: error: {roster.reason}")
+        flags = {option.flag for option in RUN_OPTIONS.values()}
+        if failure and (after := [word for word in self._arguments if word.partition("=")[0] in flags]):
+            say(
+                f"farandole: {', '.join(after)} came after the script's name, so the script got it; options of "
+                f"`farandole run` come before the script"
+            )
         return roster.over
 
     async def _supervise(self) -> Roster | None:
