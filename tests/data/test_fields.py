@@ -104,6 +104,12 @@ def test_what_a_script_has_goes_before_the_rules() -> None:
     assert fields.decoder_of("seg.png", {"jpg": len}) is fields.image
 
 
+@pytest.mark.parametrize("header", [b"(", b"'", b"{'descr': ", b"\n \n", b"(" * 4000, b"-" * 9000 + b"1", b"{1: 2}"])
+def test_headers_of_arrays_that_are_no_python_value(header: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  NumPy's words are its own
+        decoded("npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
 @given(name=st.sampled_from(["txt", "json", "cls", "npy", "png"]), data=st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_an_error(name: str, data: bytes) -> None:
     with contextlib.suppress(ValueError, PIL.UnidentifiedImageError):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Mapping
+from tokenize import TokenError
 from typing import Any
 
 import msgspec
@@ -71,12 +72,15 @@ def array(data: bytes) -> npt.NDArray[Any]:
     """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"an array of NumPy's format {version}; only 1.0 and 2.0 are supported")
+    try:
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"an array of NumPy's format {version}; only 1.0 and 2.0 are supported")
+    except (TokenError, SyntaxError, TypeError, MemoryError, RecursionError) as error:  # NumPy parses it as Python
+        raise ValueError(f"the header of an array of NumPy is damaged: {error}") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled: store numbers instead")
     begin = file.tell()
