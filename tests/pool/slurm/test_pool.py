@@ -108,8 +108,10 @@ def test_a_daemon_that_is_killed_costs_no_worker_and_is_used_again(
         cluster.kill(daemon)
         run.until(lambda: any(event["host"] == "" for event in run.events("host")), "the error")
         run.command("scale", str(NODES))
-        assert all(words in event["reason"].lower() for event in run.events("host") if event["host"] == "")
-        cluster.begin_controller() if daemon == CONTROLLER else cluster.begin_munge()
+        reasons = [event["reason"].lower() for event in run.events("host") if event["host"] == ""]
+        cluster.begin_controller() if daemon == CONTROLLER else cluster.begin_munge()  # for the next tests too
+        commands = ("squeue", "sbatch", "scancel", "sinfo")  # one that has not answered is named too
+        assert all(any(word in reason for word in (words, *commands)) for reason in reasons), reasons
         run.until_members(NODES)
         rig.hurry()
         run.finish()
