@@ -211,7 +211,7 @@ class Ledger(Witness):
         audited = (
             self._world.settings.audit == 1.0 and not exchange.view.unchecked and exchange.lineage.rechecks is None
         )
-        if audited and len(workers) > 2 and not misled:
+        if audited and len(workers) > 2:
             raise Violation(f"{worker.name} commits a step in which one of {workers} has computed wrong")
 
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
