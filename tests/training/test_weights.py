@@ -194,7 +194,7 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("loss", [*SUMS, "mean", "weighted"])
+@pytest.mark.parametrize("loss", [*SUMS, "mean", "weighted", "a sum with a weight"])
 def test_a_loss_that_is_a_sum_is_warned_of(run: farandole.Run, loss: str) -> None:
     step_module._warn_of_sum.cache_clear()
     model = mlp()
@@ -205,6 +205,8 @@ def test_a_loss_that_is_a_sum_is_warned_of(run: farandole.Run, loss: str) -> Non
             logits = model(x)
             if loss == "weighted":
                 step.backward(SUMS["a sum"](logits, y) / len(x), weight=len(x))
+            elif loss == "a sum with a weight":  # the script says what it is a mean over
+                step.backward(SUMS["a sum"](logits, y), weight=1)
             else:
                 step.backward(SUMS.get(loss, F.cross_entropy)(logits, y))
     assert len([w for w in caught if "weight=" in str(w.message)]) == (loss in SUMS)
