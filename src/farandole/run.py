@@ -340,7 +340,7 @@ class Run:
             UsageError: before `run.steps` has begun, within a `once`, or if a value is no number or text.
         """
         loop = self._looping("log")
-        loop.lines.log(loop.number, {name: number(name, value) for name, value in metrics.items()}, early=loop.within)
+        loop.lines.log(loop.number, {name: number(name, value) for name, value in metrics.items()})
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all replicated state as hex. It is equal on all workers after the same step.

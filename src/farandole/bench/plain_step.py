@@ -80,10 +80,13 @@ class PlainStep:
         self._parameters = parameters
         self._own_samples = sum(key.stop - key.start for key in ahead.keys)
         self._used = 0  # samples of the current micro-batch
+        self._gave = False  # it has given rows
         self._passed = True  # the current micro-batch has had its last backward pass
         self._key: Key | None = None
         self._losses: list[tuple[torch.Tensor, float]] = []
         self._values: dict[str, dict[str, list[tuple[float, float]]]] = {"mean": {}, "sum": {}, "max": {}}
+        self._gathered: dict[str, torch.Tensor] = {}
+        self._row = 0  # of the next micro-batch in `gathered`
 
     @property
     def loss(self) -> float:
@@ -106,6 +109,15 @@ class PlainStep:
         return {name: max(value for value, _ in pairs) for name, pairs in self._values["max"].items()}
 
     @property
+    def gathered(self) -> dict[str, torch.Tensor]:
+        """The rows of this worker's micro-batches alone; those of other samples are 0."""
+        return self._gathered
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(int(sample)) for sample in self.indices]
+
+    @property
     def indices(self) -> torch.Tensor:
         """The samples of the current micro-batch, as `Step.indices`."""
         assert self._key is not None
@@ -115,21 +127,30 @@ class PlainStep:
     @property
     def rows(self) -> slice:
         """A slice with as many rows as the current micro-batch. Which rows these are does not matter in a bench."""
-        return slice(0, self._used)
+        return slice(self._row, self._row + self._used)
+
+    def again(self, *, recompute: bool = False) -> Iterator[Any]:
+        """Iterate over this worker's micro-batches once more. Random numbers are those of a plain script."""
+        del recompute
+        return iter(self)
 
     def __iter__(self) -> Iterator[Any]:
+        self._row, self._used, self._losses = 0, 0, []
+        self._values = {kind: {} for kind in self._values}
         for parameter in self._parameters:
             parameter.grad = None
         for key in self._ahead.keys:
             batch = self._loader.fetch(key)
+            self._row += self._used
             self._used = key.stop - key.start - len(self._loader.skipped)
+            self._gave = False
             if self._used == 0:
                 continue
             self._way.opens(last=key == self._ahead.keys[-1])
             self._watch.open()
             self._key, self._passed = key, False
             yield batch if self._loader.device is None else on_device(batch, self._loader.device)
-            if not self._passed:
+            if not self._passed and not self._gave:
                 raise UsageError(
                     f"step {self.number}: a micro-batch was taken but not finished; call step.backward(loss) once for "
                     f"each micro-batch (with last=False for all but the last of several)"
@@ -148,6 +169,13 @@ class PlainStep:
 
     def mean(self, *, weight: float | torch.Tensor | None = None, **values: float | torch.Tensor) -> None:
         self._keep("mean", values, float(self._used if weight is None else weight))
+
+    def gather(self, **tensors: torch.Tensor) -> None:
+        for name, tensor in tensors.items():
+            if self._row == 0:
+                self._gathered[name] = tensor.new_zeros(self.samples, *tensor.shape[1:])
+            self._gathered[name][self.rows] = tensor.detach()
+        self._gave = True
 
     def sum(self, **values: float | torch.Tensor) -> None:
         self._keep("sum", values, 1.0)

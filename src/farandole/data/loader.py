@@ -279,10 +279,11 @@ class Loader:
         self.left_out = left_out(self.length, batch) if drop_last else 0  # samples at the end of each epoch's order
         self.epoch_samples = self.length - self.left_out
         self.device: torch.device | None = None  # the place of the micro-batches in the loop, None to leave them
+        self.skips = on_bad_sample == "skip"
         self.skipped: tuple[int, ...] = ()  # bad samples that the micro-batch fetched last lacks
         self.order = SampleOrder(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)
-        self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
+        self._source = Source(dataset, self.order, collate_fn, skips=self.skips)
         self._state = DatasetState(self._source.epochs, dataset, collate_fn)
         self.making = NOTHING  # the cost of making all micro-batches received so far
         self._places = num_workers * (prefetch_factor or 2)

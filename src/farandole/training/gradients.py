@@ -3,8 +3,9 @@
 A shard's gradients go into the partial sums while its last backward pass produces them, parameter by parameter, so
 that a bucket can be sent as soon as it is full. Beside the gradients each shard has a row of float64 lanes: its loss,
 its weight, its number of samples, the square of its gradient, a 1 that counts the shard, a 1 if the script has given
-its weight, the script's values (`values.py`), which parameters it used, and its buffers. Gradients and lanes are summed
-in the order of the tree, so the result has the same bits on all workers.
+its weight, a 1 if it has had a backward pass, the script's values (`values.py`), the forms of its rows (`gather.py`),
+which parameters it used, and its buffers. Gradients and lanes are summed in the order of the tree, so the result has
+the same bits on all workers.
 
 A shard of weight w contributes w / (samples of the window) times the gradient of its mean loss. After the round the sum
 is multiplied by (samples of the window) / (sum of the weights). A shard's weight is its number of samples if the script
@@ -27,6 +28,7 @@ from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState, UsageError
 from farandole.plan.rules import Noise
 from farandole.protocol.messages import MICRO_BATCH
+from farandole.training import gather
 from farandole.training.replica import Replica
 from farandole.training.values import count_lanes
 
@@ -108,9 +110,9 @@ def _plain(name: str) -> str:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 Tell = Callable[[Sequence[str], Sequence[int]], None]  # names and digests
-# The first lanes, in the order of `fill`, then the script's values. One lane per parameter follows (1 if it was used),
-# then the buffers.
-_LOSS, _WEIGHT, _SAMPLES, _SQUARES, _SHARDS, _WEIGHED, _VALUES = range(7)
+# The first lanes, in the order of `fill`, then the script's values and the forms of its rows. One lane per parameter
+# follows (1 if it was used), then the buffers.
+_LOSS, _WEIGHT, _SAMPLES, _SQUARES, _SHARDS, _WEIGHED, _BACKWARD, _VALUES = range(8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,7 @@ class ShardTotals:
         samples: its number of usable samples.
         scale: the factor by which its gradients were multiplied.
         weighed: True if the script has given the weight.
+        backward: True if it has had a backward pass.
     """
 
     loss: float
@@ -130,17 +133,23 @@ class ShardTotals:
     samples: int
     scale: float
     weighed: bool = False
+    backward: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """The sums over a step's shards. `values`: those of the lanes of `values.py`."""
+    """The sums over a step's shards. `values`: those of the lanes of `values.py`; `rows`: those of `gather.py`.
+
+    `backward`: the number of shards that have had a backward pass.
+    """
 
     loss: float
     weight: float
     samples: int
     shards: int
+    backward: int
     values: torch.Tensor
+    rows: torch.Tensor
 
 
 class Gradients:
@@ -155,7 +164,8 @@ class Gradients:
         self, replica: Replica, *, memory: Memory | None = None, measures_noise: bool = False, codec: Codec = NONE
     ) -> None:
         self.replica = replica
-        self._first = _VALUES + count_lanes(replica.shards)  # the first lane that is a parameter's
+        self._rows = _VALUES + count_lanes(replica.shards)  # the first lane of the forms of rows
+        self._first = self._rows + gather.LANES  # the first lane that is a parameter's
         self._codec = codec
         self._memory = memory
         self.noise: Noise | None = None
@@ -188,7 +198,8 @@ class Gradients:
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
         self._buffers = self._lanes[self._first + len(self.parameters) :]
         self._row = self._lanes.numpy()[: self._first + len(self.parameters)]
-        self.values = self._lanes[_VALUES : self._first]
+        self.values = self._lanes[_VALUES : self._rows]
+        self.rows = self._lanes[self._rows : self._first]
         self._flags_as_lanes = [float(flag) for flag in flags]
         self._views.clear()
         self._decoded.clear()
@@ -256,7 +267,7 @@ class Gradients:
         squares = self._squares * totals.weight / totals.scale**2 if totals.scale else 0.0
         self._squares = 0.0
         row[_LOSS], row[_WEIGHT], row[_SAMPLES] = totals.loss, totals.weight, totals.samples
-        row[_SQUARES], row[_SHARDS], row[_WEIGHED] = squares, 1.0, totals.weighed
+        row[_SQUARES], row[_SHARDS], row[_WEIGHED], row[_BACKWARD] = squares, 1.0, totals.weighed, totals.backward
         self.replica.buffers_to(self._buffers)
 
     def fill_empty(self) -> None:
@@ -280,22 +291,29 @@ class Gradients:
         `window_samples`: the window's number of samples, by which the shards' gradients were divided.
 
         Raises:
-            UsageError: the sum of the weights is 0, or the script has weighted some of the shards only.
+            UsageError: the sum of the weights is 0, or only some of the shards have a weight of the script, or a
+                backward pass.
         """
         lanes = reduced[-1]
         samples, shards, weight = int(lanes[_SAMPLES]), int(lanes[_SHARDS]), float(lanes[_WEIGHT])
-        if shards and not weight:
+        backward = int(lanes[_BACKWARD])
+        if 0 < backward < shards:
+            raise UsageError(
+                f"{backward} of the {shards} micro-batches of this pass have called step.backward, and the others only "
+                f"step.gather; call step.backward(loss) in each micro-batch, or in none of this pass"
+            )
+        if backward and not weight:
             raise UsageError(
                 "the weights of all micro-batches of this step are 0, so its mean loss and its gradient do not exist; "
                 "give the step samples that count"
             )
-        if 0 < int(lanes[_WEIGHED]) < shards:
+        if 0 < int(lanes[_WEIGHED]) < backward:
             raise UsageError(
                 "step.backward got weight= for some micro-batches of this step and not for others, which then count by "
                 "their samples; pass weight= for all"
             )
         gradients = [self._decode(bucket, reduced[bucket.index]) for bucket in self.layout.buckets if bucket.params]
-        if shards and weight != window_samples:
+        if backward and weight != window_samples:
             for flat in gradients:
                 flat.mul_(window_samples / weight)
         used = self._used = lanes[self._first : self._first + len(self.parameters)].tolist()
@@ -307,15 +325,16 @@ class Gradients:
                     except RuntimeError:
                         self.replica.check_forms()  # names the parameter whose `.data` has another form
                         raise
-        if self._measures_noise and samples:
+        if self._measures_noise and backward:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
             # The noise is that of a sample, which has weight / samples units of the weight.
             self.noise = Noise.estimate(float(lanes[_SQUARES]) * (samples / weight), square, samples, shards)
         if shards:
             self.replica.buffers_from(lanes[self._first + len(used) : self.layout.lanes], shards)
         return StepTotals(
-            loss=float(lanes[_LOSS]), weight=weight, samples=samples, shards=shards, values=lanes[_VALUES : self._first]
-        )
+            loss=float(lanes[_LOSS]), weight=weight, samples=samples, shards=shards, backward=backward,
+            values=lanes[_VALUES : self._rows], rows=lanes[self._rows : self._first],
+        )  # fmt: skip
 
     def gave(self, parameter: torch.Tensor) -> bool:
         """Return True if the newest step has a gradient for `parameter`."""

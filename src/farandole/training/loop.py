@@ -9,9 +9,11 @@
        step, draw the same random numbers in it as all others. Then the script computes, in the step's inner loop
        (`step.py`). When the inner loop begins, torch's settings are checked, and changes by the script are reported.
        When it ends, the gradient is available.
-    4. *End* the step: a loss that is not finite may end the run, before any update. Then the state is no longer that of
+    4. *End* the pass: a loss that is not finite may end the run, before any update. Then the state is no longer that of
        a whole step, because the update comes next. Then the rule computes this step's factor, which `optimizer.step()`
-       uses. Then the ledger and the metrics get their lines.
+       uses. Then the ledger and the metrics get their lines. The script may begin another pass over the same batch
+       (`Step.again`): a round of its own, with a gradient of its own. The factor and the lines are those of the first
+       pass with a gradient.
     5. The script's next actions change the state, until the next step begins or the run ends.
 
 All objects are complete before the worker requests admission.
@@ -32,7 +34,7 @@ from farandole.collective.codec import CODECS
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
-from farandole.errors import StepAbandoned
+from farandole.errors import StepAbandoned, UsageError
 from farandole.plan.shards import Position
 from farandole.platform.process import guarded
 from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
@@ -55,7 +57,7 @@ from farandole.worker.rounds import Rounds, step_task
 # Every worker produces every line, and the coordinator writes one copy. Lines are ordered by (step, index), and the
 # coordinator drops a line that is not after the newest line that it has. A step's own line has index 0, so it goes
 # before all lines that the script logs between this step's beginning and the next one's. Lines that the script logs
-# before the exchange is over wait here for it.
+# before the gradient of the step's first pass is there wait here for it.
 
 
 class MetricLines:
@@ -64,31 +66,36 @@ class MetricLines:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._logged = 0  # lines since the current step began
-        self._early: list[Line] = []
+        self._early: list[Line] | None = None  # lines that wait for the step's own; None if that is sent
 
     def begin(self) -> None:
         """Reset for a step that begins."""
         self._logged = 0
-        self._early.clear()
+        self._early = []
 
-    def log(self, step: int, fields: Mapping[str, float | int | bool | str], *, early: bool) -> None:
-        """Send a line of the script. `early`: the step's exchange is not over yet, so the line waits for it.
+    @property
+    def step_is_written(self) -> bool:
+        """True if the current step's own line is sent."""
+        return self._early is None
+
+    def log(self, step: int, fields: Mapping[str, float | int | bool | str]) -> None:
+        """Send a line of the script. It waits for the step's own line if that is not sent yet.
 
         Raises:
             UsageError: the fields can't be a line of metrics.
         """
         line = Line(step=step, index=self._logged + 1, fields=fields)
         self._logged += 1
-        if early:
+        if self._early is not None:
             self._early.append(line)
         else:
             self._context.add_line(line)
 
     def step_ended(self, step: int, fields: Metrics) -> None:
         """Send the step's own line, then the lines that waited for it."""
-        for line in (Line(step=step, index=0, fields=fields), *self._early):
+        for line in (Line(step=step, index=0, fields=fields), *(self._early or ())):
             self._context.add_line(line)
-        self._early.clear()
+        self._early = None
 
 
 # --- loop -------------------------------------------------------------------------------------------------------------
@@ -122,6 +129,7 @@ class Loop:
         self._loader, self._context, self._rounds = loader, context, rounds
         self._seed, self._ledger = seed, ledger
         self.phase: Phase = "entering"
+        self._current: Step | None = None
         self.lines = MetricLines(context)
         self.clock = StepClock(context.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
@@ -170,6 +178,11 @@ class Loop:
             step = self._step()
             set_random_state(derive(self._seed, "step", step.number))  # no random draw happens before the loop body
             yield step
+            if step.ended and not self.lines.step_is_written:
+                raise UsageError(
+                    f"step {step.number}: none of its passes has a gradient; call step.backward(loss) once for each "
+                    f"micro-batch in one of them"
+                )
             if not step.ended:
                 raise StepAbandoned(
                     f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
@@ -230,26 +243,45 @@ class Loop:
         self.lines.begin()
         self.clock.begin()
         self.phase = "within"
-        return Step(
+        self._current = step = Step(
             progress=self.progress, gradients=self.gradients, rounds=self._rounds, loader=self._loader, seed=self._seed,
-            ledger=self._ledger, on_begin=self._inner_loop_begins, on_end=self._end,
+            ledger=self._ledger, on_begin=self._inner_loop_begins, on_end=self._inner_loop_ends,
         )  # fmt: skip
+        return step
 
-    def _inner_loop_begins(self) -> None:
+    def _inner_loop_begins(self, step: Step) -> None:
+        if step is not self._current or self.phase == "over":
+            raise UsageError(
+                f"step {step.number}: step.again() after the step is over; call it in the body of the run.steps loop, "
+                f"for the step in hand"
+            )
+        if self._rounds.in_once:
+            raise UsageError("step.again within run.once: all workers must call it; move it out of the `with` block")
+        if self.phase == "between":  # another pass
+            self._rounds.check_sums()
+            self.phase = "within"
         self.state.attributes.shards_begin()
         self._find_replaced_tensors(whole=False)
         for name, before, now in self.state.settings.look():
             self._context.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
-    def _end(self, step: Step) -> None:
+    def _inner_loop_ends(self, step: Step, *, has_gradient: bool) -> None:
         self.replica.stays()
         self.phase = "between"
-        self._guard.step_ended()
         self.state.attributes.shards_end()
+        if not has_gradient:
+            return
+        self._guard.gradients_are_there()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self.state.at_step_start = False
         self.state.parts.updated(self._rounds.view, self.gradients.layout, step.number)
+        if not self.lines.step_is_written:
+            self._count(step)
+
+    def _count(self, step: Step) -> None:
+        """Count the step, after its first pass with a gradient: in the rule, in the ledger and in the metrics."""
+        self._guard.step_ended()
         self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
         if self._ledger:
             assignment = self._rounds.lineage.assign(self.progress.window.shards)

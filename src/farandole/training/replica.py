@@ -842,6 +842,7 @@ class Replica:
         self._lanes = BufferLanes(small, buffer_kinds, shards)
         self.lanes = self._lanes.count
         self._shard, self._is_last = 0, True
+        self._put_back: Callable[[], None] | None = None  # after a pass that recomputes
         self.plain = PlainValues(self.objects, lambda: self._state({}))
         self._flags: list[bool] = []
 
@@ -971,16 +972,35 @@ class Replica:
             self._grouped[name] = now
             self._kept_groups[name] = self._groups_of(optimizer)
 
-    def begin_shards(self) -> None:
+    def begin_shards(self, *, first: bool = True, recompute: bool = False) -> None:
         """Copy the buffers' values with which every shard starts, when the inner loop begins.
+
+        `first`: False if it is another pass over the step's batch, before which the loop body may change everything.
+        `recompute`: the shards start with the values of the pass before. After the pass the buffers have the values
+        that they have now.
 
         Raises:
             UsageError: the loop body has changed a large buffer since the step began.
         """
         self._listing.adopt()
-        self._check_constants("by the loop body between a step's beginning and its inner loop")
-        self._copying.copy(self._start, self._in_lanes)
-        self._lanes.begin(self._start_on_host.fetch())
+        if first:
+            self._check_constants("by the loop body between a step's beginning and its inner loop")
+        else:
+            self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self._put_back = self.keep_small_buffers() if recompute else None
+        if not recompute:
+            self._copying.copy(self._start, self._in_lanes)
+            self._lanes.begin(self._start_on_host.fetch())
+
+    def keep_small_buffers(self) -> Callable[[], None]:
+        """Return a function that gives the small buffers their present values again."""
+        self._listing.adopt()
+        copies = [buffer.detach().clone() for buffer in self._in_lanes]
+
+        def put_back() -> None:
+            self._copying.copy(self._in_lanes, copies)
+
+        return put_back
 
     def reset_buffers(self, shard: int = 0, shards: int = 1) -> None:
         """Reset the buffers for shard number `shard` of `shards` in the step."""
@@ -1001,11 +1021,16 @@ class Replica:
             self._lanes.write(lanes, start, now, shard=self._shard, last=self._is_last)
 
     def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
-        """Set the buffers from the reduced lanes, shape (self.lanes,), after a step of `shards` shards.
+        """Set the buffers from the reduced lanes, shape (self.lanes,), after a pass of `shards` shards.
+
+        After a pass that recomputes, they get the values that they had before it.
 
         Raises:
             UsageError: the shards' values of a buffer can't be reduced by its kind.
         """
+        if self._put_back is not None:
+            self._put_back()
+            return
         with torch.no_grad():
             self._lanes.read(lanes, self._start_on_host.values, self._now_on_host.values, shards)
             self._now_on_host.put_back()

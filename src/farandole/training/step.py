@@ -1,5 +1,7 @@
 """One step of the user's loop: it yields micro-batches to compute, then sets the reduced gradient.
 
+That is a pass over the step's batch. The script may begin others (`Step.again`), each with a gradient of its own.
+
 The inner loop hides the changes of the workers. Each micro-batch is a shard. Before the loop yields it, the random
 state is seeded from (run seed, step, shard), and buffers get their values of the loop's start. So its result does not
 depend on the worker that computes it. `backward` adds its gradients to the partial sums as they are produced
@@ -33,6 +35,7 @@ from farandole.platform.process import guarded
 from farandole.protocol.values import StepTime
 from farandole.protocol.view import View
 from farandole.training.digest import ModuleAttributes
+from farandole.training.gather import Form, Gathered, GatheredRows, partials_of
 from farandole.training.gradients import Gradients, ShardTotals, StepTotals
 from farandole.training.progress import Progress
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
@@ -64,8 +67,8 @@ class Step:
         loader: Loader,
         seed: int,
         ledger: Ledger | None,
-        on_begin: Callable[[], None],
-        on_end: Callable[[Step], None],
+        on_begin: Callable[[Step], None],
+        on_end: Callable[..., None],
     ) -> None:
         guarded(self)
         self.number = progress.position.step
@@ -90,8 +93,14 @@ class Step:
         self._weight: float | None = None  # of the open shard, if the script has given one
         self._passes = 0  # backward passes of the open shard
         self._passed = False  # its last backward pass has been
+        self._pass = -1  # number of the newest pass over the batch
+        self._random_pass = 0  # the pass whose random numbers the open one draws
+        self._again = False  # the open shard is computed only for its rows, after the pass
         self._values = BatchValues(gradients.values, gradients.replica.shards)
-        self._result: StepTotals | None = None
+        self._rows = GatheredRows(gradients.rows, self.number)
+        self._gathered: dict[str, torch.Tensor] = {}
+        self._result: StepTotals | None = None  # of the newest pass, None until it has ended
+        self._mean_loss: float | None = None  # of the newest pass with a gradient
 
     @property
     def view(self) -> View:
@@ -102,12 +111,16 @@ class Step:
     def loss(self) -> float:
         """The exact mean loss over the global batch, equal on all workers. Its weights are those of `backward`.
 
+        It is that of the newest pass in which `backward` was called.
+
         Raises:
-            StepAbandoned: the inner loop has not ended.
+            StepAbandoned: the inner loop has not ended, or no pass has called `backward`.
         """
         if self._result is None:
             raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
-        return self._result.loss / self._result.weight if self._result.weight else math.nan
+        if self._mean_loss is None:
+            raise StepAbandoned(f"step {self.number}: it has no loss, because no pass has called step.backward")
+        return self._mean_loss
 
     @property
     def means(self) -> Mapping[str, float]:
@@ -137,6 +150,22 @@ class Step:
         return self._values.of("max", self.number)
 
     @property
+    def gathered(self) -> Mapping[str, torch.Tensor]:
+        """The rows of all samples of the global batch that `gather` was given, by name; equal on all workers.
+
+        Each has shape (samples, ...) and no gradient, and is on the model's device. `step.rows` are the rows of a
+        micro-batch.
+
+        Raises:
+            StepAbandoned: the inner loop of the first pass has not ended.
+        """
+        if self._pass <= 0 and not self.ended:
+            raise StepAbandoned(
+                f"step {self.number}: step.gathered is known after the inner loop has ended, not within it"
+            )
+        return Gathered(self._gathered, self.number)
+
+    @property
     def base_steps(self) -> int:
         """The number of steps of the base batch that this step counts for. 1 under `GlobalBatch`.
 
@@ -155,7 +184,7 @@ class Step:
 
     @property
     def rows(self) -> slice:
-        """The current micro-batch's rows in the step's global batch, for a buffer of kind "gathered".
+        """The current micro-batch's rows in the step's global batch: in `gathered`, or a buffer of kind "gathered".
 
         Raises:
             UsageError: outside the inner loop.
@@ -179,6 +208,20 @@ class Step:
         return torch.tensor([sample for sample in samples.tolist() if sample not in bad], dtype=torch.int64)
 
     @property
+    def generators(self) -> list[torch.Generator]:
+        """A random generator on the CPU for each sample of the micro-batch, seeded from (run's seed, epoch, sample).
+
+        What they draw belongs to the samples, whatever `micro` is:
+        `noise = torch.stack([torch.randn(shape, generator=generator) for generator in step.generators])`.
+
+        Raises:
+            UsageError: outside the inner loop.
+        """
+        self._require_open("generators")
+        seed = derive(self._seed, "sample", self.epoch)
+        return [torch.Generator().manual_seed(derive(seed, sample)) for sample in self.indices.tolist()]
+
+    @property
     def skipped(self) -> int:
         """The number of bad samples left out, with `on_bad_sample="skip"`; 0 until the inner loop has ended."""
         return self.samples - self._result.samples if self._result is not None else 0
@@ -189,17 +232,84 @@ class Step:
         return self._result is not None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._shard >= 0 or self.ended:
-            raise StepAbandoned(f"step {self.number}: a step can be iterated over only once")
+        if self._pass >= 0:
+            raise StepAbandoned(
+                f"step {self.number}: a step can be iterated over only once; for another pass over its batch write: "
+                f"for micro_batch in step.again(): ..."
+            )
+        yield from self._iterate(recompute=False)
+
+    def again(self, *, recompute: bool = False) -> Iterator[Any]:
+        """Iterate over this worker's micro-batches of the same batch once more, for another gradient.
+
+            for x in step:                  # the first pass
+                step.backward(critic_loss(x))
+            critic_optimizer.step()
+            for x in step.again():          # the second one, with the critic's new weights
+                step.backward(generator_loss(x))
+            generator_optimizer.step()
+
+        Each pass has a gradient of its own: `.grad` is cleared at its beginning, and there at its end. The step counts
+        once, and so do its samples. `step.loss` is the newest pass's; `means`, `sums`, `maxima` and `gathered` keep the
+        values of earlier passes under other names. The step's line in metrics.jsonl has the loss of the first pass
+        that has called `backward`. All workers begin the same passes. As the first pass of a step it does what
+        `for x in step` does, so a closure of an optimizer can call it every time.
+
+        A pass begins with the buffers that the pass before has left, and draws random numbers of its own.
+        `recompute=True`: it begins with the same buffers and draws the same random numbers as the pass before, so a
+        forward pass has the same result if the weights are the same. Its own changes of buffers are dropped.
+
+        Raises:
+            UsageError: the step is over, or `recompute=True` in the first pass.
+            StepAbandoned: the pass before has not ended.
+        """
+        return self._iterate(recompute=recompute)
+
+    def _iterate(self, *, recompute: bool) -> Iterator[Any]:
+        self._begin_pass(recompute=recompute)
+        yield from self._pass_over_shards()
+        result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
+        self._values.end(result.values, result.shards, self.number)
+        forms = self._rows.forms(result.rows, result.shards, self.samples) if result.shards else []
+        if forms:
+            yield from self._gather(forms)
+        self._end_pass(result)
+
+    def _begin_pass(self, *, recompute: bool) -> None:
+        first = self._pass < 0
+        if not first and not self.ended:
+            raise StepAbandoned(f"step {self.number}: step.again() before the pass in hand has ended")
+        if first and recompute:
+            raise UsageError(
+                f"step {self.number}: step.again(recompute=True) in its first pass, with nothing to repeat"
+            )
+        self._on_begin(self)
+        gradients, rounds = self._gradients, self._rounds
+        self._pass += 1
+        self._random_pass = self._random_pass if recompute else self._pass
+        if not first:
+            what = f"pass {self._pass} over the batch of step {self.number}"
+            rounds.begin(task(gradients.partials, lambda _: self._window.shards, self.number, what))
+            self._loader.expect(self._keys())
+            gradients.clear()
+            self._values = BatchValues(gradients.values, gradients.replica.shards, self._values)
+            self._rows = GatheredRows(gradients.rows, self.number)
+        self._result = None
+        gradients.replica.begin_shards(first=first, recompute=recompute)
+
+    def _keys(self) -> Iterator[Key]:
+        """Yield the micro-batches of this worker in this pass and after it."""
+        view, mine = self._rounds.view, self._rounds.todo()
+        return self._progress.upcoming(self._rounds.worker, view.lineage(view.members), mine)
+
+    def _pass_over_shards(self) -> Iterator[Any]:
         rounds = self._rounds
-        self._on_begin()
-        self._gradients.replica.begin_shards()
         while True:
             rounds.sync()
             todo, checks_left = rounds.todo(), rounds.checks_left()
             if not todo and not checks_left:
                 if rounds.wait_for_round_end():
-                    break
+                    return
                 continue
             shard, mine = (todo[0], True) if todo else (checks_left[0], False)
             start, stop = self._window.shard(shard)
@@ -207,7 +317,7 @@ class Step:
             batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
             rounds.computes(shard, mine=mine)
             skipped = self._loader.skipped
-            if self._ledger and mine:
+            if self._ledger and mine and not self._pass:
                 order = self._loader.order
                 samples = [s for s in order.samples(self.epoch, start, stop).tolist() if s not in skipped]
                 left_out_samples = (
@@ -228,13 +338,88 @@ class Step:
                 continue
             yield batch if self._loader.device is None else on_device(batch, self._loader.device)
             if not self._passed:
-                raise UsageError(
-                    f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
-                    f"once for each micro-batch (with last=False for all but the last of several): "
-                    f"for step in run.steps(...): for batch in step: ... step.backward(loss)"
-                )
+                if self._passes or not self._rows.given:
+                    raise UsageError(
+                        f"step {self.number}: micro-batch {shard} has no backward pass; call step.backward(loss) "
+                        f"once for each micro-batch (with last=False for all but the last of several): "
+                        f"for step in run.steps(...): for batch in step: ... step.backward(loss)"
+                    )
+                self._gradients.fill(ShardTotals(loss=0.0, weight=0.0, samples=self._used, scale=0.0, backward=False))
+            self._rows.close(shard)
             self._close()
-        self._end()
+
+    def _gather(self, forms: Sequence[Form]) -> Iterator[Any]:
+        """Exchange the rows that the micro-batches of this pass have given, in a round of its own.
+
+        A worker that holds micro-batches of a lost one yields them: the script computes their rows once more.
+        """
+        rounds, window, rows = self._rounds, self._window, self._rows
+        partials = partials_of(forms, self.samples)
+        lanes = torch.zeros(partials.layout.lanes, dtype=torch.float64)
+        put_back: Callable[[], None] | None = None
+        what = f"step.gather in pass {self._pass} over the batch of step {self.number}"
+        rounds.begin(task(partials, lambda _: window.shards, self.number, what))
+        while True:
+            rounds.sync()
+            todo = rounds.todo()
+            if not todo:
+                if rounds.wait_for_round_end():
+                    break
+                continue
+            shard = todo[0]
+            if not rows.kept(shard):
+                put_back = put_back or self._gradients.replica.keep_small_buffers()
+                yield from self._compute_rows(shard)
+            lanes.zero_()
+            rows.write(shard, window.shard(shard)[0] - window.start, forms, self.samples, lanes)
+            rounds.open(shard)
+            partials.close(lanes)
+            rounds.close(shard)
+        if put_back is not None:
+            put_back()
+        gathered = rows.read(forms, self.samples, rounds.reduced()[0])
+        device = self._gradients.parameters[0].device
+        self._gathered.update({name: tensor.to(device) for name, tensor in gathered.items()})
+
+    def _compute_rows(self, shard: int) -> Iterator[Any]:
+        """Yield micro-batch `shard` of a lost worker once more, for its rows alone: its gradient is exchanged."""
+        start, stop = self._window.shard(shard)
+        self._rounds.meter.enter("data")
+        batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
+        self._rounds.computes(shard)
+        self._used, self._again = stop - start, True
+        self._begin_shard(shard)
+        yield batch if self._loader.device is None else on_device(batch, self._loader.device)
+        self._rows.close(shard)
+        self._shard, self._again = -1, False
+
+    def gather(self, **tensors: torch.Tensor) -> None:
+        """Give rows of the micro-batch, such as `z=features`. `step.gathered` has those of the whole global batch.
+
+        Each tensor has shape (micro-batch, ...): a row for each sample. All micro-batches give the same names, with
+        rows of one shape and dtype. The gathered tensors have no gradient, and all of their bits. A pass that only
+        gathers needs no `backward`. So a loss may use the whole batch, whatever `micro` is:
+
+            for images in step:
+                with torch.no_grad():
+                    step.gather(z=model(images))
+            for images in step.again(recompute=True):
+                z = step.gathered["z"]  # all rows; this micro-batch's own ones are z[step.rows]
+                ...
+
+        At most 4 tensors a pass, and 256 MiB for all samples of the batch.
+
+        Raises:
+            UsageError: the call is outside the inner loop, a tensor has no row for each sample, there are too many or
+                they are too large, micro-batches give different ones, or bad samples are skipped.
+        """
+        self._require_open("gather")
+        if self._loader.skips:
+            raise UsageError(
+                f'step {self.number}: step.gather with on_bad_sample="skip": a sample that is left out has no row; use '
+                f'on_bad_sample="raise"'
+            )
+        self._rows.add(tensors, self._used)
 
     def backward(
         self, loss: torch.Tensor, *, weight: float | torch.Tensor | None = None, scaler: Any = None, last: bool = True
@@ -260,6 +445,8 @@ class Step:
                 or not finite, or differs from that of the pass before.
         """
         self._require_open("backward")
+        if self._again:
+            return
         if self._passed:
             raise UsageError(
                 f"step {self.number}: step.backward twice for one micro-batch; all but the last: last=False"
@@ -302,6 +489,8 @@ class Step:
                 weight is negative or not finite, or there are more than 16 values.
         """
         self._require_open("mean")
+        if self._again:
+            return
         units = None if weight is None else self._weight_of(weight)
         self._values.add("mean", values, self._used, units)
 
@@ -311,6 +500,8 @@ class Step:
         Each value is the sum over the micro-batch as one number, or one value for each sample, shape (micro-batch,).
         """
         self._require_open("sum")
+        if self._again:
+            return
         self._values.add("sum", values, self._used, None)
 
     def max(self, **values: float | torch.Tensor) -> None:
@@ -320,6 +511,8 @@ class Step:
         Only with `GlobalBatch`, of at most 256 micro-batches.
         """
         self._require_open("max")
+        if self._again:
+            return
         self._values.add("max", values, self._used, None)
 
     def _require_open(self, operation: str) -> None:
@@ -336,16 +529,26 @@ class Step:
         return units
 
     def _open(self, shard: int, mine: bool, batch: Any) -> None:
-        self._shard, self._mine = shard, mine
+        self._mine = mine
         self._loss, self._weight, self._passes, self._passed = 0.0, None, 0, False
         self._values.open(shard)
         self._gradients.clear()
-        self._gradients.replica.reset_buffers(shard, self._window.shards)
         if not mine or self._rounds.examined(shard):
             self._gradients.examine(mine=mine).read(batch)
         if mine:
             self._rounds.open(shard)
-        set_random_state(derive(self._seed, "shard", self.number, shard))
+        self._begin_shard(shard)
+
+    def _begin_shard(self, shard: int) -> None:
+        """Set buffers and random state, on which the result of `shard` depends."""
+        self._shard = shard
+        self._rows.open()
+        self._gradients.replica.reset_buffers(shard, self._window.shards)
+        set_random_state(derive(self._seed, "shard", self.number, shard, *self._of_pass(self._random_pass)))
+
+    def _of_pass(self, number: int) -> tuple[int | str, ...]:
+        """Return what the random state of a pass is derived from, beside that of the first pass."""
+        return ("pass", number) if number else ()
 
     def _tell(self, names: Sequence[str], digests: Sequence[int]) -> None:
         self._rounds.found(self._shard, names, digests, mine=self._mine)
@@ -356,13 +559,15 @@ class Step:
             self._rounds.close(self._shard)
         self._shard = -1
 
-    def _end(self) -> None:
-        result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
-        self._values.end(result.values, result.shards, self.number)
+    def _end_pass(self, result: StepTotals) -> None:
         self._result = result
-        set_random_state(derive(self._seed, "update", self.number))
-        self._on_end(self)
-        self._base_steps = self._progress.base_steps
+        has_gradient = result.backward > 0 or not result.shards
+        if has_gradient:
+            self._mean_loss = result.loss / result.weight if result.weight else math.nan
+        set_random_state(derive(self._seed, "update", self.number, *self._of_pass(self._pass)))
+        self._on_end(self, has_gradient=has_gradient)
+        if has_gradient:
+            self._base_steps = self._progress.base_steps
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
@@ -509,11 +714,10 @@ class Once:
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._partials = Partials(Layout([], lanes=_RESULT_LANES))
-        self._working = False
 
     def refuse(self, operation: str) -> None:
         """Raise UsageError while this worker does the work, because `operation` needs all workers."""
-        if self._working:
+        if self._rounds.in_once:
             raise UsageError(
                 f"run.{operation} within run.once: all workers must call it; move it out of the `with` block"
             )
@@ -533,10 +737,10 @@ class Once:
             yield work
             return
         put_back = _keep(replica, attributes)
-        self._working = True
+        self._rounds.in_once = True
         work = Work(mine=True)
         yield work
-        self._working = False
+        self._rounds.in_once = False
         put_back()
         self._close(WORK, _sent(work.result))
         is_mine_again = self._work_is_mine()
@@ -635,8 +839,24 @@ def _watch() -> None:
     register_optimizer_step_pre_hook(_before)
 
 
-def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    del args, kwargs
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        _check(optimizer)
+        return None
+
+    def check_after_closure() -> Any:
+        """Call the closure, which computes the gradients, and check the optimizer before it uses them."""
+        result = closure()
+        _check(optimizer)
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": check_after_closure}
+    return (args[0], check_after_closure, *args[2:]), kwargs
+
+
+def _check(optimizer: torch.optim.Optimizer) -> None:
     for guard in tuple(_guards):
         guard.check(optimizer)
 
@@ -664,9 +884,12 @@ class Guard:
         _guards.add(self)
         _watch()
 
-    def step_ended(self) -> None:
-        """The inner loop of a step has ended: its gradients are there."""
+    def gradients_are_there(self) -> None:
+        """Record that the inner loop has ended, with new gradients."""
         self._is_new = True
+
+    def step_ended(self) -> None:
+        """Count a step. Call it when its first gradients are there."""
         if not self._steps:
             self._versions = self._count_writes()
         self._steps += 1

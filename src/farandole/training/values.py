@@ -56,12 +56,14 @@ def amount(call: str, value: Any) -> float:
 
 
 class BatchValues:
-    """The values that the micro-batches of one step give, and their results.
+    """The values that the micro-batches of one pass give, and their results.
 
+    `before`: the values of the pass before over the same batch, whose results stay under other names.
     `lanes`: this worker's lanes of the open micro-batch, shape (count_lanes(shards),), float64.
     """
 
-    def __init__(self, lanes: torch.Tensor, shards: int) -> None:
+    def __init__(self, lanes: torch.Tensor, shards: int, before: BatchValues | None = None) -> None:
+        self._before = before._results if before else None
         self._lanes = lanes
         self._shards = _with_maxima(shards)
         self._shard = 0
@@ -127,11 +129,12 @@ class BatchValues:
         Raises:
             UsageError: the micro-batches have given different names.
         """
-        self._results = {kind: {} for kind in _KINDS}
+        self._results = {kind: {**(self._before or {}).get(kind, {})} for kind in _KINDS}
         lanes = sums.tolist() if shards else []
         lanes, maxima = lanes[: SLOTS * _SLOT], lanes[SLOTS * _SLOT :]
         slots = [lanes[at : at + _SLOT] for at in range(0, len(lanes), _SLOT)]
         given = [slot for slot in slots if any(slot[2:])]
+        number = 0  # of the next maximum
         names = [*self._slots] if self._computes else None  # of the newest micro-batch here
         for slot, (total, units, *name) in enumerate(given):
             kind, text = _decoded(name, shards, step)
@@ -140,7 +143,8 @@ class BatchValues:
             if kind == "mean":
                 total = total / units if units else math.nan
             elif kind == "max":
-                total = self._maximum(maxima, len(self._results["max"]))
+                total = self._maximum(maxima, number)
+                number += 1
             self._results[kind][text] = total
 
     def _maximum(self, lanes: list[float], number: int) -> float:
@@ -150,10 +154,11 @@ class BatchValues:
         return math.nan if any(map(math.isnan, there)) else max(there)
 
     def of(self, kind: str, step: int) -> Mapping[str, float]:
-        """Return the results of a kind, by name. Raises StepAbandoned before `end`."""
-        if self._results is None:
+        """Return the results of a kind, by name. Raises StepAbandoned before `end` of the first pass."""
+        results = self._results or self._before
+        if results is None:
             raise StepAbandoned(f"step {step}: its values are known after the inner loop has ended, not within it")
-        return _Results(self._results[kind], kind, step)
+        return _Results(results[kind], kind, step)
 
 
 class _Results(Mapping[str, float]):

@@ -230,6 +230,11 @@ class RoundsPort:
     def wait_until_quantized(self) -> None:
         self._partials.wait_until_quantized()
 
+    @property
+    def layout(self) -> Layout:
+        """The buckets of the round."""
+        return self._partials.layout
+
     def reduced(self) -> list[Any]:
         """The reduced buckets of the round that has ended.
 
@@ -287,6 +292,7 @@ class Rounds:
         self._driver = Driver(context.member, context.instructions, self._port, context.terms)
         self.meter = context.meter
         self._entered = False
+        self.in_once = False  # this worker does the work of `run.once`: it may begin no other round
         self._patient = False
         self._updating: Exchange | None = None  # the exchange whose sums the update uses
         context.set_training(self)
@@ -296,6 +302,11 @@ class Rounds:
     @property
     def view(self) -> View:
         return self._driver.exchange.view
+
+    @property
+    def worker(self) -> str:
+        """This worker's name."""
+        return self._context.worker
 
     @property
     def lineage(self) -> Lineage:
@@ -376,7 +387,7 @@ class Rounds:
 
     def reduced(self) -> list[Any]:
         """Returns the reduced buckets of the round that has ended."""
-        if self._driver.computes_step:
+        if self._driver.computes_step or self._port.layout is self.layout:
             self._updating = self._port.exchange
         return self._port.reduced()
 
