@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -378,6 +379,52 @@ def test_a_contrastive_loss_over_the_whole_batch(run: farandole.Run, micro: int)
         assert loss.item() == pytest.approx(whole.item(), rel=1e-5)
         assert_grads(grads(model), grads(plain), exact=False)
         optimizer.step()
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> tuple[list[list[torch.Tensor]], list[float], int]:
+    """Train; the rows of the micro-batches `lost` are gone after each pass, as if a lost worker had computed them.
+
+    Returns the gradients, buffers and rows of each step, the values, and how often micro-batches were computed.
+    """
+    forms = GatheredRows.forms
+
+    def forget(rows: GatheredRows, *arguments: Any) -> list[Form]:
+        found = forms(rows, *arguments)
+        for shard in lost:
+            rows._kept.pop(shard, None)
+        return found
+
+    monkeypatch.setattr(GatheredRows, "forms", forget)
+    torch.manual_seed(2)
+    run, model = Run(Settings(seed=5)), nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    kept: list[list[torch.Tensor]] = []
+    values, computed = list[float](), 0
+    for step in begin(run, model=model, optimizer=optimizer):
+        for x, y in step:
+            out = model(x)
+            step.gather(out=out)
+            step.mean(out=out.mean())
+            step.sum(samples=torch.ones(len(x)))
+            step.max(out=out.max())
+            step.backward(F.cross_entropy(out, y))
+            computed += 1
+        kept.append([*(g.clone() for g in grads(model) if g is not None), *(b.clone() for b in model.buffers())])
+        kept[-1].append(step.gathered["out"])
+        values += [*step.means.values(), *step.sums.values(), *step.maxima.values(), step.loss, float(torch.rand(()))]
+        optimizer.step()
+    return kept, values, computed
+
+
+def test_rows_of_a_lost_worker_are_computed_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the number of passes tells that they were."""
+    kept, values, computed = trained(monkeypatch, set())
+    monkeypatch.undo()
+    again, same, more = trained(monkeypatch, {0, 1})
+    assert more == computed + 2 * len(kept)
+    assert same == values
+    for one, other in zip(kept, again, strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 class Rows(Dataset[torch.Tensor]):
