@@ -16,8 +16,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import farandole
-from farandole.control.run_folder import METRICS
-from farandole.errors import NotReplicated, StepAbandoned, UsageError
+from farandole.collective.exchange import Exchange
+from farandole.control.run_folder import LEDGER, METRICS
+from farandole.errors import NotReplicated, StepAbandoned, UsageError, WorkerSuperseded
 from farandole.run import Run
 from farandole.settings import Settings
 from farandole.training.gather import LANES, MOST_BYTES, MOST_TENSORS, Form, GatheredRows, partials_of
@@ -178,6 +179,69 @@ def test_buffers_and_random_numbers_of_a_pass(run: farandole.Run, *, recompute: 
         assert starts == [{seen}, {seen + between}, {seen + 2 * between}]
         seen += step.samples if recompute else 3 * step.samples
         assert float(model.seen) == seen
+
+
+def test_a_recomputed_pass_leaves_buffers_as_they_are_with_other_weights_too(run: farandole.Run) -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in begin(run, model=model, optimizer=optimizer):
+        before = [buffer.clone() for buffer in model.buffers()]
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        kept = [buffer.clone() for buffer in model.buffers()]
+        assert not all(map(torch.equal, before, kept))
+        for x, y in step.again(recompute=True):
+            step.backward(F.cross_entropy(model(x), y))
+        assert all(map(torch.equal, kept, model.buffers()))
+
+
+def test_values_of_passes(run: farandole.Run) -> None:
+    model = mlp()
+    for step in begin(run, model=model):
+        for number in range(3):
+            for x, _ in step.again():
+                step.max(**{f"first_{number}": x.max(), f"second_{number}": -x.max()})
+                step.sum(same=float(number))
+                step.backward(model(x).mean())
+        largest = step.maxima["first_0"]
+        assert [*step.maxima] == [f"{place}_{number}" for number in range(3) for place in ("first", "second")]
+        assert [step.maxima[f"first_{number}"] for number in range(3)] == [largest] * 3
+        smallest = step.maxima["second_0"]
+        assert [step.maxima[f"second_{number}"] for number in range(3)] == [smallest] * 3
+        assert largest > 0 > smallest != -largest
+        assert step.sums == {"same": 2.0 * -(-step.samples // 4)}
+
+
+def test_the_ledger_has_each_sample_once(tmp_path: Path) -> None:
+    run, model = Run(Settings(folder=tmp_path, ledger=True)), mlp()
+    for step in begin(run, model=model):
+        for _ in range(2):
+            for x, _y in step.again():
+                step.backward(model(x).mean())
+    (file,) = (tmp_path / LEDGER).iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    samples = [(line["epoch"], sample) for line in lines for sample in line.get("samples", ())]
+    assert sorted(samples) == [(epoch, sample) for epoch in range(EPOCHS) for sample in range(N)]
+
+
+def test_an_update_with_sums_that_others_have_overwritten(run: farandole.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found before the next pass begins; and after the last pass, whose sums the update has used."""
+    model = mlp()
+    steps = begin(run, model=model)
+    step = next(steps)
+    for x, _ in step:
+        step.backward(model(x).mean())
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "sums_intact", property(lambda _: False))
+        with pytest.raises(WorkerSuperseded):
+            next(step.again())
+    run._rounds._updating = None  # the sums of the first pass are not looked at any more
+    for x, _ in step.again():
+        step.backward(model(x).mean())
+    monkeypatch.setattr(Exchange, "sums_intact", property(lambda _: False))
+    with pytest.raises(WorkerSuperseded):
+        next(steps)
 
 
 def test_the_update_after_each_pass_draws_numbers_of_its_own(run: farandole.Run) -> None:

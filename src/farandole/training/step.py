@@ -291,7 +291,6 @@ class Step:
             what = f"pass {self._pass} over the batch of step {self.number}"
             rounds.begin(task(gradients.partials, lambda _: self._window.shards, self.number, what))
             self._loader.expect(self._keys())
-            gradients.clear()
             self._values = BatchValues(gradients.values, gradients.replica.shards, self._values)
             self._rows = GatheredRows(gradients.rows, self.number)
         self._result = None
