@@ -176,7 +176,8 @@ class Ledger(Witness):
 
     def _compared(self, exchange: SimulatedExchange) -> bool:
         """Whether two may compute one shard in this round."""
-        return exchange.kind == "train" and bool(exchange.view.unchecked or self._world.settings.audit)
+        again = exchange.lineage.rechecks is not None
+        return exchange.kind == "train" and bool(exchange.view.unchecked or self._world.settings.audit or again)
 
     def committed(self, worker: Process, exchange: SimulatedExchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""

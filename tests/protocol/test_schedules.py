@@ -176,6 +176,11 @@ def test_a_round_that_a_killed_worker_has_ended_may_be_redone_by_the_others() ->
     simulate(63_062_098)
 
 
+def test_a_round_that_was_redone_with_another_checker_may_be_redone_again() -> None:
+    """The second checker has ended the round and was killed, before the other one could end it."""
+    simulate(65_029_336, zones=True)
+
+
 def test_a_leaving_worker_that_reports_a_switch_too_early_moves_nobody() -> None:
     """The others have begun a step of that round in the view before."""
     simulate(63_046_254, drift=True)
