@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -313,9 +314,11 @@ class Run:
             dataset, its_options = torch_loader.options_of(dataset)
             options = torch_loader.merged(torch_loader.of_evaluation(its_options), options)
         micro = 256 if micro is None else micro
-        attributes = loop.state.attributes
-        with loop.clock.count_separately("evaluation"), self._mode.first("evaluate"), attributes.forward_passes():
-            return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
+        evaluation = partial(
+            self._evaluation.result, model, dataset, metric, loop.number, predict=predict, micro=micro, **options
+        )
+        with self._mode.first("evaluate"):
+            return loop.evaluate(evaluation)
 
     def once(self) -> AbstractContextManager[Work]:
         """Return a context manager for work of one worker, such as saving pictures.
@@ -331,7 +334,7 @@ class Run:
                 result has a tensor, or more than 32 KiB.
         """
         loop = self._between("once")
-        return self._once.work(loop.replica, loop.state.attributes, loop.number, loop.clock)
+        return loop.work(self._once)
 
     def log(self, **metrics: float) -> None:
         """Add a line to metrics.jsonl, after the line of the current step. All workers call it; it is written once.

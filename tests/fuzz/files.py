@@ -207,7 +207,7 @@ def record(data: bytes) -> None:
     (PLACE / SETTINGS).write_bytes(settings)
     (PLACE / METRICS).write_bytes(lines)
     with contextlib.suppress(FarandoleError):
-        reproduce._settings(PLACE)
+        reproduce.settings_of(PLACE)
         found = reproduce._lines(PLACE)
         reproduce._fingerprint(found)
         reproduce.history_of(found, PLACE)

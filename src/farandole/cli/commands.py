@@ -8,7 +8,7 @@ import typer
 
 from farandole import __version__
 from farandole.bench import verb
-from farandole.cli import attach, control, data, folders, hosts, inspect, market, reproduce, run, worker
+from farandole.cli import attach, control, data, evaluate, folders, hosts, inspect, market, reproduce, run, worker
 from farandole.cli import pool as instance
 from farandole.cli.options import PASS_ON, Verbose, bound
 from farandole.platform.output import tell
@@ -24,6 +24,7 @@ app.command("join", context_settings=PASS_ON)(worker.join)
 app.command("probe", context_settings=PASS_ON)(data.probe)
 app.command("rehearse", context_settings=ANYWHERE)(reproduce.rehearse)
 app.command("replay", context_settings=ANYWHERE)(reproduce.replay)
+app.command("evaluate", context_settings=ANYWHERE)(evaluate.evaluate)
 app.command("scale")(control.scale)
 app.command("release")(control.release)
 app.command("status")(inspect.status)

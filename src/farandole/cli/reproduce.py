@@ -134,41 +134,22 @@ def replay(
 ) -> None:
     """Train a run again in one process, from its journal, and compare the bits. Exit code 1 if they differ."""
     folder = folder and folder.absolute()
-    settings, lines = _settings(run), _lines(run)
+    settings, lines = settings_of(run), _lines(run)
     cpu.set_for(settings.bits)
-    copy_folder = run.absolute() / CODE
-    copied = (copy_folder / ORIGIN).exists()
-    others = others_word(run, CODE) or _others_script(settings, copied=copied)
-    if others and not script:
-        raise UsageError(
-            f"{others}, and {run} would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
-            f"you trust it, give the script yourself, farandole replay {run} SCRIPT"
-        )
+    others = refuse_others(run, settings, script, "replay")
     history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
-    if script:
-        check_script(script)
-        if copied and not others and snapshot.of_kept(copy_folder)[0][1] != snapshot.of_file(script)[0][1]:
-            say(f"farandole: warning: {script} differs from the script of the run, which is in {copy_folder}")
-        copied = False
-    else:
-        if not settings.command:
-            raise UsageError(f"{run} does not name its script: give it, `farandole replay {run} SCRIPT`")
-        os.chdir(settings.directory)
-        script, arguments = settings.command[0], list(settings.command[1:])
-        if not copied:
-            check_script(script)
+    run = run.absolute()
+    script, arguments, copied = script_of(run, settings, script, arguments, others, "replay")
     if not others:
-        warn_of_differences(run.absolute(), settings)
+        warn_of_differences(run, settings)
     steps = sum(isinstance(line, StepLine) for line in lines)
     tell(f"replaying {steps} steps, {len(history.changes)} worker counts up to {history.peak}")
     with tempfile.TemporaryDirectory() as folder_name:
-        path, copies = Path(folder_name, "history"), Path(folder_name, CODE) if copied else None
+        path = Path(folder_name, "history")
         path.write_text(history.text())
-        if copies:  # modules that the run did not import are copied here, not into the run's folder
-            shutil.copytree(copy_folder, copies)
         replayed_fingerprint = train(
-            script, arguments or [], history=path, seed=settings.seed, threads=settings.threads,
-            bits=settings.bits, codec=settings.codec, folder=folder, copies=copies,
+            script, arguments, history=path, seed=settings.seed, threads=settings.threads, bits=settings.bits,
+            codec=settings.codec, folder=folder, copies=copies_of(run, folder_name) if copied else None,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
         tell(f"fingerprint {replayed_fingerprint}; the run did not finish, so there is nothing to compare")
@@ -177,6 +158,57 @@ def replay(
     else:
         tell(f"different from the run: {replayed_fingerprint} here, {fingerprint} in the run")
         raise typer.Exit(1)
+
+
+def refuse_others(run: Path, settings: RunSettings, script: str, command: str) -> str:
+    """Return why another user may own the folder or the script of `run`; "" if none may.
+
+    `command`: the name of the command that runs the script.
+
+    Raises:
+        UsageError: another user may, and no `script` is given.
+    """
+    others = others_word(run, CODE) or _others_script(settings, copied=(run / CODE / ORIGIN).exists())
+    if others and not script:
+        raise UsageError(
+            f"{others}, and {run} would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
+            f"you trust it, give the script yourself, farandole {command} {run} SCRIPT"
+        )
+    return others
+
+
+def script_of(
+    run: Path, settings: RunSettings, script: str, arguments: list[str] | None, others: str, command: str
+) -> tuple[str, list[str], bool]:
+    """Return the script to run, its arguments, and True if the run's copies of the code are used.
+
+    Without a `script`, they are the run's, and the working folder becomes the run's.
+
+    Raises:
+        UsageError: there is no script.
+    """
+    copied = (run / CODE / ORIGIN).exists()
+    if script:
+        check_script(script)
+        if copied and not others and snapshot.of_kept(run / CODE)[0][1] != snapshot.of_file(script)[0][1]:
+            say(f"farandole: warning: {script} differs from the script of the run, which is in {run / CODE}")
+        return script, arguments or [], False
+    if not settings.command:
+        raise UsageError(f"{run} does not name its script: give it, `farandole {command} {run} SCRIPT`")
+    os.chdir(settings.directory)
+    if not copied:
+        check_script(settings.command[0])
+    return settings.command[0], list(settings.command[1:]), copied
+
+
+def copies_of(run: Path, folder: str) -> Path:
+    """Return a folder within `folder` with the run's copies of its code.
+
+    Modules that the run has not imported are copied there, not into the run's folder.
+    """
+    copies = Path(folder, CODE)
+    shutil.copytree(run / CODE, copies)
+    return copies
 
 
 def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] = (0, None)) -> History:
@@ -249,11 +281,12 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {snapshot.OWN} differs from the version of the run; results may differ")
 
 
-def _settings(run: Path) -> RunSettings:
+def settings_of(run: Path) -> RunSettings:
+    """Return the settings of the run in the folder `run`. Raises UsageError if there is none."""
     try:
         return decoded((run / SETTINGS).read_bytes(), RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{run}: it holds no run that can be replayed ({error})") from None
+        raise UsageError(f"{run}: it holds no run ({error})") from None
 
 
 def _lines(run: Path) -> list[Line]:

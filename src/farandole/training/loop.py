@@ -24,8 +24,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import torch
@@ -46,7 +47,7 @@ from farandole.training.learning_rate import learning_rate_of
 from farandole.training.progress import Length, Progress
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState, signature
-from farandole.training.step import Guard, Step, StepClock
+from farandole.training.step import Guard, Once, Step, StepClock, Work
 from farandole.worker.context import WorkerContext
 from farandole.worker.rounds import Rounds, step_task
 
@@ -102,6 +103,7 @@ class MetricLines:
 
 _log = logging.getLogger(__name__)
 WARM_S = 20.0  # seconds that a joiner waits at most for its first data, while the others train on
+T = TypeVar("T")
 Phase = Literal["entering", "within", "between", "over"]
 
 
@@ -117,7 +119,10 @@ class Loop:
         learning_rate, gradients: those of the current step.
         lines: the metric lines.
         clock: the time of the steps.
+        step_class: the class of the steps.
     """
+
+    step_class: type[Step] = Step
 
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
@@ -243,7 +248,7 @@ class Loop:
         self.lines.begin()
         self.clock.begin()
         self.phase = "within"
-        self._current = step = Step(
+        self._current = step = self.step_class(
             progress=self.progress, gradients=self.gradients, rounds=self._rounds, loader=self._loader, seed=self._seed,
             ledger=self._ledger, on_begin=self._inner_loop_begins, on_end=self._inner_loop_ends,
         )  # fmt: skip
@@ -299,6 +304,17 @@ class Loop:
             learning_rate=self.learning_rate.learning_rate, factor=round(self.learning_rate.factor, 6),
             **msgspec.structs.asdict(took),
         )  # fmt: skip
+
+    # --- between two steps -----------------------------------------------------------------------------------
+
+    def evaluate(self, evaluation: Callable[[], T]) -> T:
+        """Return the result of `evaluation`, which runs forward passes."""
+        with self.clock.count_separately("evaluation"), self.state.attributes.forward_passes():
+            return evaluation()
+
+    def work(self, once: Once) -> AbstractContextManager[Work]:
+        """Return the context manager of `Run.once`."""
+        return once.work(self.replica, self.state.attributes, self.number, self.clock)
 
     # --- the end ---------------------------------------------------------------------------------------------
 

@@ -297,6 +297,21 @@ class RunState:
                     "the state that this worker has received is no longer the run's: another process replaces it"
                 )
             return Position()
+        self.load(restored)
+        self._has_state = True
+        if self._over(restored.position):
+            self._context.tell(Restored(step=restored.position.step, path=restored.path, done=True))
+            return None
+        return restored.position
+
+    def load(self, restored: RestoredState) -> None:
+        """Load a checkpoint of this script, and list in `restored.differences` what differs here.
+
+        Raises:
+            UsageError: it belongs to another job.
+            DamagedError: its content can't be loaded into the script's objects.
+        """
+        assert restored.manifest is not None
         restored.differences = restore.compare(restored.manifest, self._facts, self._seed, restored.path)
         options = self._options
         try:
@@ -310,11 +325,6 @@ class RunState:
             ) from error
         unlike = digest.unlike(self._replica, restored.state)
         restored.differences += [f"{name} differs: load_state_dict() has changed or lost it" for name in unlike]
-        self._has_state = True
-        if self._over(restored.position):
-            self._context.tell(Restored(step=restored.position.step, path=restored.path, done=True))
-            return None
-        return restored.position
 
     def _load(self, state: dict[str, Any]) -> list[str]:
         """Load `state`. Returns a text for each part of it that can't be loaded and differs here."""
