@@ -44,7 +44,7 @@ class Script:
         self.after: dict[str, float] | None = None
 
     def evaluate(self, run: farandole.Run) -> dict[str, float]:
-        accuracy = run.evaluate(self.average, data(40), per_sample)
+        accuracy = -run.evaluate(self.average, data(40), F.cross_entropy)
         losses = run.evaluate(self.model, data(40), {"loss": F.cross_entropy, "hits": per_sample})
         return {"accuracy": accuracy, **losses}
 
@@ -53,7 +53,7 @@ class Script:
         self.average = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
         optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        run.replicate(model=self.model, average=self.average, optimizer=optimizer, schedule=schedule, best=0.0)
+        run.replicate(model=self.model, average=self.average, optimizer=optimizer, schedule=schedule, best=-99.0)
         loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
         for step in run.steps(loader, epochs=EPOCHS):
             for x, y in step:
