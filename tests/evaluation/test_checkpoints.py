@@ -135,7 +135,7 @@ def test_a_script_that_evaluates_after_its_loop(trained: tuple[Script, str]) -> 
     (row,) = evaluated(script, f"{place}/{newest.stem}.pt").complete
     assert script.after == before.after
     assert script.after is not None
-    assert script.after["accuracy"] in row.values()
+    assert row[METRIC] == -script.after["accuracy"]
     assert values(row) == {"step": STEPS - 1, "epoch": EPOCHS - 1, "loss": row["loss"], "hits": row["hits"]}
     with pytest.raises(UsageError):
         evaluated(Script(in_loop=False), place)
