@@ -65,6 +65,9 @@ WITHOUT_TORCH = {
 }
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
+# The Trainer of transformers is a class of a training script: it can't be without torch.
+OF_SCRIPTS = {"integrations/transformers.py"}
+
 # Who starts a process by the public command, as a person may: its interface is words, not names.
 STARTS_BY_COMMAND = {
     "pool/local.py",
@@ -182,7 +185,7 @@ def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
     assert not called & {"open", "print", "input"}
 
 
-LIGHT = [path for path in FILES if part(path) in WITHOUT_TORCH]
+LIGHT = [path for path in FILES if part(path) in WITHOUT_TORCH and name(path) not in OF_SCRIPTS]
 
 # The interpreter of a host on which none of `sys.argv[1]` is installed imports all other arguments.
 BARE = """

@@ -1,0 +1,443 @@
+"""`Trainer`: the Trainer of Hugging Face's transformers, in a run whose workers join, leave and die.
+
+    from farandole.integrations.transformers import Trainer
+
+This import is the one line of a Trainer script that changes. Its loop stays theirs: clipping, optimizer, schedule,
+callbacks, logging, evaluation and saving. What differs is what it iterates over:
+
+1. The training dataloader yields one `Step` of the run for each update. `training_step` computes all micro-batches of
+   this worker in it. The global batch is `per_device_train_batch_size * gradient_accumulation_steps` samples, whatever
+   the number of workers, in micro-batches of `per_device_train_batch_size`.
+2. A micro-batch counts by its target tokens, or by its samples if its labels are not tokens. So the loss and the
+   gradient are means over the global batch.
+3. A worker enters the run when its model, optimizer and schedule exist. It gets their state, that of the Trainer and
+   that of the callbacks. Then it begins with the epoch and the step of the others.
+4. One worker writes each checkpoint of the Trainer. All workers share an evaluation of the loss; one worker computes
+   an evaluation that needs all predictions (`compute_metrics`), and the others get its metrics.
+
+`PRIVATE` lists the private methods and attributes of their class on which this depends.
+"""
+
+# ruff: noqa: ARG002  their methods have these parameters
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+import farandole
+from farandole import joining
+from farandole.data.loader import Loader
+from farandole.errors import UsageError
+from farandole.platform.extras import how_to_install
+from farandole.run import Run
+from farandole.training.step import Step
+
+try:
+    import accelerate  # noqa: F401  # pyright: ignore
+    import transformers
+    from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerCallback, TrainerState
+    from transformers.trainer_utils import EvalLoopOutput
+except ImportError as error:
+    raise UsageError(
+        f"farandole.integrations.transformers needs the packages transformers and accelerate ({error}): "
+        f"{how_to_install('transformers')}"
+    ) from error
+
+SUPPORTED = ((5, 24), (5, 24))  # the oldest and the newest version with which the tests pass
+PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden, and their parameters
+    "_init_training_state": (
+        "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
+    ),
+    "_prepare_for_training": ("self", "max_steps", "train_dataloader", "resume_from_checkpoint"),
+    "_save_checkpoint": ("self", "model", "trial"),
+}  # fmt: skip
+# Private attributes of theirs: sums of losses since the last line and before it, and the step of the last line.
+PRIVATE_ATTRIBUTES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_loss_shifts_labels")
+
+_RUN = "the run decides it"
+# Options that contradict the run, the values that they may have, and what to do instead. None: any value that is false.
+_REFUSED: Mapping[str, tuple[tuple[Any, ...] | None, str]] = {
+    "data_seed": (None, "the order of the samples comes from the run's seed: farandole run --seed N"),
+    "resume_from_checkpoint": (None, "a run goes on from its own checkpoints: farandole run --folder runs/NAME"),
+    "auto_find_batch_size": (None, "the batch is the same for all workers: set per_device_train_batch_size"),
+    "train_sampling_strategy": (("random", "sequential"), "each sample counts once an epoch, in the run's order"),
+    "dataloader_in_order": ((True,), "the order of the samples is part of the result"),
+    "deepspeed": (None, "each worker holds a whole replica of the model"),
+    "fsdp": (None, "each worker holds a whole replica of the model"),
+    "parallelism_config": (None, "each worker holds a whole replica of the model"),
+    "ddp_backend": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
+    "ddp_find_unused_parameters": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
+    "ddp_bucket_cap_mb": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
+    "ddp_broadcast_buffers": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
+    "ddp_static_graph": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
+    "push_to_hub": (None, "push the model after the training, from one worker"),
+    "enable_jit_checkpoint": (None, "the run handles SIGTERM: the worker leaves without loss"),
+    "full_determinism": (None, f"{_RUN}: farandole run --bits same, which is the default"),
+    "include_num_input_tokens_seen": (("no", False), "tokens are not counted over the workers"),
+    "neftune_noise_alpha": (None, "its hook is not part of the run's state"),
+    "torch_empty_cache_steps": (None, "micro-batches of a step differ between the workers"),
+    "eval_on_start": (None, "workers join later, and would evaluate at another step: call trainer.evaluate()"),
+    "batch_eval_metrics": (None, "one worker computes the metrics from all predictions"),
+}
+_TIMES = ("_runtime", "_per_second", "_preparation_time")  # ends of the names of measured values, others on each worker
+
+
+def _itself(loss: torch.Tensor) -> torch.Tensor:
+    return loss
+
+
+def _output(metrics: dict[str, float], samples: int) -> Any:
+    """Return what their evaluation loop returns, without predictions."""
+    make: Any = EvalLoopOutput
+    return make(None, None, metrics, samples)
+
+
+def check_version(version: str) -> None:
+    """Raise UsageError if this version of transformers is not supported."""
+    oldest, newest = SUPPORTED
+    try:
+        number = tuple(int(part) for part in version.split(".")[:2])
+    except ValueError:
+        number = (0, 0)
+    if not oldest <= number <= newest:
+        names = [".".join(map(str, limit)) for limit in SUPPORTED]
+        raise UsageError(
+            f"transformers {version} is not supported by farandole.integrations.transformers: it takes {names[0]} to "
+            f"{names[1]}: {how_to_install('transformers')}"
+        )
+
+
+def check_arguments(args: transformers.TrainingArguments, seed: int) -> None:
+    """Raise UsageError if an option of `args` contradicts the run. `seed`: the run's."""
+    for name, (allowed, remedy) in _REFUSED.items():
+        value = getattr(args, name, None)
+        if (value and allowed is None) or (allowed is not None and value is not None and value not in allowed):
+            raise UsageError(f"TrainingArguments({name}={value!r}) in a run of farandole: {remedy}; remove {name}")
+    default = type(args).__dataclass_fields__["seed"].default
+    if args.seed not in (default, seed):
+        raise UsageError(
+            f"TrainingArguments(seed={args.seed}): the run's seed is {seed}, for the order of the samples and for "
+            f"dropout: farandole run --seed {args.seed}, or remove seed"
+        )
+    if str(args.metric_for_best_model or "").endswith(_TIMES):
+        raise UsageError(
+            f"TrainingArguments(metric_for_best_model={args.metric_for_best_model!r}): a measured time differs on each "
+            f"worker; choose a metric of the predictions"
+        )
+
+
+class _Steps:
+    """The training dataloader: yields the steps of the run, epoch by epoch."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.dataset = loader, loader.dataset
+        self.steps: Iterator[Step] = iter(())
+        self.step: Step | None = None  # the current one
+        self.waiting = False  # True if `step` has begun and was not yielded
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def enter(self, run: Run, max_steps: int) -> Step:
+        """Enter the run, and return its current step."""
+        self.steps = run.steps(self.loader, base_steps=max_steps)
+        self.step, self.waiting = next(self.steps), True
+        return self.step
+
+    def __iter__(self) -> Iterator[Step]:
+        while True:
+            if not self.waiting:
+                self.step = next(self.steps, None)
+            self.waiting = False
+            if self.step is None:
+                return
+            yield self.step
+            if self.step.ends_epoch:
+                return
+
+
+class _Position:
+    """What travels to joiners and into checkpoints beside model, optimizer and schedule, as JSON text."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self.trainer
+        state = {
+            name: value
+            for name, value in vars(trainer.state).items()
+            if name not in ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
+        }
+        state["log_history"] = [
+            {name: value for name, value in line.items() if not name.endswith(_TIMES)} for line in state["log_history"]
+        ]
+        if state["best_model_checkpoint"]:  # its name alone: the fingerprint must not depend on the folder
+            state["best_model_checkpoint"] = os.path.basename(state["best_model_checkpoint"])
+        callbacks = [
+            [type(callback).__name__, callback.state()["attributes"]]
+            for callback in trainer.callback_handler.callbacks
+            if isinstance(callback, ExportableState)
+        ]
+        return {"json": json.dumps([state, callbacks, trainer.sums()], sort_keys=True)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        trainer = self.trainer
+        fields, callbacks, trainer.received = json.loads(state["json"])
+        if fields["best_model_checkpoint"]:
+            folder = trainer.args.output_dir or ""
+            fields["best_model_checkpoint"] = os.path.join(folder, fields["best_model_checkpoint"])
+        for name, value in fields.items():
+            setattr(trainer.state, name, value)
+        mine = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
+        for callback, (name, attributes) in zip(mine, callbacks, strict=True):
+            if type(callback).__name__ != name:
+                raise UsageError(
+                    f"callback {type(callback).__name__}: the run has {name} there; pass the same callbacks"
+                )
+            for attribute, value in attributes.items():
+                setattr(callback, attribute, value)
+
+
+class _Follow(TrainerCallback):
+    """Keeps what their loop derives from its own count of steps equal to the run's. The first of the callbacks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.trainer.apply_received()
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
+        leads = self.trainer.run.is_leader
+        if leads and not state.is_world_process_zero:  # the leader has died: this worker shows the progress from now on
+            state.is_world_process_zero = state.is_local_process_zero = True
+            for callback in self.trainer.callback_handler.callbacks:
+                if isinstance(callback, ProgressCallback):
+                    callback.on_train_begin(args, state, control, **more)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        steps = self.trainer.steps
+        assert steps is not None
+        state.epoch = state.global_step / len(steps)  # their count begins with the first step of this worker
+
+
+class Trainer(transformers.Trainer):
+    """`transformers.Trainer` in a run of farandole. The arguments are the same.
+
+    `per_device_train_batch_size` is the number of samples of a micro-batch, and
+    `per_device_train_batch_size * gradient_accumulation_steps` that of the batch of all workers together.
+
+    Raises:
+        UsageError: the version of transformers is not supported, or an option contradicts the run.
+    """
+
+    def __init__(self, model: Any = None, args: Any = None, *positional: Any, **options: Any) -> None:
+        check_version(transformers.__version__)
+        args = transformers.TrainingArguments(output_dir="tmp_trainer") if args is None else args
+        self.run = joining.current() or farandole.join()
+        check_arguments(args, self.run._seed)  # pyright: ignore[reportPrivateUsage]
+        if args.world_size != 1 or args.n_gpu > 1:
+            raise UsageError(
+                f"TrainingArguments with {args.world_size} processes and {args.n_gpu} GPUs: a worker has one device; "
+                f"start the script by farandole run, which gives one to each"
+            )
+        if torch.device(args.device).type != self.run.device.type:
+            raise UsageError(f"TrainingArguments has device {args.device}, and the run {self.run.device}: set use_cpu")
+        self.accumulated = args.gradient_accumulation_steps
+        args = copy.copy(args)
+        args.gradient_accumulation_steps = 1  # one item of the training dataloader is one update
+        self.steps: _Steps | None = None
+        self.received: dict[str, Any] | None = None  # sums that another worker or a checkpoint has sent
+        self._prepared: Any = None
+        self._writing = False
+        super().__init__(model, args, *positional, **options)
+        self.callback_handler.callbacks.insert(0, _Follow(self))
+
+    # --- data and position ------------------------------------------------------------------------------------
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """The number of samples of an update, over all workers."""
+        return args.per_device_train_batch_size * self.accumulated
+
+    def get_train_dataloader(self) -> Any:
+        """The steps of the run, over the dataset and the collator of their dataloader."""
+        if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__getitem__"):
+            raise UsageError(
+                f"train_dataset={type(self.train_dataset).__name__} has no samples by index, so no worker can take "
+                f"over another's; pass a map-style dataset, with __len__ and __getitem__"
+            )
+        if self.steps is not None:
+            raise UsageError("trainer.train was called before; a run has one training: set num_train_epochs")
+        theirs, args = super().get_train_dataloader(), self.args
+        micro = args.per_device_train_batch_size
+        processes: dict[str, Any] = {"num_workers": args.dataloader_num_workers}
+        if args.dataloader_num_workers and args.dataloader_prefetch_factor:
+            processes["prefetch_factor"] = args.dataloader_prefetch_factor
+        loader = self.run.loader(
+            theirs.dataset, farandole.GlobalBatch(micro * self.accumulated, micro=micro), collate_fn=theirs.collate_fn,
+            drop_last=args.dataloader_drop_last, shuffle=args.train_sampling_strategy == "random", **processes,
+        )  # fmt: skip
+        self.steps = _Steps(loader)
+        return self.steps
+
+    def train(self, resume_from_checkpoint: Any = None, *positional: Any, **options: Any) -> Any:
+        """Train, as theirs. A run goes on from its own checkpoints, so `resume_from_checkpoint` is refused."""
+        if resume_from_checkpoint:
+            raise UsageError(
+                f"trainer.train(resume_from_checkpoint={resume_from_checkpoint!r}): "
+                f"{_REFUSED['resume_from_checkpoint'][1]}"
+            )
+        return super().train(None, *positional, **options)
+
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:  # fmt: skip
+        if trial is not None:
+            raise UsageError("trainer.hyperparameter_search in a run: start a run for each trial")
+        super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        steps = self.steps
+        assert steps is not None
+        self._prepared = super()._prepare_for_training(max_steps, steps, resume_from_checkpoint)
+        replicated: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": getattr(self.optimizer, "optimizer", self.optimizer),
+        }
+        if self.accelerator.scaler is not None:
+            replicated["scaler"] = self.accelerator.scaler
+        self.run.replicate(**replicated, schedule=self.lr_scheduler, trainer=_Position(self))
+        step = steps.enter(self.run, max_steps)
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.run.is_leader
+        return step.epoch, 0
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        return self._prepared  # done in `_init_training_state`: the epoch to begin with comes with the state
+
+    def sums(self) -> dict[str, Any]:
+        """Sums that their loop keeps in attributes, as numbers."""
+        if self.received is not None:  # not applied yet: their loop sets the attributes when it begins
+            return self.received
+        loss = getattr(self, "_tr_loss", None)
+        return {
+            "tr_loss": 0.0 if loss is None else float(loss),
+            "total_loss": getattr(self, "_total_loss_scalar", 0.0),
+            "last_logged": getattr(self, "_globalstep_last_logged", 0),
+            "flos": self.current_flos,
+        }
+
+    def apply_received(self) -> None:
+        """Put the sums of another worker in place of those with which their loop begins."""
+        if self.received is None:
+            return
+        self._tr_loss = torch.tensor(self.received["tr_loss"], device=self.args.device)
+        self._total_loss_scalar = self.received["total_loss"]
+        self._globalstep_last_logged = self.received["last_logged"]
+        self.current_flos = self.received["flos"]
+        self._initial_global_step = 0  # the mean loss of the run is over all of its steps
+        self.received = None
+
+    # --- one update -------------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], None]:
+        """The next step of the run, in a list. Tokens are counted for each micro-batch, in `training_step`."""
+        step = next(epoch_iterator, None)
+        return ([] if step is None else [step]), None
+
+    def loss_weight(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """The number of target tokens of a micro-batch, over which its loss is the mean; None: it is over samples.
+
+        Override it if your loss is a mean over other units.
+        """
+        labels = inputs.get("shift_labels", inputs.get("labels"))
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+            return None
+        if self._loss_shifts_labels and "shift_labels" not in inputs:
+            labels = labels[..., 1:]
+        return labels.ne(-100).sum()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Compute this worker's micro-batches of the step `inputs`. Returns the mean loss over the global batch."""
+        step: Step = inputs
+        model.train()
+        optimizer: Any = self.optimizer
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()
+        for batch in step:
+            batch = self._prepare_inputs(batch)
+            weight = self.loss_weight(batch)
+            step.sum(flos=super().floating_point_ops(batch))
+            counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+            with self.compute_loss_context_manager():
+                loss: Any = self.compute_loss(model, batch, num_items_in_batch=weight if counts else None)
+            step.backward(loss, weight=weight, scaler=self.accelerator.scaler)
+        return torch.tensor(step.loss, device=self.args.device)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """The number of floating-point operations of a step, over all workers."""
+        return int(inputs.sums["flos"]) if isinstance(inputs, Step) else super().floating_point_ops(inputs)
+
+    # --- evaluation and saving --------------------------------------------------------------------------------
+
+    @property
+    def _shared(self) -> bool:
+        """True while all workers are at the same place and may share work."""
+        return self.steps is not None and self.steps.step is not None and not self._writing
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:  # fmt: skip
+        """The loss by all workers together; with `compute_metrics`, the metrics by one worker for all."""
+        theirs: Callable[[], Any] = lambda: super(Trainer, self).evaluation_loop(  # noqa: E731
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+        if not self._shared or description == "Prediction":
+            return theirs()
+        if self.compute_metrics is None and not isinstance(dataloader.dataset, IterableDataset):
+            model: Any = self.model
+            loss = self.run.evaluate(
+                model, dataloader.dataset, _itself, predict=self._predict_loss,
+                micro=self.args.eval_batch_size, collate_fn=dataloader.collate_fn,
+            )  # fmt: skip
+            return _output({f"{metric_key_prefix}_loss": loss}, len(dataloader.dataset))
+        with self.run.once() as mine:
+            if mine:
+                output = theirs()
+                mine.result = {"metrics": output.metrics, "samples": output.num_samples}
+        return _output(mine.result["metrics"], mine.result["samples"])
+
+    def _predict_loss(self, model: Any, batch: Any) -> tuple[Any]:
+        loss, _, _ = self.prediction_step(model, batch, True)
+        if loss is None:
+            raise UsageError("trainer.evaluate: the model gives no loss for this eval_dataset; it needs labels")
+        return (loss.float(),)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with self.run.once() as mine:
+            if mine:
+                self._writing = True
+                try:
+                    super()._save_checkpoint(model, trial)
+                finally:
+                    self._writing = False
+                mine.result = self.state.best_model_checkpoint
+        self.state.best_model_checkpoint = mine.result
+        self.store_flos()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, by one worker."""
+        if not self._shared:
+            return super().save_model(output_dir, _internal_call)
+        with self.run.once() as mine:
+            if mine:
+                super().save_model(output_dir, _internal_call)
