@@ -233,9 +233,9 @@ class Run:
             )
         if isinstance(dataset, DataLoader):
             given = dataset
-            dataset, its_options = torch_loader.options_of(given)
-            batch = torch_loader.batch_of(given, micro) if batch is None else batch
+            dataset, its_options = torch_loader.options_of(given, self._seed)
             options = torch_loader.merged(its_options, options)
+            batch = torch_loader.batch_of(given, batch, micro, options.get("order"))
         elif batch is None:
             raise UsageError(
                 "run.loader(dataset) needs the batch: run.loader(dataset, batch=farandole.GlobalBatch(size, micro=...))"
@@ -275,7 +275,8 @@ class Run:
             raise UsageError("run.steps was called before; a run has one loop over all epochs, see step.epoch")
         numeric_settings.refuse_altered(self.device, self._terms.bits)
         batch = loader.batch
-        shards = -(-batch.size // batch.micro) if isinstance(batch, GlobalBatch) else 0
+        constant = isinstance(batch, GlobalBatch) and not loader.batches
+        shards = -(-batch.size // batch.micro) if constant else 0
         kinds = self._replica.buffer_kinds
         self._replica = Replica(self._replica.objects, kinds, shards=shards)  # the objects' present tensors
         encode(self._replica.state())  # fails now, not at the first join, if an object can't be sent
@@ -311,8 +312,8 @@ class Run:
         loop = self._between("evaluate")
         if isinstance(dataset, DataLoader):
             micro = micro or dataset.batch_size
-            dataset, its_options = torch_loader.options_of(dataset)
-            options = torch_loader.merged(torch_loader.of_evaluation(its_options), options)
+            dataset, its_options = torch_loader.options_of(dataset, self._seed)
+            options = torch_loader.merged(torch_loader.of_evaluation(dataset, its_options), options)
         micro = 256 if micro is None else micro
         evaluation = partial(
             self._evaluation.result, model, dataset, metric, loop.number, predict=predict, micro=micro, **options

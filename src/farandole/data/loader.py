@@ -38,6 +38,7 @@ from farandole.data.epochs import DatasetState
 from farandole.data.facts import subsets
 from farandole.data.object_store import NOTHING, Making, Timed
 from farandole.data.order import SampleOrder
+from farandole.data.sampler_order import SamplerOrder
 from farandole.data.workers import (
     GO_ANYWHERE,
     FetchHook,
@@ -52,6 +53,7 @@ from farandole.data.workers import (
 from farandole.data.workers import Key as Key
 from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
+from farandole.plan.shards import Position, Window, window
 from farandole.platform.bounds import real, whole
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -66,8 +68,8 @@ MAX_AHEAD = 1024  # micro-batches that one process prefetches
 MAX_TIMEOUT_S = 1e6  # poll(2) takes no more than 24 days
 REFUSED = {
     "batch_size": "`batch` sets the global batch",
-    "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
-    "batch_sampler": "the order comes from the run's seed; `batch` sets how it is cut into batches",
+    "sampler": "pass the DataLoader that has it: run.loader(DataLoader(dataset, size, sampler=...), micro=...)",
+    "batch_sampler": "pass the DataLoader that has it: run.loader(DataLoader(dataset, batch_sampler=...), micro=...)",
     "generator": "random state comes from the run's seed",
     "in_order": "results are matched to requests in order",
     "pin_memory_device": "pin_memory=True pins for the current accelerator",
@@ -204,7 +206,7 @@ NOWHERE = (-1, 0)
 class Announced:
     """Announces the next samples of one loader to its dataset, if the dataset has the hooks (`workers.hook`)."""
 
-    def __init__(self, dataset: Any, order: SampleOrder) -> None:
+    def __init__(self, dataset: Any, order: SampleOrder | SamplerOrder) -> None:
         self._order = order
         self._expect, self._settle = hook(dataset, "expect"), hook(dataset, "settle")
         self._at = NOWHERE  # epoch and position where the last announcement begins
@@ -222,7 +224,7 @@ class Announced:
         if epoch == announced_epoch and first <= start < first + HORIZON // 2:
             return
         self._at = epoch, start
-        samples = self._order.samples(epoch, start, min(start + HORIZON, self._order.length))
+        samples = self._order.samples(epoch, start, min(start + HORIZON, self._order.length_in(epoch)))
         self._expect(samples, shuffled=self._order.shuffle)
 
     def settle(self, at_most_s: float) -> None:
@@ -255,10 +257,13 @@ class Loader:
         multiprocessing_context: Any = None,
         on_bad_sample: str = "raise",
         drop_last: bool = False,
+        order: SamplerOrder | None = None,
         on_deaths: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
         """Checks all arguments; starts no process. Calls `on_deaths` with the reason when loader processes have died.
+
+        `order`: that of a sampler, in place of `shuffle` and the run's seed.
 
         Raises:
             UsageError: the dataset can't be loaded, or an option is invalid here.
@@ -276,12 +281,13 @@ class Loader:
         self.length = length_of(dataset)
         if on_bad_sample == "raise":
             check_subsets(dataset)
-        self.left_out = left_out(self.length, batch) if drop_last else 0  # samples at the end of each epoch's order
-        self.epoch_samples = self.length - self.left_out
+        self.order = SampleOrder(self.length, seed, shuffle) if order is None else order
+        self.batches = 0 if order is None else order.batches  # of a batch sampler in epoch 0; 0: `batch` makes them
+        self.left_out = left_out(self.order.length, batch) if drop_last else 0  # at the end of each epoch's order
+        self.epoch_samples = self.order.length - self.left_out  # in epoch 0; only a batch sampler has other numbers
         self.device: torch.device | None = None  # the place of the micro-batches in the loop, None to leave them
         self.skips = on_bad_sample == "skip"
         self.skipped: tuple[int, ...] = ()  # bad samples that the micro-batch fetched last lacks
-        self.order = SampleOrder(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=self.skips)
         self._state = DatasetState(self._source.epochs, dataset, collate_fn)
@@ -333,8 +339,28 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Returns the number of steps of the base batch in an epoch; the last may be shorter."""
-        return -(-self.epoch_samples // self.batch.base)
+        """Returns the number of steps of the base batch in an epoch; the last may be shorter.
+
+        With a batch sampler: its number of batches in epoch 0.
+        """
+        return self.batches or -(-self.epoch_samples // self.batch.base)
+
+    def samples_in(self, epoch: int) -> int:
+        """Returns the number of samples that `epoch` takes."""
+        return self.order.length_in(epoch) - self.left_out
+
+    def window(self, position: Position, workers: int) -> Window:
+        """Returns the window of the step at `position`, which `workers` workers begin."""
+        if self.batches:
+            assert isinstance(self.order, SamplerOrder)
+            _, stop = self.order.batch(position.epoch, position.offset)
+            return Window(start=position.offset, stop=stop, micro=self.batch.micro)
+        return window(position, self.samples_in(position.epoch), self.batch.samples(workers), self.batch.micro)
+
+    def steps_left(self, position: Position) -> int:
+        """Returns the number of a batch sampler's batches from `position` on to its epoch's end."""
+        assert isinstance(self.order, SamplerOrder)
+        return self.order.batches_in(position.epoch) - self.order.batch(position.epoch, position.offset)[0]
 
     def expect(self, upcoming: Iterable[Key]) -> None:
         """Replaces the prefetch list by `upcoming`: the keys in the order in which they will be fetched.
@@ -388,9 +414,9 @@ class Loader:
         batch = self._fetched(key)
         self.skipped = ()
         if isinstance(batch, Incomplete):
-            for reason in batch.bad.values():
+            for _, reason in batch.bad:
                 _log.warning("BAD SAMPLE LEFT OUT of epoch %d: %s", key.epoch, reason)
-            self.skipped, batch = tuple(batch.bad), batch.batch
+            self.skipped, batch = tuple(sample for sample, _ in batch.bad), batch.batch
         return aligned(batch)
 
     def _fetched(self, key: Key) -> Any:

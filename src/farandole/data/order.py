@@ -134,10 +134,7 @@ class SampleOrder:
 
         Raises `UsageError` for a range that is not inside [0, length] or a negative epoch.
         """
-        if not 0 <= start <= stop <= self.length:
-            raise UsageError(f"positions [{start}, {stop}): this order has positions 0 to {self.length}")
-        if epoch < 0:
-            raise UsageError(f"epoch {epoch}: epochs are counted from 0")
+        check_range(epoch, start, stop, self.length)
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
         if stop - start >= _BLOCK:
@@ -148,6 +145,23 @@ class SampleOrder:
             return block[start - first : stop - first].copy()
         following = _block(self.length, self.seed, epoch, first + _BLOCK)
         return np.concatenate((block[start - first :], following[: stop - first - _BLOCK]))
+
+    def draws(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Returns a number for each of these positions, from which its random state is derived: its sample."""
+        return self.samples(epoch, start, stop)
+
+    def length_in(self, epoch: int) -> int:
+        """Returns the number of positions in `epoch`."""
+        del epoch
+        return self.length
+
+
+def check_range(epoch: int, start: int, stop: int, length: int) -> None:
+    """Raises `UsageError` for a range that is not inside [0, length) or a negative epoch."""
+    if not 0 <= start <= stop <= length:
+        raise UsageError(f"positions [{start}, {stop}): this order has positions 0 to {length}")
+    if epoch < 0:
+        raise UsageError(f"epoch {epoch}: epochs are counted from 0")
 
 
 @functools.lru_cache(maxsize=8)  # 256 kB: the blocks around a few loaders' positions

@@ -64,6 +64,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, _utils, default_col
 from farandole.data import object_store
 from farandole.data.epochs import Epochs, warn_of_own_changes
 from farandole.data.order import SampleOrder, derive, own_generators, seed_all, set_random_state
+from farandole.data.sampler_order import SamplerOrder
 from farandole.data.shared_memory import refused
 from farandole.errors import BadSample, FarandoleError, ShardError, UsageError
 from farandole.platform import cpu
@@ -471,7 +472,7 @@ class Incomplete(NamedTuple):
     """A micro-batch without its bad samples."""
 
     batch: Any  # None: all its samples are bad
-    bad: dict[int, str]  # bad sample -> the reason
+    bad: list[tuple[int, str]]  # each bad sample, and the reason
 
 
 class Source(Dataset[tuple[Key | None, Any]]):
@@ -483,7 +484,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        order: SampleOrder,
+        order: SampleOrder | SamplerOrder,
         collate: Callable[[list[Any]], Any] | None,
         *,
         skips: bool = False,
@@ -563,11 +564,12 @@ class Source(Dataset[tuple[Key | None, Any]]):
     def _one_by_one(self, samples: npt.NDArray[np.int64], key: Key) -> Any:
         seed = derive(self._order.seed, "sample", key.epoch)
         items: list[Any] = []
-        bad: dict[int, str] = {}
+        bad: list[tuple[int, str]] = []
         generators = own_generators(self.dataset)
-        for sample in samples.tolist():
-            set_random_state(derive(seed, sample))
-            seed_all(generators, derive(seed, sample))
+        draws = self._order.draws(key.epoch, key.start, key.stop)
+        for sample, draw in zip(samples.tolist(), draws.tolist(), strict=True):
+            set_random_state(derive(seed, draw))
+            seed_all(generators, derive(seed, draw))
             try:
                 items.append(self.dataset[sample])
             except (FarandoleError, MemoryError):
@@ -581,7 +583,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
                         f"{reason}; repair it, or leave out and count such samples by "
                         f'run.loader(..., on_bad_sample="skip")'
                     ) from error
-                bad[sample] = reason
+                bad.append((sample, reason))
         with object_store.collating():
             batch = self._collated(items, key) if items else None
         return Incomplete(batch, bad) if bad else batch

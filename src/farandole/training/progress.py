@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
-from farandole.plan.shards import Position, Window, advance, window
+from farandole.plan.shards import Position, Window, advance
 from farandole.platform.bounds import whole
 from farandole.protocol.view import Lineage
 
@@ -77,19 +77,19 @@ class Progress:
     def enter(self, position: Position, workers: int) -> int:
         """Begin the step at `position` with `workers` workers. Returns the number of its shards."""
         self.position = position
-        self._size = self._loader.batch.samples(workers)
-        self.window = self._window(position, workers)
+        self.window = self._loader.window(position, workers)
+        self._size = self.window.samples if self._loader.batches else self._loader.batch.samples(workers)
         return self.window.shards
 
     @property
     def ends_epoch(self) -> bool:
         """True if the step takes the epoch's last samples."""
-        return self.window.stop >= self._loader.epoch_samples
+        return self.window.stop >= self._loader.samples_in(self.position.epoch)
 
     @property
     def whole(self) -> int:
         """The number of samples that the step's window would have if no epoch ended in it."""
-        return min(self._size, self._loader.epoch_samples)
+        return min(self._size, self._loader.samples_in(self.position.epoch))
 
     @property
     def following(self) -> Position | None:
@@ -109,12 +109,14 @@ class Progress:
         """Return the number of base steps done at `position`."""
         if self._gains:
             return int(self._gains()[1])
+        if self._loader.batches:  # epochs may have other numbers of batches, but each step is one
+            return position.step
         return position.epoch * len(self._loader) + -(-position.offset // self._loader.batch.base)
 
     @property
     def after(self) -> Position:
         """The position after the current step; it may be the end of the last epoch."""
-        return advance(self.position, self.window, self._loader.epoch_samples)
+        return advance(self.position, self.window, self._loader.samples_in(self.position.epoch))
 
     @property
     def base_steps(self) -> int:
@@ -128,14 +130,20 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """The run's number of steps, if the batch size does not change any more."""
+        """The run's number of steps, if the batch size does not change any more.
+
+        With a batch sampler: if later epochs have as many batches as epoch 0.
+        """
         length, size = self._loader.epoch_samples, self._size
         if self._length.base_steps:
             base_steps_done = self._clock(self.after)
-            before, after = self._gains() if self._gains else (0.0, size / self._loader.batch.base)
+            pace = 1.0 if self._loader.batches else size / self._loader.batch.base
+            before, after = self._gains() if self._gains else (0.0, pace)
             remaining = max(self._length.base_steps - base_steps_done, 0)
             return self.position.step + 1 + (math.ceil(remaining / (after - before)) if after > before else remaining)
         epochs_left = self._length.epochs - 1 - self.position.epoch
+        if self._loader.batches:
+            return self.position.step + self._loader.steps_left(self.position) + epochs_left * len(self._loader)
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 
     def upcoming(self, worker: str, later: Lineage, mine: tuple[int, ...]) -> Iterator[Key]:
@@ -150,10 +158,6 @@ class Progress:
             for shard in mine:
                 start, stop = current_window.shard(shard)
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
-            position = advance(position, current_window, self._loader.epoch_samples)
-            current_window = self._window(position, self._workers_at(position.step, len(later.sets[0])))
+            position = advance(position, current_window, self._loader.samples_in(position.epoch))
+            current_window = self._loader.window(position, self._workers_at(position.step, len(later.sets[0])))
             mine = later.assign(current_window.shards).get(worker, ())
-
-    def _window(self, position: Position, workers: int) -> Window:
-        batch = self._loader.batch
-        return window(position, self._loader.epoch_samples, batch.samples(workers), batch.micro)

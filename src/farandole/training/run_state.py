@@ -36,6 +36,7 @@ from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
+from farandole.data.sampler_order import SamplerOrder
 from farandole.errors import CheckpointsGone, FarandoleError, WorkerSuperseded
 from farandole.numerics import modes
 from farandole.numerics import settings as numeric_settings
@@ -463,7 +464,10 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
     yield "samples in the data", str(loader.length)
     if picks := picked(loader.dataset):
         yield "samples in the data that a Subset picks", picks
-    yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED
+    if isinstance(loader.order, SamplerOrder):
+        yield ORDER, str(loader.order)
+    else:
+        yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED
     for name, value in facts_of(loader.dataset).items():
         yield name if name.startswith(numeric_facts.DECODING) else f"data's {name}", value
     if loader.left_out:

@@ -211,6 +211,8 @@ class Step:
     def generators(self) -> list[torch.Generator]:
         """A random generator on the CPU for each sample of the micro-batch, seeded from (run's seed, epoch, sample).
 
+        With a sampler the place in the epoch's order stands for the sample, which may be drawn several times.
+
         What they draw belongs to the samples, whatever `micro` is:
         `noise = torch.stack([torch.randn(shape, generator=generator) for generator in step.generators])`.
 
@@ -219,7 +221,11 @@ class Step:
         """
         self._require_open("generators")
         seed = derive(self._seed, "sample", self.epoch)
-        return [torch.Generator().manual_seed(derive(seed, sample)) for sample in self.indices.tolist()]
+        start, stop = self._window.shard(self._shard)
+        samples = self._loader.order.samples(self.epoch, start, stop).tolist()
+        draws, bad = self._loader.order.draws(self.epoch, start, stop).tolist(), set(self._bad)
+        pairs = zip(samples, draws, strict=True)
+        return [torch.Generator().manual_seed(derive(seed, draw)) for sample, draw in pairs if sample not in bad]
 
     @property
     def skipped(self) -> int:
