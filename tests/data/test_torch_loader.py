@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,8 +22,14 @@ from torch.utils.data import (
 )
 
 import farandole
+from farandole.checkpoint.restore import ORDER, compare
+from farandole.checkpoint.store import Manifest
+from farandole.data.loader import Loader
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
+from farandole.training.progress import Length
+from farandole.training.replica import Replica
+from farandole.training.run_state import signature
 
 ROWS = TensorDataset(torch.arange(40.0))
 
@@ -92,33 +98,120 @@ def test_samplers_that_are_taken_over(run: farandole.Run) -> None:
     assert (loader.batch.size, loader.length, loader.order.shuffle) == (12, 40, False)  # type: ignore[union-attr]
 
 
-REFUSED: dict[str, Iterable[Any]] = {
-    "with replacement": RandomSampler(ROWS, replacement=True),
-    "fewer": RandomSampler(ROWS, num_samples=7),
-    "weighted": WeightedRandomSampler([1.0] * 40, 40),
-    "own": Backwards(),
+ORDERS: dict[str, tuple[Sampler[int], int]] = {
+    "with replacement": (RandomSampler(ROWS, replacement=True), 40),
+    "fewer": (RandomSampler(ROWS, num_samples=7), 7),
+    "weighted": (WeightedRandomSampler([1.0] * 30 + [0.0] * 10, 90), 90),
+    "own": (Backwards(), 40),
 }
 
 
-@pytest.mark.parametrize("sampler", REFUSED.values(), ids=REFUSED)
-def test_samplers_that_are_refused(run: farandole.Run, sampler: Any) -> None:
-    with pytest.raises(UsageError):
-        run.loader(DataLoader(ROWS, batch_size=4, sampler=sampler), micro=2)
+@pytest.mark.parametrize(("sampler", "length"), ORDERS.values(), ids=ORDERS)
+def test_samplers_that_give_the_order(run: farandole.Run, sampler: Sampler[int], length: int) -> None:
+    """A run of two epochs reads what the sampler gives, in batches across its length."""
+    loader = run.loader(DataLoader(ROWS, batch_size=4, sampler=sampler), micro=2)
+    assert (loader.epoch_samples, len(loader)) == (length, -(-length // 4))
+    assert {type(value) for value in samples(run, loader, epochs=2)} == {float}
+
+
+def samples(run: farandole.Run, loader: Loader, **length: int) -> list[float]:
+    """Train, and return the samples in the order in which they were used: those that the order and the step name."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    run.replicate(model=model, optimizer=optimizer)
+    used: list[float] = []
+    epochs: dict[int, list[float]] = {}
+    for step in run.steps(loader, **length):
+        for (rows,) in step:
+            assert step.indices.tolist() == rows.tolist()
+            used += rows.tolist()
+            epochs[step.epoch] = [*epochs.get(step.epoch, []), *rows.tolist()]
+            step.backward(model(rows[:, None]).mean())
+        optimizer.step()
+    for epoch, values in epochs.items():
+        expected = loader.order.samples(epoch, 0, loader.samples_in(epoch)).tolist()
+        assert values == expected[: len(values)]
+    return used
+
+
+BATCHES: dict[str, tuple[Any, list[int]]] = {
+    "lists": ([[0, 1], [2], [7, 7, 7]], [2, 1, 3]),
+    "torch's": (BatchSampler(SequentialSampler(ROWS), 16, drop_last=False), [16, 16, 8]),
+}
+
+
+@pytest.mark.parametrize(("batches", "sizes"), BATCHES.values(), ids=BATCHES)
+def test_each_batch_of_a_batch_sampler_is_a_step(run: farandole.Run, batches: Any, sizes: list[int]) -> None:
+    loader = run.loader(DataLoader(ROWS, batch_sampler=batches), micro=2)
+    assert (len(loader), loader.batch) == (len(sizes), farandole.GlobalBatch(max(sizes), micro=2))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    run.replicate(model=model, optimizer=optimizer)
+    took: list[tuple[int, int, int, list[float]]] = []
+    for step in run.steps(loader, epochs=2):
+        used: list[float] = []
+        for (rows,) in step:
+            assert 1 <= len(rows) <= 2
+            used += rows.tolist()
+            step.backward(model(rows[:, None]).mean())
+        optimizer.step()
+        took.append((step.epoch, step.samples, step.base_steps, used))
+    assert [samples for _, samples, *_ in took] == sizes * 2
+    assert [used for *_, used in took] == [[float(sample) for sample in batch] for batch in [*batches] * 2]
+    assert [epoch for epoch, *_ in took] == [0] * len(sizes) + [1] * len(sizes)
+    assert {base_steps for _, _, base_steps, _ in took} == {1}
+
+
+def test_a_number_of_steps_goes_on_through_the_epochs(run: farandole.Run) -> None:
+    """An endless loop of so many steps: 10 of 16 samples from 40 are four epochs, the last of each of 8."""
+    loader = run.loader(DataLoader(ROWS, batch_size=16, shuffle=True), micro=8)
+    used = samples(run, loader, base_steps=10)
+    assert len(used) == 3 * 40 + 16
+    assert {sorted(used[at : at + 40]) == list(range(40)) for at in (0, 40, 80)} == {True}
+    assert len({tuple(used[at : at + 16]) for at in (0, 40, 80, 120)}) == 4
+
+
+def test_a_number_of_steps_with_batches_of_a_sampler(run: farandole.Run) -> None:
+    used = samples(run, run.loader(DataLoader(ROWS, batch_sampler=[[0, 1], [2]]), micro=1), base_steps=5)
+    assert used == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        DataLoader(ROWS, batch_size=None),
-        DataLoader(ROWS, batch_sampler=[[0, 1], [2]]),
-        DataLoader(ROWS, batch_sampler=BatchSampler(SequentialSampler(ROWS), 4, drop_last=False)),
-        DataLoader(Endless(), batch_size=4),
-    ],
-    ids=["no batch", "batches", "torch's batches", "iterable"],
+    [DataLoader(ROWS, batch_size=None), DataLoader(Endless(), batch_size=4), DataLoader(Endless(), batch_size=None)],
+    ids=["no batch", "iterable", "iterable without batches"],
 )
 def test_loaders_without_a_batch_or_samples(run: farandole.Run, given: DataLoader[Any]) -> None:
     with pytest.raises(UsageError):
         run.loader(given, micro=2)
+
+
+def test_what_does_not_go_with_a_sampler(run: farandole.Run) -> None:
+    weighted = DataLoader(ROWS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 40, 40))
+    batches = DataLoader(ROWS, batch_sampler=[[0, 1], [2]])
+    for wrong in (
+        lambda: run.loader(weighted, micro=2, shuffle=False),
+        lambda: run.loader(batches),
+        lambda: run.loader(batches, micro=3),
+        lambda: run.loader(batches, farandole.GlobalBatch(2, micro=1)),
+        lambda: run.loader(batches, micro=1, drop_last=True),
+    ):
+        with pytest.raises(UsageError):
+            wrong()
+    assert run.loader(weighted, PerWorkerBatch(4, micro=2)).batch == PerWorkerBatch(4, micro=2)
+
+
+def test_an_evaluation_counts_each_sample_once(run: farandole.Run) -> None:
+    model = torch.nn.Linear(1, 1)
+    run.replicate(model=model)
+    weighted = DataLoader(ROWS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 40, 40))
+    for step in run.steps(run.loader(weighted, micro=4), base_steps=1):
+        for (rows,) in step:
+            step.backward(model(rows[:, None]).mean())
+        with pytest.raises(UsageError):
+            run.evaluate(model, weighted, lambda out: out, predict=lambda _, batch: (batch[0],))
+        mean = run.evaluate(model, ROWS, lambda out: out, predict=lambda _, batch: (batch[0],))
+        assert mean == pytest.approx(19.5)
 
 
 def test_what_is_missing_or_too_much(run: farandole.Run) -> None:
@@ -133,3 +226,31 @@ def test_what_is_missing_or_too_much(run: farandole.Run) -> None:
     ):
         with pytest.raises(UsageError):
             wrong()
+
+
+def test_workers_whose_samplers_differ_have_other_signatures(run: farandole.Run) -> None:
+    """Otherwise they would train on other samples in silence; a resumed run in an epoch's middle would, too."""
+
+    def facts(given: DataLoader[Any]) -> dict[str, str]:
+        replica = Replica({"model": torch.nn.Linear(1, 1)}, {})
+        loader = run.loader(given, micro=2)
+        return dict(signature(torch.device("cpu"), loader, Length(epochs=1), replica).facts)
+
+    def weighted(*weights: float) -> dict[str, str]:
+        return facts(DataLoader(ROWS, batch_size=4, sampler=WeightedRandomSampler([*weights] * 20, 40)))
+
+    one, other = weighted(1.0, 1.0), weighted(1.0, 2.0)
+    assert {name for name in one if one[name] != other[name]} == {ORDER}
+    assert weighted(1.0, 1.0) == one
+    manifest = Manifest(
+        epoch=0, offset=8, step=2, whole=True, run="run", worker="w0", seed=5, facts=tuple(one.items()), time=0.0,
+        run_id="",
+    )  # fmt: skip
+    assert compare(manifest, tuple(one.items()), 5, "path") == []
+    with pytest.raises(UsageError):
+        compare(manifest, tuple(other.items()), 5, "path")
+    cut = (
+        facts(DataLoader(ROWS, batch_sampler=[[0, 1], [2, 3]])),
+        facts(DataLoader(ROWS, batch_sampler=[[0, 1], [3, 2]])),
+    )
+    assert {name for name in cut[0] if cut[0][name] != cut[1][name]} == {ORDER}

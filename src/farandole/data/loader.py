@@ -283,6 +283,8 @@ class Loader:
             check_subsets(dataset)
         self.order = SampleOrder(self.length, seed, shuffle) if order is None else order
         self.batches = 0 if order is None else order.batches  # of a batch sampler in epoch 0; 0: `batch` makes them
+        if self.batches and drop_last:
+            raise UsageError("drop_last=True: the batch sampler decides which samples an epoch has; leave it out")
         self.left_out = left_out(self.order.length, batch) if drop_last else 0  # at the end of each epoch's order
         self.epoch_samples = self.order.length - self.left_out  # in epoch 0; only a batch sampler has other numbers
         self.device: torch.device | None = None  # the place of the micro-batches in the loop, None to leave them
