@@ -26,7 +26,7 @@ from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
 from farandole.data import torch_loader
 from farandole.data.ledger import Ledger
-from farandole.data.loader import Loader
+from farandole.data.loader import Loader, refuse_several
 from farandole.data.order import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
@@ -219,12 +219,17 @@ class Run:
         and its batch size is that of the global batch: `run.loader(dataloader, micro=32)`. `micro` is the number of
         samples of one forward pass. Pass `batch` for another batch, and options that are to differ.
 
-        `len(loader)` is the number of steps of the base batch in an epoch.
+        A sampler of the DataLoader gives the order, and may repeat or omit samples. It must yield the same number of
+        indices in each epoch. Each batch of a batch sampler is the batch of one step. Both are seeded by the run's seed
+        and the epoch, and `set_epoch(epoch)` is called if they have it: see `farandole.data.sampler_order`.
+
+        `len(loader)` is the number of steps of the base batch in an epoch; of a batch sampler, in epoch 0.
 
         Raises:
             UsageError: the dataset is empty or not map-style, an option is not supported, or the DataLoader has a
-                sampler that can't be taken over.
+                sampler without a length, with state from one epoch to the next, or with other keys than indices.
         """
+        refuse_several("run.loader", dataset)
         if "batch_size" in options:
             size = options["batch_size"]
             raise UsageError(
@@ -265,6 +270,7 @@ class Run:
         if self._replica is None:
             raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): call run.replicate first")
         if not isinstance(loader, Loader):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse_several("run.steps", loader)
             how = "loader, micro=..." if isinstance(loader, DataLoader) else "dataset, batch=farandole.GlobalBatch(...)"
             raise UsageError(
                 f"run.steps({type(loader).__name__}): it takes what run.loader returns: "

@@ -15,6 +15,7 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    StackDataset,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -24,12 +25,13 @@ from torch.utils.data import (
 import farandole
 from farandole.checkpoint.restore import ORDER, compare
 from farandole.checkpoint.store import Manifest
-from farandole.data.loader import Loader
+from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import signature
+from tests.support.mentioned import mentions
 
 ROWS = TensorDataset(torch.arange(40.0))
 
@@ -254,3 +256,22 @@ def test_workers_whose_samplers_differ_have_other_signatures(run: farandole.Run)
         facts(DataLoader(ROWS, batch_sampler=[[0, 1], [3, 2]])),
     )
     assert {name for name in cut[0] if cut[0][name] != cut[1][name]} == {ORDER}
+
+
+def test_several_datasets_are_combined_into_one(run: farandole.Run) -> None:
+    pair = StackDataset(ROWS, TensorDataset(torch.arange(40.0, 80.0)))
+    (one,), (two,) = run.loader(pair, farandole.GlobalBatch(8, micro=4)).fetch(Key(0, 0, 0, 0, 4))
+    assert (two - one).tolist() == [40.0] * 4
+    run.replicate(model=torch.nn.Linear(1, 1))
+    given = DataLoader(ROWS, batch_size=8)
+    loader: Any = run.loader(given, micro=4)
+    for wrong in (
+        lambda: run.loader((ROWS, ROWS)),
+        lambda: run.loader([ROWS, ROWS], farandole.GlobalBatch(8, micro=4)),
+        lambda: run.loader((given, given), micro=4),
+        lambda: run.steps((loader, loader), epochs=1),
+    ):
+        with pytest.raises(UsageError) as error:
+            wrong()
+        assert mentions(str(error.value), "StackDataset")
+    assert run.loader([1.0, 2.0], farandole.GlobalBatch(2, micro=1)).length == 2, "a list of samples is a dataset"

@@ -70,6 +70,11 @@ class Bench(Loop):
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
         terms: BenchTerms, folder: Path | None, device: torch.device, **other: Any,
     ) -> None:  # fmt: skip
+        if loader.batches:
+            raise UsageError(
+                f"farandole bench: the loader has a batch sampler with {loader.batches} batches, and steps of several "
+                f"sizes can't be compared; give the script a batch of constant size, farandole.GlobalBatch"
+            )
         self._watch = watch = Stopwatch(loader, replica.objects.values())
         super().__init__(
             replica, loader, length, context, rounds, folder=folder, device=device,
@@ -303,7 +308,9 @@ class ScaledBench(Bench):
             epochs=length.epochs, base_steps=length.base_steps, epoch_samples=loader.epoch_samples,
             base=loader.batch.base,
         )  # fmt: skip
-        loader.batch = batch = batch_in(terms.mode, loader.batch, terms.workers)
+        if not loader.batches:  # `Bench` refuses those of a batch sampler
+            loader.batch = batch_in(terms.mode, loader.batch, terms.workers)
+        batch = loader.batch
         if terms.mode == "weak" and batch.samples(terms.workers) > loader.epoch_samples:
             raise UsageError(
                 f"--mode weak: {terms.workers} workers take {batch.samples(terms.workers)} samples a step, but the "

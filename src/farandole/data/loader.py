@@ -80,7 +80,11 @@ def length_of(dataset: Dataset[Any]) -> int:
     """Returns the number of samples. Raises `UsageError` if samples can't be read by their index."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        raise UsageError(f"{kind} is an IterableDataset: any worker must reach any sample, so give a map-style dataset")
+        raise UsageError(
+            f"{kind} is an IterableDataset, which can only be read from its beginning on: any worker must reach any "
+            f"sample, also one that joins later, so give a map-style dataset, with __getitem__(index) and __len__(): "
+            f"farandole.WebDataset, MDS, Table and Tokens are such datasets over files for streaming"
+        )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UsageError(f"{kind} needs __getitem__(index) and __len__(): any worker must reach any sample")
     try:
@@ -93,6 +97,17 @@ def length_of(dataset: Dataset[Any]) -> int:
     if length == 0:
         raise UsageError(f"{kind} is empty: a dataset needs at least one sample")
     return whole(f"the length of {kind}, {{}}", length, 1, why="samples")
+
+
+def refuse_several(call: str, thing: Any) -> None:
+    """Raises `UsageError` if `thing` is a tuple or list of datasets or loaders; a list of samples is a dataset."""
+    items = cast("list[Any]", list(thing)) if isinstance(thing, tuple | list) else []
+    if items and all(isinstance(each, Dataset | DataLoader | Loader) for each in items):
+        raise UsageError(
+            f"{call}({', '.join(type(each).__name__ for each in items)}): a run has one loader; combine the datasets: "
+            f"run.loader(torch.utils.data.StackDataset(a, b), ...) for a sample of each, or ConcatDataset([a, b]) for "
+            f"all samples of both"
+        )
 
 
 def check_length(dataset: Dataset[Any], length: int) -> None:
