@@ -28,7 +28,9 @@ from farandole.checkpoint.store import Manifest
 from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
-from farandole.training.progress import Length
+from farandole.plan.shards import Position
+from farandole.protocol.view import Lineage
+from farandole.training.progress import Length, Progress
 from farandole.training.replica import Replica
 from farandole.training.run_state import signature
 from tests.support.mentioned import mentions
@@ -275,3 +277,43 @@ def test_several_datasets_are_combined_into_one(run: farandole.Run) -> None:
             wrong()
         assert mentions(str(error.value), "StackDataset")
     assert run.loader([1.0, 2.0], farandole.GlobalBatch(2, micro=1)).length == 2, "a list of samples is a dataset"
+
+
+class Varying(Sampler[list[int]]):
+    """Epochs with other numbers of batches and of samples."""
+
+    epochs = ([[0, 1, 2], [3]], [[4, 5], [6, 7, 8], [9]], [[10]])
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.epochs[self.epoch % 3])
+
+
+def test_epochs_with_other_numbers_of_batches(run: farandole.Run) -> None:
+    """What is prefetched for the whole run, and what each step takes, are the batches of the sampler."""
+    loader = run.loader(DataLoader(ROWS, batch_sampler=Varying()), micro=2)
+    progress = Progress(loader, Length(epochs=3), lambda _, members: members)
+    batches = [batch for epoch in Varying.epochs for batch in epoch]
+    shards = progress.enter(Position(), 1)
+    upcoming: dict[int, list[int]] = {}
+    for key in progress.upcoming("a", Lineage(sets=(("a",),)), tuple(range(shards))):
+        read = loader.order.samples(key.epoch, key.start, key.stop).tolist()
+        upcoming[key.step] = [*upcoming.get(key.step, []), *read]
+    assert upcoming == dict(enumerate(batches))
+    took: list[tuple[int, bool, int]] = []
+    totals: list[int] = []
+    position: Position | None = Position()
+    while position is not None:
+        progress.enter(position, 1)
+        took.append((position.epoch, progress.ends_epoch, progress.whole))
+        totals.append(progress.total)
+        assert progress.base_steps == 1
+        position = progress.following
+    assert took == [(0, False, 3), (0, True, 1), (1, False, 2), (1, False, 3), (1, True, 1), (2, True, 1)]
+    assert totals == [6, 6, 7, 7, 7, 6], "as if later epochs had as many as the first"
