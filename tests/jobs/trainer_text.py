@@ -2,7 +2,7 @@
 
     python trainer_text.py OUT [--theirs] [--epochs N] [--pace FILE]
 
-OUT is the folder of the Trainer, of losses.json and of fingerprint. `--theirs` takes the Trainer of transformers itself.
+OUT is the folder of the Trainer, of losses.json and of fingerprint. `--theirs` takes the Trainer of transformers.
 While --pace FILE is there, a micro-batch takes 0.1 s more.
 """
 
