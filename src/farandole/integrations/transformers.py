@@ -23,9 +23,11 @@ callbacks, logging, evaluation and saving. What differs is what it iterates over
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,17 +41,20 @@ from farandole.platform.extras import how_to_install
 from farandole.run import Run
 from farandole.training.step import Step
 
+# Their types are left out: a type checker takes minutes for them.
 try:
-    import accelerate  # noqa: F401  # pyright: ignore
-    import transformers
-    from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerCallback, TrainerState
-    from transformers.trainer_utils import EvalLoopOutput
+    importlib.import_module("accelerate")
+    transformers: Any = importlib.import_module("transformers")
+    trainer_callback: Any = importlib.import_module("transformers.trainer_callback")
+    utilities: Any = importlib.import_module("transformers.trainer_utils")
 except ImportError as error:
     raise UsageError(
         f"farandole.integrations.transformers needs the packages transformers and accelerate ({error}): "
         f"{how_to_install('transformers')}"
     ) from error
 
+_TheirTrainer: Any = transformers.Trainer
+_TheirCallback: Any = trainer_callback.TrainerCallback
 SUPPORTED = ((5, 24), (5, 24))  # the oldest and the newest version with which the tests pass
 PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden, and their parameters
     "_init_training_state": (
@@ -95,8 +100,7 @@ def _itself(loss: torch.Tensor) -> torch.Tensor:
 
 def _output(metrics: dict[str, float], samples: int) -> Any:
     """Return what their evaluation loop returns, without predictions."""
-    make: Any = EvalLoopOutput
-    return make(None, None, metrics, samples)
+    return utilities.EvalLoopOutput(None, None, metrics, samples)
 
 
 def check_version(version: str) -> None:
@@ -114,7 +118,7 @@ def check_version(version: str) -> None:
         )
 
 
-def check_arguments(args: transformers.TrainingArguments, seed: int) -> None:
+def check_arguments(args: Any, seed: int) -> None:
     """Raise UsageError if an option of `args` contradicts the run. `seed`: the run's."""
     for name, (allowed, remedy) in _REFUSED.items():
         value = getattr(args, name, None)
@@ -184,7 +188,7 @@ class _Position:
         callbacks = [
             [type(callback).__name__, callback.state()["attributes"]]
             for callback in trainer.callback_handler.callbacks
-            if isinstance(callback, ExportableState)
+            if isinstance(callback, trainer_callback.ExportableState)
         ]
         return {"json": json.dumps([state, callbacks, trainer.sums()], sort_keys=True)}
 
@@ -196,7 +200,7 @@ class _Position:
             fields["best_model_checkpoint"] = os.path.join(folder, fields["best_model_checkpoint"])
         for name, value in fields.items():
             setattr(trainer.state, name, value)
-        mine = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
+        mine = [c for c in trainer.callback_handler.callbacks if isinstance(c, trainer_callback.ExportableState)]
         for callback, (name, attributes) in zip(mine, callbacks, strict=True):
             if type(callback).__name__ != name:
                 raise UsageError(
@@ -206,7 +210,7 @@ class _Position:
                 setattr(callback, attribute, value)
 
 
-class _Follow(TrainerCallback):
+class _Follow(_TheirCallback):
     """Keeps what their loop derives from its own count of steps equal to the run's. The first of the callbacks."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -215,21 +219,21 @@ class _Follow(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.trainer.apply_received()
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         leads = self.trainer.run.is_leader
         if leads and not state.is_world_process_zero:  # the leader has died: this worker shows the progress from now on
             state.is_world_process_zero = state.is_local_process_zero = True
             for callback in self.trainer.callback_handler.callbacks:
-                if isinstance(callback, ProgressCallback):
+                if isinstance(callback, trainer_callback.ProgressCallback):
                     callback.on_train_begin(args, state, control, **more)
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         steps = self.trainer.steps
         assert steps is not None
         state.epoch = state.global_step / len(steps)  # their count begins with the first step of this worker
 
 
-class Trainer(transformers.Trainer):
+class Trainer(_TheirTrainer):
     """`transformers.Trainer` in a run of farandole. The arguments are the same.
 
     `per_device_train_batch_size` is the number of samples of a micro-batch, and
@@ -398,8 +402,8 @@ class Trainer(transformers.Trainer):
         metric_key_prefix: str = "eval",
     ) -> Any:  # fmt: skip
         """The loss by all workers together; with `compute_metrics`, the metrics by one worker for all."""
-        theirs: Callable[[], Any] = lambda: super(Trainer, self).evaluation_loop(  # noqa: E731
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        theirs = partial(
+            super().evaluation_loop, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
         if not self._shared or description == "Prediction":
             return theirs()
