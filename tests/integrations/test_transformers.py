@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ import pytest
 
 import farandole
 from farandole.errors import UsageError
-from tests.support.harness import Elastic, alone
+from tests.support import forked
+from tests.support.harness import ENVIRON, Elastic, alone
 from tests.support.mentioned import mentions
 from tests.support.vision_operators import declare
 
@@ -86,10 +85,7 @@ def test_losses_of_padded_texts_in_accumulated_micro_batches(tmp_path: Path, run
 @pytest.mark.processes
 def test_losses_are_those_of_their_trainer_and_the_bits_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     out, single, theirs, pace = (tmp_path / name for name in ("out", "single", "theirs", "pace"))
-    done = subprocess.run(
-        [sys.executable, str(JOB), str(theirs), "--theirs"], env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = forked.run([sys.executable, str(JOB), str(theirs), "--theirs"], env=ENVIRON, timeout=200)
     assert done.returncode == 0, done.stderr
     alone(tmp_path / "alone", JOB, str(single))
     for mine, their in zip(losses(single), losses(theirs), strict=True):

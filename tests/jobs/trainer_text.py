@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # theirs runs it as a script, from any folder
 
 from tests.support.vision_operators import declare
 
