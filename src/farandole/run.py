@@ -236,6 +236,10 @@ class Run:
                 f"run.loader(batch_size={size!r}): the batch of all workers together is "
                 f"batch=farandole.GlobalBatch({size!r}, micro=...), in micro-batches of `micro` samples"
             )
+        if batch is not None and micro is not None:
+            raise UsageError(
+                f"run.loader(batch={batch!r}, micro={micro}): the batch has `micro` already; leave out one of the two"
+            )
         if isinstance(dataset, DataLoader):
             given = dataset
             dataset, its_options = torch_loader.options_of(given, self._seed)
@@ -245,8 +249,6 @@ class Run:
             raise UsageError(
                 "run.loader(dataset) needs the batch: run.loader(dataset, batch=farandole.GlobalBatch(size, micro=...))"
             )
-        elif micro is not None:
-            raise UsageError(f"run.loader(micro={micro}): the batch has it: farandole.GlobalBatch(size, micro={micro})")
         if not isinstance(batch, BatchPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
             other = "farandole.PerWorkerBatch(size, micro=...) for a batch that grows with the number of workers"
             raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or {other}")

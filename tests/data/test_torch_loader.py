@@ -225,6 +225,8 @@ def test_what_is_missing_or_too_much(run: farandole.Run) -> None:
         lambda: run.loader(ROWS),
         lambda: run.loader(ROWS, micro=4),
         lambda: run.loader(ROWS, farandole.GlobalBatch(8, micro=4), micro=4),
+        lambda: run.loader(DataLoader(ROWS, batch_size=8), farandole.GlobalBatch(8, micro=4), micro=2),
+        lambda: run.prepare(DataLoader(ROWS, batch_size=8), batch=PerWorkerBatch(8, micro=4), micro=2),
         lambda: run.loader(ROWS, batch_size=8),
         lambda: run.loader(given, micro=9),
     ):

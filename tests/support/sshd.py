@@ -23,11 +23,16 @@ PidFile none
 StrictModes no
 UsePAM no
 PasswordAuthentication no
+SetEnv SHLVL=1
 """
 
 
 class Sshd:
-    """Hosts at 127.0.0.2 and so on, `count` of them; `ssh` is the command that reaches them."""
+    """Hosts at 127.0.0.2 and so on, `count` of them; `ssh` is the command that reaches them.
+
+    With SHLVL set, bash does not read the .bashrc of the user who runs the tests: two that begin at once may disturb
+    each other there, and what they print would be in the commands' output.
+    """
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self.port = folder, _free_port()
