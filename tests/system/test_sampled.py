@@ -10,7 +10,7 @@ import pytest
 
 from farandole.data.ledger import count
 from tests.jobs.sampled import DRAWN, EPOCHS, SAMPLES
-from tests.support.harness import Elastic, alone, read_lines
+from tests.support.harness import Elastic, alone, external_worker, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "sampled.py"
 
@@ -48,3 +48,21 @@ def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
         assert len({samples for *_, samples in took}) > 3, "batches of one size would show nothing"
     else:
         assert max(used.values()) > 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["weighted", "batches"])
+def test_a_worker_whose_sampler_draws_others_is_refused(tmp_path: Path, kind: str) -> None:
+    out, pace = tmp_path / "out", tmp_path / "pace"
+    pace.touch()
+    job = (str(out), kind, "--pace", str(pace))
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, options=[]) as run:
+        run.until_step(2)
+        with external_worker([], run.folder, tmp_path / "other.out", JOB, *job, "--seed-of-weights", "4") as other:
+            run.until(lambda: other.poll() is not None, "the end of the worker with other weights")
+        assert other.returncode == 1
+        [refused] = run.events("refused")
+        assert run.members == (run.events("ready")[0]["worker"],)
+        pace.unlink()
+        run.finish()
+    assert "order" in refused["reason"], "the part of the signature that differs"
