@@ -2,8 +2,8 @@
 
     python benchmarks/loop_calls.py [--rounds 5] [--steps 150] [--before PATH] [--markdown]
 
-One process and one thread, GlobalBatch(64, micro=16), so four micro-batches a step; SGD with momentum. In each round the
-kinds take turns from step to step: `plain` calls `step.backward(loss)`; `weight` gives it a weight; `values` calls
+One process and one thread, GlobalBatch(64, micro=16), so four micro-batches a step; SGD with momentum. In each round
+the kinds take turns from step to step: `plain` calls `step.backward(loss)`; `weight` gives it a weight; `values` calls
 `step.mean`, `step.sum` and `step.max` besides. A round's ratio is that of the medians. `--before PATH` names another
 checkout of farandole: its plain step and the plain step of this one are launched in turns, each round both.
 """
@@ -60,9 +60,7 @@ def main() -> None:
     show(f"calls of a loop, {options.rounds} rounds", columns, rows, markdown=options.markdown)
 
 
-def row(
-    name: str, rounds: list[dict[str, float]], kind: str, others: list[dict[str, float]], other: str
-) -> list[str]:
+def row(name: str, rounds: list[dict[str, float]], kind: str, others: list[dict[str, float]], other: str) -> list[str]:
     ratios = [found[kind] / base[other] for found, base in zip(rounds, others, strict=True)]
     middle_ms = 1e3 * middle([found[kind] for found in rounds])
     return [name, number(middle_ms), number(middle(ratios), 4), spread(ratios, 4)]

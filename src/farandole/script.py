@@ -39,7 +39,7 @@ from farandole.platform.output import say
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED
 from farandole.protocol.messages import DataUnavailable, HostPreemption, ScriptFailed
 from farandole.run import Run
-from farandole.settings import Settings, leave_launcher
+from farandole.settings import OF_LAUNCHERS, Settings, leave_launcher
 from farandole.worker import process_exit
 from farandole.worker.connection import Connected
 from farandole.worker.process_exit import ScriptSignals
@@ -51,6 +51,10 @@ NO_PROCESS_GROUP = (
     "farandole: the script calls torch.distributed, which has no process group here. The workers of a run exchange "
     "gradients by themselves: remove the call. For a value over the global batch use step.mean(...) or step.sum(...), "
     "and for an evaluation run.evaluate(...)"
+)
+NO_LAUNCHER = (
+    "farandole: the script reads {}, which torchrun sets. Workers come and go, so none has a fixed rank: use "
+    "run.device for the device, run.is_leader where rank 0 prints, and run.once() for what one worker does"
 )
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -65,13 +69,13 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
         _log.warning("removed variables of another launcher from this worker's environment: %s", ", ".join(names))
     settings = Settings.read()
     copies = settings.code
-    if not copies and not Path(script).is_file():
-        raise UsageError(f"{script}: no such script; give the path of a Python file")
     if not settings.pool:
         process_exit.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
-    sys.argv = [script, *args]
     executed = snapshot.install(script, Path(copies) if copies else None)
+    if not copies and not Path(executed.file).is_file():
+        raise UsageError(f"{script}: no such script; give the path of a Python file, or a module's name")
+    sys.argv = [executed.file, *args]
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     signals = ScriptSignals({n: _notice for n in NOTICES if n is not signal.SIGHUP or not ignored})
     os.register_at_fork(before=_hold_notices, after_in_parent=_take_notices, after_in_child=_no_notices)
@@ -113,9 +117,10 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
         UsageError: the script never joined a run.
         BaseException: any exception of the script itself.
     """
-    sys.argv = [script, *args]
+    executed = snapshot.install(script, copies)
+    sys.argv = [executed.file, *args]
     try:
-        snapshot.install(script, copies).run()
+        executed.run()
     except SystemExit as exit_:
         if _code(exit_) != 0:
             raise
@@ -154,7 +159,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _dismissed(exit_)
-        return _fail(ScriptFailed(traceback=_from_script(exit_, script)))
+        return _fail(ScriptFailed(traceback=_from_script(exit_, executed.file)))
     except BaseException as raised:  # noqa: BLE001  any exception of the script is reported to the run
         error = numeric_settings.explained(raised)
         if isinstance(error, WorkerSuperseded):  # the run continues with another process in this one's place
@@ -168,7 +173,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             if isinstance(error, CoordinatorUnreachable):
                 return 1  # no coordinator can receive a report
             return _fail(DataUnavailable(reason=text) if data_unavailable else ScriptFailed(traceback=text))
-        text = _from_script(error, script)
+        text = _from_script(error, executed.file)
         if Settings.read().pool:  # the command that runs the run prints it
             _put_aside(text)
         else:
@@ -177,13 +182,23 @@ def _run(script: str, executed: snapshot.Sources) -> int:
     return 0
 
 
-def _from_script(error: BaseException, script: str) -> str:
-    """Return the traceback of an exception of the script, from its own frame on; before it a hint, if we know one."""
+def _from_script(error: BaseException, file: str) -> str:
+    """Return the traceback of an exception of the script, from its frame in `file` on, after a hint if there is one."""
     at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename != script:
+    while at is not None and at.tb_frame.f_code.co_filename != file:
         at = at.tb_next
     text = "".join(traceback.format_exception(type(error), error, at or error.__traceback__)).rstrip()
-    return f"{NO_PROCESS_GROUP}\n{text}" if "Default process group has not been initialized" in str(error) else text
+    hint = _hint(error)
+    return f"{hint}\n{text}" if hint else text
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to write instead, for what a script takes from torchrun; "" if it is none of that."""
+    text = str(error)
+    if "Default process group has not been initialized" in text or "env:// rendezvous" in text:
+        return NO_PROCESS_GROUP
+    variable = error.args[0] if isinstance(error, KeyError) and error.args else None
+    return NO_LAUNCHER.format(variable) if OF_LAUNCHERS.fullmatch(str(variable)) else ""
 
 
 def _comes_from_us(exit_: SystemExit) -> bool:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 SLOT = "FARANDOLE_SLOT"
 # torchrun, mpirun and other launchers set these variables to give a process its place in a group of fixed size.
 # Accelerate, transformers and other libraries that see them wait for such a group.
-_OF_LAUNCHERS = re.compile(
+OF_LAUNCHERS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|"
     r"(OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI|PMIX)_(LOCAL_)?(RANK|SIZE)"
 )
@@ -115,7 +115,7 @@ def leave_launcher(environ: MutableMapping[str, str]) -> list[str]:
     A worker has no place in a group of fixed size. The choice of the GPU is kept: LOCAL_RANK becomes the slot, if no
     slot is set.
     """
-    names = [name for name in environ if _OF_LAUNCHERS.fullmatch(name)]
+    names = [name for name in environ if OF_LAUNCHERS.fullmatch(name)]
     rank = environ.get("LOCAL_RANK", "")
     if rank.isdecimal() and not environ.get(SLOT):
         environ[SLOT] = rank

@@ -32,3 +32,12 @@ def test_a_script_that_does_not_compile() -> None:
 def test_a_collective_of_the_scripts_own_gets_a_hint() -> None:
     assert mentions(told("torch.distributed.get_rank()"), "torch.distributed", "step.mean(...)")
     assert not mentions(told("raise ValueError('no group')"), "step.mean(...)")
+    group = "import os\nos.environ.pop('RANK', None)\ntorch.distributed.init_process_group('gloo')"
+    assert mentions(told(group), "torch.distributed", "step.mean(...)")
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"])
+def test_a_variable_of_torchrun_gets_a_hint(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name, raising=False)
+    assert mentions(told(f"import os\nint(os.environ[{name!r}])"), name, "run.device", "run.is_leader")
+    assert not mentions(told("{}['rank']"), "run.device")

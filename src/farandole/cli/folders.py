@@ -19,6 +19,7 @@ import msgspec
 import typer
 
 from farandole.checkpoint.owner import Owner
+from farandole.code.pack import Origin
 from farandole.control.api import Api
 from farandole.control.run_folder import (
     FILES,
@@ -196,7 +197,7 @@ def make_folder(folder: Path | None, script: str, *, run_is_alive: bool = False)
 
 def new_folder(script: str) -> Path:
     """Creates an empty folder under runs/ for a run of `script`."""
-    return _create(RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}")
+    return _create(RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{Origin.from_script(script).run_name}")
 
 
 def foreign(folder: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
+from farandole.code.pack import Origin
 from farandole.errors import UsageError
 from farandole.platform import output
 from farandole.platform.bounds import MAX_COUNT, MAX_WORKERS, real, whole
@@ -122,7 +123,7 @@ def check_words(words: Iterable[str]) -> None:
 
 def check_name(folder: Path | None, script: str) -> None:
     """Raises UsageError if the run's name, which is its folder's, is too long or has characters that can't be seen."""
-    name = folder.absolute().name if folder else Path(script).stem
+    name = folder.absolute().name if folder else Origin.from_script(script).run_name
     if not is_name(name):
         where = f"--folder {folder}: " if folder else f"script {script}: name a --folder; "
         raise UsageError(f"{where}a run's name has at most {LONGEST_NAME} characters, all of them visible")
@@ -130,12 +131,12 @@ def check_name(folder: Path | None, script: str) -> None:
 
 
 def check_script(script: str) -> None:
-    """Raises UsageError if `script` is not a readable file."""
+    """Raises UsageError if `script` is neither a readable file nor a module."""
     try:
-        with Path(script).open("rb"):
+        with Path(Origin.from_script(script).script).open("rb"):
             return
     except OSError as error:
-        raise UsageError(f"script {script}: {error.strerror}") from None
+        raise UsageError(f"script {script}: {error.strerror}; give the path of a file, or a module's name") from None
 
 
 # --- verbose ----------------------------------------------------------------------------------------------------------

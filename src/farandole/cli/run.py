@@ -20,6 +20,7 @@ from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, W
 from farandole.cli.folders import lives
 from farandole.cli.options import Verbose, check_name, check_script, option, part
 from farandole.cli.resume import GivenOptions, settle
+from farandole.code.pack import Origin
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import UsageError
 from farandole.platform import cpu
@@ -31,7 +32,7 @@ from farandole.run_options import DATA, LIMITS, MACHINES, WATCHING, WORKERS, def
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="The training script.")],
+    script: Annotated[str, typer.Argument(help="The training script: a Python file, or the name of a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
     wanted: int | None = option("wanted"),
@@ -45,6 +46,10 @@ def run(
         typer.Option(
             "--fresh", help="Start a new interpreter for each worker, instead of a fork.", rich_help_panel=WORKERS
         ),
+    ] = False,
+    module: Annotated[
+        bool,
+        typer.Option("-m", "--module", help="SCRIPT is a module, as for `python -m`.", rich_help_panel=WORKERS),
     ] = False,
     folder: Annotated[
         Path | None,
@@ -236,6 +241,9 @@ def run(
     """Start a run on this machine, with its coordinator and workers, and show it until it ends."""
     del verbose
     check_script(script)
+    origin = Origin.from_script(script)
+    if module and not origin.module:
+        raise UsageError(f"-m {script}: {Path.cwd()} has a file of this name; leave out -m, or rename one of them")
     if detached:
         detach(sys.argv[1:], folder, script)
         return
@@ -331,7 +339,7 @@ def run(
         pools=specs,
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
-        commit=commit(Path(script).parent),
+        commit=commit(Path(origin.script).parent),
         code=(*snapshot.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
         job=packed
         and Job(

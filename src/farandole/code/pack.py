@@ -20,11 +20,12 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -86,16 +87,29 @@ ORIGIN = "origin.json"  # lies beside the copies; no module can have this name
 class Origin:
     """The original location of a script: `script`, its absolute path; `root` and `name`, the folder and the name of its
     file after symbolic links are followed.
+
+    `module`: its name if it runs as by `python -m`, "" if it runs as a file. Then `root` is the folder that holds its
+    top package, and `name` is relative to it.
     """
 
     script: str
     root: str
     name: str
+    module: str = ""
 
     @staticmethod
     def from_script(script: str) -> Origin:
+        """`script`: the path of a Python file, or the name of a module."""
+        if not os.path.exists(script) and (found := _module(script)):
+            return found
         file = Path(script).resolve()
         return Origin(script=os.path.abspath(script), root=str(file.parent), name=file.name)
+
+    @property
+    def run_name(self) -> str:
+        """A name for a run of this script: the file's without its suffix, and the package's for its `__main__`."""
+        path = Path(self.script)
+        return path.parent.name if self.module and path.stem == "__main__" else path.stem
 
     @staticmethod
     def read(copies: Path) -> Origin:
@@ -104,6 +118,22 @@ class Origin:
             return Origin(**json.loads((copies / ORIGIN).read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise FarandoleError(f"{copies}: this folder has no copy of the run's script ({error})") from None
+
+
+def _module(name: str) -> Origin | None:
+    """Return the origin of what `python -m name` runs; None if there is none. Imports nothing, since that runs code."""
+    parts = name.split(".")
+    if not all(map(str.isidentifier, parts)):
+        return None
+    for folder in map(os.path.abspath, (os.getcwd(), *sys.path)):
+        for file, module in (
+            (Path(*parts, "__main__.py"), f"{name}.__main__"),
+            (Path(*parts).with_suffix(".py"), name),
+        ):
+            script = os.path.join(folder, file)
+            if os.path.isfile(script):
+                return Origin(script=script, root=os.path.realpath(folder), name=str(file), module=module)
+    return None
 
 
 def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyType({})) -> tuple[str, ...]:
@@ -121,7 +151,9 @@ def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyT
     _check_ours(copies, origin)
     edited = tuple(_edited(copies, origin))
     try:
-        sources = dict(modules) if origin.name in modules else {**modules, origin.name: Path(script).read_bytes()}
+        sources = {**modules}
+        if origin.name not in sources:
+            sources[origin.name] = Path(origin.script).read_bytes()
         with suppress(FileNotFoundError):
             shutil.rmtree(copies)
         file_lock.make(copies)
@@ -414,9 +446,9 @@ DIGITS = 32
 class Pack:
     """A run's code. `content`: a compressed tar file.
 
-    `script` and `files`: names in it, relative to the working folder. Files that are not in it: `left_out`, secrets;
-    `astray`, links that lead out of the folder; `vanished`, files that disappeared meanwhile. `note`: a remark for the
-    user.
+    `script`: the name of the script's file, or of a module. `files`: names relative to the working folder. Files that
+    are not in it: `left_out`, secrets; `astray`, links that lead out of the folder; `vanished`, files that disappeared
+    meanwhile. `note`: a remark for the user.
     """
 
     content: bytes
@@ -461,11 +493,13 @@ def pack(folder: Path, script: str, listed: Path | None = None, *, run: Path | N
             there are more than `MOST_BYTES`.
     """
     folder = folder.resolve()
-    name = within(folder, script)
+    origin = Origin.from_script(script)
+    name = within(folder, origin.script)
     required = tuple({name: None, within(folder, os.path.realpath(folder / name)): None})
     chosen = listing(folder, listed, required=required, run=run)
     check_sizes(chosen)
-    return _packed(chosen, name)
+    packed = _packed(chosen, name)
+    return replace(packed, script=script) if origin.module else packed
 
 
 def within(folder: Path, script: str) -> str:

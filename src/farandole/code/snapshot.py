@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import linecache
 import os
 import subprocess
@@ -44,11 +45,15 @@ _SPAWNED = "farandole.code.spawned"
 
 
 class Sources(MetaPathFinder):
-    """The sources of the script's folder that this process executes. `copies`: the run's; None for the files."""
+    """The sources of the script's folder that this process executes. `copies`: the run's; None for the files.
+
+    `file`: the script's file, as its `__file__` has it. A module runs in its package, and its folder is the one that
+    holds the package.
+    """
 
     def __init__(self, script: str, copies: Path | None) -> None:
         self.origin = Origin.read(copies) if copies else Origin.from_script(script)
-        self._script = script
+        self.file = self.origin.script if self.origin.module else script
         self._copies = copies
         self._executed: dict[str, str] = {}  # hash of each executed source, by fact name
         self._places: dict[str, Path | None] = {}  # path of each folder relative to the script's
@@ -62,8 +67,11 @@ class Sources(MetaPathFinder):
     def run_as(self, main: types.ModuleType) -> None:
         """Execute the script as `main`."""
         name = self.origin.name
-        main.__dict__.update(__file__=self._script, __cached__=None)
-        _Loader(f"script {name}", self._script, Path(name), self).exec_module(main)
+        main.__dict__.update(__file__=self.file, __cached__=None)
+        if package := self.origin.module.rpartition(".")[0]:
+            importlib.import_module(package)  # as `python -m` does
+            main.__package__ = package
+        _Loader(f"script {name}", self.file, Path(name), self).exec_module(main)
 
     def facts(self) -> Iterator[tuple[str, str]]:
         return iter(sorted(self._executed.items(), key=lambda fact: (fact[0].startswith("module "), fact)))
@@ -167,23 +175,25 @@ def install(script: str, copies: Path | None) -> Sources:
     global _current
     _current = sources = Sources(script, copies)
     own()
-    if sources.origin.root not in sys.path[:1]:
-        sys.path.insert(0, sources.origin.root)
+    first = os.getcwd() if sources.origin.module else sources.origin.root
+    if first not in sys.path[:1]:
+        sys.path.insert(0, first)
     sys.meta_path.insert(0, sources)
     if copies:
         os.environ["FARANDOLE_CODE"] = str(copies)
-        _tell_spawned()
+    if copies or sources.origin.module:
+        _tell_spawned(_SPAWNED if copies else sources.origin.module)
     return sources
 
 
-def _tell_spawned() -> None:
-    """Make processes that multiprocessing spawns begin with `code/spawned.py` instead of the script's original."""
+def _tell_spawned(module: str) -> None:
+    """Make processes that multiprocessing spawns begin with `module` instead of the file of the script."""
     before = spawn.get_preparation_data
 
     def prepared(name: str) -> dict[str, Any]:
         data = before(name)
         if data.pop("init_main_from_path", None):
-            data["init_main_from_name"] = _SPAWNED
+            data["init_main_from_name"] = module
         return data
 
     spawn.get_preparation_data = prepared
@@ -206,7 +216,8 @@ def of_kept(copies: Path) -> tuple[tuple[str, str], ...]:
     Raises:
         FarandoleError: the script was not copied.
     """
-    return of_file(str(copies / Origin.read(copies).name))
+    name = Origin.read(copies).name
+    return (f"script {name}", _hash((copies / name).read_bytes())), (OWN, own())
 
 
 def of_file(script: str) -> tuple[tuple[str, str], ...]:
@@ -215,7 +226,8 @@ def of_file(script: str) -> tuple[tuple[str, str], ...]:
     Raises:
         OSError: the script can't be read.
     """
-    return (f"script {Path(script).resolve().name}", _hash(Path(script).read_bytes())), (OWN, own())
+    origin = Origin.from_script(script)
+    return (f"script {origin.name}", _hash(Path(origin.script).read_bytes())), (OWN, own())
 
 
 def _hash(source: bytes) -> str:
@@ -234,10 +246,12 @@ def own() -> str:
 
 def _as_they_are() -> Iterator[tuple[str, str]]:
     """Yield the facts of a script that Python itself runs, from the files: its executed sources are not recorded."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
     if not script:
         return
-    sources = Sources(script, None)
+    spec = getattr(main, "__spec__", None)  # None if Python runs a file, and not a module
+    sources = Sources(spec.name if spec else script, None)
     if (source := content(Path(script))) is not None:
         yield f"script {sources.origin.name}", _hash(source)
     for name, module in sorted(sys.modules.items()):

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from farandole.code.pack import Origin
 from farandole.control.client import ANSWER_S, Subscription, subscribe, unpacked
 from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
@@ -379,7 +380,7 @@ class Agent:
             raise UsageError(f"the run's folder {folder} is not on {self._host} ({error.strerror})") from None
         if job.pack and (python := set_up(job.setup, folder, host=self._host)):
             self._restart_with(python)
-        if not Path(job.script).is_file():
+        if not Path(Origin.from_script(job.script).script).is_file():
             raise UsageError(f"the script {job.script} is not in {folder} on {self._host}")
         if job.prepare:
             try:
