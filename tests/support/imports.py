@@ -24,7 +24,10 @@ HOMES: dict[str, str] = farandole._HOMES
 _DOTTED = re.compile(r"\bfarandole(?:\.\w+)+")
 _COMMAND = re.compile(r"-m farandole(?![.\w])")
 _LOADERS = {"import_module", "__import__", "run_module", "resolve_name"}
-TOLD = {"importlib.import_module(module)"}  # the fork server's command line says what; `pool/local.py` names it
+TOLD = {
+    "importlib.import_module(module)",  # the fork server's command line says what; `pool/local.py` names it
+    "importlib.import_module(package)",  # a package of the user's script; `code/snapshot.py`
+}
 
 
 @dataclass(frozen=True, kw_only=True)

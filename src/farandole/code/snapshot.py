@@ -69,7 +69,7 @@ class Sources(MetaPathFinder):
         name = self.origin.name
         main.__dict__.update(__file__=self.file, __cached__=None)
         if package := self.origin.module.rpartition(".")[0]:
-            importlib.import_module(package)  # as `python -m` does
+            importlib.import_module(package)  # of the script, as `python -m` does
             main.__package__ = package
         _Loader(f"script {name}", self.file, Path(name), self).exec_module(main)
 
