@@ -24,7 +24,7 @@ import torch
 from farandole.checkpoint.store import DamagedError, Sealing, first_line
 from farandole.collective.state_transfer import decode, encode
 from farandole.errors import FarandoleError
-from farandole.plan.shards import Position
+from farandole.plan.shards import LoopStart, Position
 from farandole.protocol.values import Count, Name
 
 # --- archive ----------------------------------------------------------------------------------------------------------
@@ -323,6 +323,8 @@ def save(content: Content, position: Position, sink: Sealing) -> None:
     state = decode(content.skeleton, content.tensors)
     own_part = {name: value for name, value in state.items() if name != "objects"}
     own_part |= {"format": _FORMAT, "position": [position.epoch, position.offset, position.step]}
+    if position.loop.number:
+        own_part |= {"loop": [position.loop.number, position.loop.step, position.loop.epoch]}
     try:
         torch.save({**state["objects"], OURS: own_part}, cast(Any, sink))
     except RuntimeError as error:  # torch converts the sink's error on closing
@@ -382,6 +384,8 @@ class _Ours(msgspec.Struct):
     learning_rate: _LearningRate = msgspec.field(default_factory=_LearningRate)
     history: list[tuple[Count, Count]] = []
     finite: bool = True
+    loop: tuple[Count, Count, Count] = (0, 0, 0)  # number, first step, first epoch
+    between: list[list[tuple[Name, Any]]] = []
 
 
 def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
@@ -407,11 +411,14 @@ def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
         if sum(tensor.nbytes for tensor in _distinct(tensors)[0]) > size:
             raise DamagedError(f"its tensors have more bytes than the {size} of the file")
         state = decode(skeleton, tensors)
-        epoch, offset, step = msgspec.convert(own_part, _Ours).position
+        ours = msgspec.convert(own_part, _Ours)
     except (FarandoleError, msgspec.MsgspecError, RecursionError, RuntimeError) as error:
         raise DamagedError(f"it is no checkpoint of farandole: {first_line(error)}") from None
     del state["position"]
-    return Position(epoch=epoch, offset=offset, step=step), state
+    state.pop("loop", None)
+    (epoch, offset, step), (number, first_step, first_epoch) = ours.position, ours.loop
+    loop = LoopStart(number=number, step=first_step, epoch=first_epoch)
+    return Position(epoch=epoch, offset=offset, step=step, loop=loop), state
 
 
 def _lacks_memory(error: Exception) -> bool:
