@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from farandole.checkpoint import content
 from farandole.checkpoint.store import first_line
 from farandole.collective.state_transfer import encode
 from farandole.control import ticket as tickets
@@ -134,7 +136,7 @@ class Run:
 
         Use `once` for work that takes time or must not be lost.
         """
-        return self.rank == 0 and not self._passes
+        return not self._passes and self.rank == 0
 
     def replicate(self, *unnamed: object, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
         """Declare what is trained: modules, optimizers, schedulers, any object with state_dict() and load_state_dict().
@@ -371,6 +373,28 @@ class Run:
             yield work
         self._keep("run.once", work.result)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the replicated state as it is now to one file. One worker writes it while the others wait.
+
+            if accuracy > run.state.best:
+                run.state.best = accuracy
+                run.save("best.pt")
+
+        `torch.load(path, weights_only=True)["model"]` is the state_dict of what was replicated as `model`. The file is
+        on the host of the worker that writes it: name a folder that all hosts share. It replaces an earlier file only
+        when it is complete. If the worker dies, another one writes it. All workers call it at the same place, like
+        `once`.
+
+        Raises:
+            UsageError: as `once` does, `path` is no path of a file, or its folder is not there.
+            UnknownState: an object's state has a value that can't be saved.
+            OSError: the file can't be written.
+        """
+        file = content.file_of(path)
+        with self.once() as mine:
+            if mine and self._replica is not None:
+                content.write(self._replica.present(), file, self._context.worker)
+
     def log(self, **metrics: float) -> None:
         """Add a line to metrics.jsonl, after the line of the current step. All workers call it; it is written once.
 
@@ -474,6 +498,29 @@ class Run:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
         self._context.report_script_end(*loop.end())
         self._rounds.obey_until_goodbye()
+
+    def may_end(self, *, interactive: bool) -> bool:
+        """Return True if another run may begin in this process: it is a single one, and the run's loop has ended.
+
+        `interactive`: in an interactive session a run may end at any time.
+        """
+        ended = self._loop is not None and self._loop.left
+        return isinstance(self._context, SingleProcess) and (ended or interactive)
+
+    def end(self) -> None:
+        """End the run of a single process: save its final state if it has a folder, and let go of its objects.
+
+        Raises:
+            FarandoleError: the state could not be saved.
+        """
+        assert isinstance(self._context, SingleProcess)
+        try:
+            if not self._context.end():
+                raise FarandoleError("the state of the run before could not be saved; its log has the reason")
+        finally:
+            self._mode.end()
+            if self._loop is not None:
+                self._loop.retire()
 
     def _end_alone(self) -> bool:
         """Save the final state of a single process at its exit. Returns False, with a report, if that fails."""

@@ -10,12 +10,15 @@ next, because fresh memory costs page faults, several times the copy itself.
 
 from __future__ import annotations
 
+import glob
+import os
 import pickletools
 import re
 import struct
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -23,7 +26,7 @@ import torch
 
 from farandole.checkpoint.store import DamagedError, Sealing, first_line
 from farandole.collective.state_transfer import decode, encode
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import LoopStart, Position
 from farandole.protocol.values import Count, Name
 
@@ -329,6 +332,42 @@ def save(content: Content, position: Position, sink: Sealing) -> None:
         torch.save({**state["objects"], OURS: own_part}, cast(Any, sink))
     except RuntimeError as error:  # torch converts the sink's error on closing
         raise sink.failure or error from None
+
+
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """Return the file that `run.save(path)` writes. Raises UsageError if `path` is not the path of a file."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "://" in os.fspath(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"run.save({path!r}): give the path of a file, such as 'best.pt'; for checkpoints at a URL use "
+            f"farandole run --checkpoints"
+        )
+    return Path(path)
+
+
+def write(objects: dict[str, Any], file: Path, worker: str) -> None:
+    """Write the states of `objects`, by name, to `file`: under the worker's own temporary name first.
+
+    It removes the temporary file of a worker that was killed while it wrote.
+
+    Raises:
+        UsageError: the folder is not there, or a folder has that name.
+        OSError: the file can't be written.
+    """
+    if not file.parent.is_dir() or file.is_dir():
+        missing = f"there is no folder {file.parent} on this host" if not file.is_dir() else "it is a folder"
+        raise UsageError(f"run.save({str(file)!r}): {missing}; give a file in a folder that exists on all hosts")
+    content = in_place(objects)
+    for left in file.parent.glob(f".{glob.escape(file.name)}.*.tmp"):
+        left.unlink(missing_ok=True)
+    temporary = file.with_name(f".{file.name}.{worker}.tmp")
+    try:
+        with temporary.open("wb") as output:
+            torch.save(decode(content.skeleton, content.tensors), output)
+            output.flush()
+            os.fsync(output.fileno())
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def finite(content: Content, parameters: Collection[str]) -> bool:

@@ -290,6 +290,10 @@ class Loop:
             UsageError: tensors were added, removed or given other shapes.
         """
         _check_same_tensors(self.replica, replica)
+        self.retire(loader)
+
+    def retire(self, loader: Loader | None = None) -> None:
+        """Let go of the script's objects. `loader`: what goes on to read, if it is this loop's."""
         self.gradients.unhook()
         self._guard.end()
         if loader is not self._loader:
