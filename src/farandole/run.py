@@ -451,7 +451,12 @@ class Run:
             between = self._loop.state.between
             between += [[] for _ in range(self._loops - len(between))]
             between[-1].append((call, result))
+            self._reseed(len(between[-1]))
         return result
+
+    def _reseed(self, calls: int) -> None:
+        """Set the random state after a call between two loops: it does not depend on what the call has drawn."""
+        set_random_state(derive(self._seed, "after loop", self._loops - 1, calls))
 
     def _result_of(self, call: str) -> Any:
         """Return what `call` has returned in the run, at this place between two loops."""
@@ -465,6 +470,7 @@ class Run:
                 f"all workers call the same"
             )
         self._replayed += 1
+        self._reseed(self._replayed)
         return calls[number][1]
 
     def _check_between(self, loop: Loop) -> None:

@@ -155,6 +155,7 @@ class Loop:
         if before is not None:
             before.hand_over(replica, loader)
         self._before = before
+        self._forms = _forms(replica)
         self._has_asked = before is not None and before._has_asked
         self._run_loop = 0
         self._start = LoopStart(number=start, facts=digest_of(loader, length) if start else 0)
@@ -289,7 +290,14 @@ class Loop:
         Raises:
             UsageError: tensors were added, removed or given other shapes.
         """
-        _check_same_tensors(self.replica, replica)
+        then, now = self._forms, _forms(replica)
+        for name in {**then, **now}:
+            if then.get(name) != now.get(name):
+                raise UsageError(
+                    f"run.steps: {name} was {then.get(name, 'not there')} in the loop before, and is "
+                    f"{now.get(name, 'not there')} now: all loops have the same tensors; make them before "
+                    f"run.replicate, and freeze those that a loop does not train by requires_grad_(False)"
+                )
         self.retire(loader)
 
     def retire(self, loader: Loader | None = None) -> None:
@@ -465,17 +473,9 @@ def _shown(loader: Loader, length: Length) -> str:
     return f"{loader.length:,} samples, batch={loader.batch!r}, {long}"
 
 
-def _check_same_tensors(before: Replica, now: Replica) -> None:
-    """Raise UsageError if parameters or buffers were added, removed or given other shapes between two loops."""
-    kinds = ("parameter ", "buffer ")
-    then, new = ({name: form for name, form in each.facts() if name.startswith(kinds)} for each in (before, now))
-    for name in {**then, **new}:
-        if then.get(name) != new.get(name):
-            raise UsageError(
-                f"run.steps: {name} was {then.get(name, 'not there')} in the loop before, and is "
-                f"{new.get(name, 'not there')} now: all loops have the same tensors; make them before run.replicate, "
-                f"and freeze those that a loop does not train by requires_grad_(False)"
-            )
+def _forms(replica: Replica) -> dict[str, str]:
+    """Return the shapes and dtypes of all parameters and buffers, by name."""
+    return {name: form for name, form in replica.facts() if name.startswith(("parameter ", "buffer "))}
 
 
 _new_loop: Callable[..., Loop] = Loop

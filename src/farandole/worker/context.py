@@ -419,6 +419,8 @@ class SingleProcess(WorkerContext):
             return True
         atexit.unregister(self._end)
         saved = self._close()
+        if self._file is not None:
+            self._file.close()
         os.close(self._lock)
         self._lock, self._file = -1, None
         return saved
