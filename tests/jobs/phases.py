@@ -2,7 +2,7 @@
 
     python phases.py OUT [--pace FILE] [--other-data FILE]      OUT: the fingerprint, by one worker
 
-While FILE is there, every micro-batch takes 0.01 s more. A worker that starts while --other-data FILE is there has one
+While FILE is there, every micro-batch takes 0.05 s more. A worker that starts while --other-data FILE is there has one
 more sample in the second data set.
 """
 
@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import farandole
 
 FIRST, SECOND = 96, 70
-EPOCHS = (10, 12)
+EPOCHS = (10, 20)
 STEPS = (EPOCHS[0] * FIRST // 8, EPOCHS[1] * -(-SECOND // 12), 5)  # of the three loops
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     def train(step: farandole.Step, optimizer: torch.optim.Optimizer) -> None:
         for inputs, targets in step:
             if args.pace is not None and args.pace.exists():
-                time.sleep(0.01)
+                time.sleep(0.05)
             logits = model(inputs)
             step.backward(F.cross_entropy(logits, targets))
             step.mean(accuracy=logits.argmax(1) == targets)
