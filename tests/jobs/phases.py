@@ -2,14 +2,15 @@
 
     python phases.py OUT [--pace FILE] [--other-data FILE]      OUT: the fingerprint, by one worker
 
-While FILE is there, every micro-batch takes 0.05 s more. A worker that starts while --other-data FILE is there has one
-more sample in the second data set.
+While --pace FILE is there, every micro-batch takes as many seconds more as it says, 0.05 if it is empty. A worker that
+starts while --other-data FILE is there has one more sample in the second data set.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -52,8 +53,9 @@ def main() -> None:
 
     def train(step: farandole.Step, optimizer: torch.optim.Optimizer) -> None:
         for inputs, targets in step:
-            if args.pace is not None and args.pace.exists():
-                time.sleep(0.05)
+            if args.pace is not None:
+                with suppress(FileNotFoundError):
+                    time.sleep(float(args.pace.read_text() or 0.05))
             logits = model(inputs)
             step.backward(F.cross_entropy(logits, targets))
             step.mean(accuracy=logits.argmax(1) == targets)
