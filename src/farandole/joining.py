@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from farandole.errors import UsageError
 from farandole.platform import output
 from farandole.platform.process import guarded
@@ -16,14 +18,23 @@ def join() -> Run:
 
     Seeds Python, NumPy and torch from the run's seed, and sets torch's number of intra-op threads to the run's.
 
+    A single process may have one run after the other: a call after the loop of a run ends that run and begins a new
+    one. In an interactive session, such as a notebook, any later call does.
+
     Raises:
-        UsageError: called twice in one process.
+        UsageError: it was called before, and that run has not ended.
         CoordinatorUnreachable: the ticket's coordinator does not answer.
         Refused: the coordinator does not admit this worker.
     """
     global _current
     if _current is not None:
-        raise UsageError("farandole.join() was called before in this process; keep the Run that it returned")
+        if not _current.may_end(interactive=not hasattr(sys.modules["__main__"], "__file__")):
+            raise UsageError(
+                "farandole.join() was called before in this process, and that run has not ended; keep the Run that it "
+                "returned"
+            )
+        before, _current = _current, None
+        before.end()
     output.show_by_default(verbosity())
     _current = guarded(Run(Settings.read()))
     return _current

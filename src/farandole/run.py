@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
+from farandole.checkpoint import content
 from farandole.checkpoint.store import first_line
 from farandole.collective.state_transfer import encode
 from farandole.control import ticket as tickets
@@ -28,7 +30,7 @@ from farandole.data import torch_loader
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader, refuse_several
 from farandole.data.order import derive, set_random_state
-from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
+from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UnknownState, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metrics import number
 from farandole.numerics import modes
@@ -59,6 +61,7 @@ from farandole.worker.context import SingleProcess, WorkerContext
 from farandole.worker.rounds import Rounds
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Run:
@@ -106,6 +109,9 @@ class Run:
         self._replica: Replica | None = None  # None until the script calls `replicate`
         self._state: PlainState | None = None  # None without plain values
         self._loop: Loop | None = None  # None until the script calls `steps`
+        self._loops = 0  # how often it has called `steps`
+        self._replayed = 0  # calls since the last loop whose results are those of the run
+        self._fingerprinted = False  # since the last loop
         set_random_state(derive(self._seed, "start"))
 
     # --- the script's interface ------------------------------------------------------------------------------
@@ -113,6 +119,8 @@ class Run:
     @property
     def view(self) -> View:
         """The current view of this worker. Raises UsageError before `run.steps` has begun."""
+        if self._loop is not None and self._loop.passed is not None:
+            return self._loop.passed[0]
         if self._entered is None:
             raise UsageError("run.view, .rank and .is_leader are known once run.steps(...) has begun, not before")
         return self._rounds.view
@@ -128,7 +136,7 @@ class Run:
 
         Use `once` for work that takes time or must not be lost.
         """
-        return self.rank == 0
+        return not self._passes and self.rank == 0
 
     def replicate(self, *unnamed: object, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
         """Declare what is trained: modules, optimizers, schedulers, any object with state_dict() and load_state_dict().
@@ -263,10 +271,15 @@ class Run:
         The length is `epochs`, or `base_steps`. `Step.base_steps` counts base steps: steps of the base batch, or under
         `AdaScale` the sum of its gains, which its paper calls scale-invariant steps.
 
+        A script may have several loops, one after the other, each with its own loader and length. `step.number` and
+        `step.epoch` count on. In a worker that joins in a later loop, or resumes there, the loops before it yield
+        nothing. What the script does between two loops runs in that worker too, with the objects as they are before
+        the state arrives: `run.evaluate` and `run.once` return there what they have returned in the run.
+
         Raises:
             NotReplicated: `run.replicate` has not been called.
-            UsageError: none or both of the two are given, one is below 1, `steps` is called twice, or `--bits same`
-                does not allow torch's settings.
+            UsageError: none or both of the two are given, one is below 1, the loop before has not ended, parameters or
+                buffers have other shapes than in it, or `--bits same` does not allow torch's settings.
             StepAbandoned: the loop body left a step's inner loop before its end.
         """
         if self._replica is None:
@@ -280,7 +293,12 @@ class Run:
             )
         length = Length.parse(epochs, base_steps)
         if self._loop is not None:
-            raise UsageError("run.steps was called before; a run has one loop over all epochs, see step.epoch")
+            self._loop.leave()
+            self._check_between(self._loop)
+        number, self._loops = self._loops, self._loops + 1
+        self._replayed, self._fingerprinted = 0, False
+        if self._loop is not None and self._loop.passed is not None and number < self._loop.passed[1]:
+            return iter(())
         numeric_settings.refuse_altered(self.device, self._terms.bits)
         batch = loader.batch
         constant = isinstance(batch, GlobalBatch) and not loader.batches
@@ -291,7 +309,8 @@ class Run:
         self._loop = loop.new_loop(
             self._replica, loader, length, self._context, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
-            stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits, codec=self._terms.codec,
+            stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits, codec=self._terms.codec, start=number,
+            before=self._loop,
         )  # fmt: skip
         return self._mode.until_the_second(self._loop.steps())
 
@@ -317,6 +336,8 @@ class Run:
         Raises:
             UsageError: `run.steps` has not begun, or the metric can't be summed over micro-batches.
         """
+        if self._passes:
+            return self._result_of("run.evaluate")
         loop = self._between("evaluate")
         if isinstance(dataset, DataLoader):
             micro = micro or dataset.batch_size
@@ -327,7 +348,7 @@ class Run:
             self._evaluation.result, model, dataset, metric, loop.number, predict=predict, micro=micro, **options
         )
         with self._mode.first("evaluate"):
-            return loop.evaluate(evaluation)
+            return self._keep("run.evaluate", loop.evaluate(evaluation))
 
     def once(self) -> AbstractContextManager[Work]:
         """Return a context manager for work of one worker, such as saving pictures.
@@ -342,8 +363,39 @@ class Run:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`; or the
                 result has a tensor, or more than 32 KiB.
         """
-        loop = self._between("once")
-        return loop.work(self._once)
+        if self._passes:
+            work = Work(mine=False)
+            work.result = self._result_of("run.once")
+            return nullcontext(work)
+        return self._work(self._between("once"))
+
+    @contextmanager
+    def _work(self, loop: Loop) -> Generator[Work]:
+        with loop.work(self._once) as work:
+            yield work
+        self._keep("run.once", work.result)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the replicated state as it is now to one file. One worker writes it while the others wait.
+
+            if accuracy > run.state.best:
+                run.state.best = accuracy
+                run.save("best.pt")
+
+        `torch.load(path, weights_only=True)["model"]` is the state_dict of what was replicated as `model`. The file is
+        on the host of the worker that writes it: name a folder that all hosts share. It replaces an earlier file only
+        when it is complete. If the worker dies, another one writes it. All workers call it at the same place, like
+        `once`.
+
+        Raises:
+            UsageError: as `once` does, `path` is no path of a file, or its folder is not there.
+            UnknownState: an object's state has a value that can't be saved.
+            OSError: the file can't be written.
+        """
+        file = content.file_of(path)
+        with self.once() as mine:
+            if mine and self._replica is not None:
+                content.write(self._replica.present(), file, self._context.worker)
 
     def log(self, **metrics: float) -> None:
         """Add a line to metrics.jsonl, after the line of the current step. All workers call it; it is written once.
@@ -351,6 +403,8 @@ class Run:
         Raises:
             UsageError: before `run.steps` has begun, within a `once`, or if a value is no number or text.
         """
+        if self._passes:
+            return
         loop = self._looping("log")
         loop.lines.log(loop.number, {name: number(name, value) for name, value in metrics.items()})
 
@@ -362,6 +416,7 @@ class Run:
         """
         if self._replica is None:
             raise NotReplicated("run.fingerprint before run.replicate(model=..., optimizer=...)")
+        self._fingerprinted = self._loop is not None and self._loop.left
         return self._replica.fingerprint()
 
     # --- checks of the script's position ---------------------------------------------------------------------
@@ -369,7 +424,7 @@ class Run:
     @property
     def _entered(self) -> Loop | None:
         """The loop; None before its first step has begun."""
-        return self._loop if self._loop is not None and self._loop.phase != "entering" else None
+        return self._loop if self._loop is not None and self._loop.phase not in ("entering", "passed") else None
 
     def _looping(self, operation: str) -> Loop:
         """Return the loop. Raises UsageError if its first step has not begun, or within `once`."""
@@ -384,6 +439,56 @@ class Run:
         if loop.within:
             raise StepAbandoned(f"run.{operation} within step {loop.number}: call it after the step's inner loop")
         return loop
+
+    # --- between two loops -----------------------------------------------------------------------------------
+
+    @property
+    def _passes(self) -> bool:
+        """True if the run is in a later loop, to which this worker goes."""
+        return self._loop is not None and self._loop.passed is not None
+
+    def _keep(self, call: str, result: T) -> T:
+        """Return `result`. Between two loops it is kept, for workers that join in a later one."""
+        if self._loop is not None and self._loop.left:
+            between = self._loop.state.between
+            between += [[] for _ in range(self._loops - len(between))]
+            between[-1].append((call, result))
+            self._reseed(len(between[-1]))
+        return result
+
+    def _reseed(self, calls: int) -> None:
+        """Set the random state after a call between two loops: it does not depend on what the call has drawn."""
+        set_random_state(derive(self._seed, "after loop", self._loops - 1, calls))
+
+    def _result_of(self, call: str) -> Any:
+        """Return what `call` has returned in the run, at this place between two loops."""
+        assert self._loop is not None
+        number, results = self._replayed, self._loop.state.between[self._loops - 1 : self._loops]
+        calls = results[0] if results else []
+        if number >= len(calls) or calls[number][0] != call:
+            theirs = calls[number][0] if number < len(calls) else "nothing more"
+            raise UsageError(
+                f"{call} after loop {self._loops - 1} of the script, where the other workers have called {theirs}: "
+                f"all workers call the same"
+            )
+        self._replayed += 1
+        self._reseed(self._replayed)
+        return calls[number][1]
+
+    def _check_between(self, loop: Loop) -> None:
+        """Raise UsageError if a worker that joins later can't do what the script did after `loop`."""
+        if self._fingerprinted:
+            raise UsageError(
+                "run.fingerprint() between two loops: a worker that joins later has no state of the run there; call "
+                "it in a loop, or after the last one"
+            )
+        try:
+            encode(loop.state.between)
+        except UnknownState as error:
+            raise UsageError(
+                f"a result of run.evaluate or run.once between two loops can't be sent to workers that join later "
+                f"({error}); call it in the loop, or return numbers, texts and tensors"
+            ) from error
 
     def _require_state(self) -> RunState:
         if self._loop is None:
@@ -401,6 +506,29 @@ class Run:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
         self._context.report_script_end(*loop.end())
         self._rounds.obey_until_goodbye()
+
+    def may_end(self, *, interactive: bool) -> bool:
+        """Return True if another run may begin in this process: it is a single one, and the run's loop has ended.
+
+        `interactive`: in an interactive session a run may end at any time.
+        """
+        ended = self._loop is not None and self._loop.left
+        return isinstance(self._context, SingleProcess) and (ended or interactive)
+
+    def end(self) -> None:
+        """End the run of a single process: save its final state if it has a folder, and let go of its objects.
+
+        Raises:
+            FarandoleError: the state could not be saved.
+        """
+        assert isinstance(self._context, SingleProcess)
+        try:
+            if not self._context.end():
+                raise FarandoleError("the state of the run before could not be saved; its log has the reason")
+        finally:
+            self._mode.end()
+            if self._loop is not None:
+                self._loop.retire()
 
     def _end_alone(self) -> bool:
         """Save the final state of a single process at its exit. Returns False, with a report, if that fails."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,46 +18,14 @@ from torch import nn
 from torch.utils.data import Subset
 
 import farandole
-from farandole import joining
 from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, data, mlp
+from tests.training.conftest import Join
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-Join = Callable[[str], farandole.Run]
 EPOCHS = 4  # of two steps each
-
-
-@pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
-    """Begins a run in a folder of this name, or goes on with it: a process has begun there, and the one before it has
-    ended, whose files the kernel closes and whose lock it releases with them. It does not end with the tests' process.
-    """
-    for name in ("TICKET", "WORKER", "POOL", "THREADS", "HISTORY", "LEDGER"):
-        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
-    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
-    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "never")
-    threads, processes = torch.get_num_threads(), dict[str, Any]()
-
-    def end(context: Any) -> None:
-        context._file.close()
-        os.close(context._lock)
-
-    def joined(folder: str) -> farandole.Run:
-        if folder in processes:
-            end(processes.pop(folder))
-        monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path / folder))
-        monkeypatch.setattr(joining, "_current", None)
-        run = farandole.join()
-        processes[folder] = run._context
-        atexit.unregister(processes[folder]._end)
-        return run
-
-    yield joined
-    for context in processes.values():
-        end(context)
-    torch.set_num_threads(threads)
 
 
 class Interrupted(Exception):

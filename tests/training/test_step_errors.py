@@ -110,11 +110,13 @@ def test_a_step_is_iterated_over_once_and_tells_its_loss_afterwards(run: farando
         next(iter(step))
 
 
-def test_two_loops(run: farandole.Run) -> None:
+def test_a_loop_within_a_loop(run: farandole.Run) -> None:
     model = mlp()
-    begun(run, model)
+    _, steps = begun(run, model)
     with pytest.raises(UsageError, match=r"run\.steps"):
         run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1)
+    steps.close()  # type: ignore[attr-defined]
+    run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1)
 
 
 def test_two_loops_of_which_neither_has_begun(run: farandole.Run) -> None:

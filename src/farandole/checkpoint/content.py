@@ -10,12 +10,15 @@ next, because fresh memory costs page faults, several times the copy itself.
 
 from __future__ import annotations
 
+import glob
+import os
 import pickletools
 import re
 import struct
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -23,8 +26,8 @@ import torch
 
 from farandole.checkpoint.store import DamagedError, Sealing, first_line
 from farandole.collective.state_transfer import decode, encode
-from farandole.errors import FarandoleError
-from farandole.plan.shards import Position
+from farandole.errors import FarandoleError, UsageError
+from farandole.plan.shards import LoopStart, Position
 from farandole.protocol.values import Count, Name
 
 # --- archive ----------------------------------------------------------------------------------------------------------
@@ -323,10 +326,48 @@ def save(content: Content, position: Position, sink: Sealing) -> None:
     state = decode(content.skeleton, content.tensors)
     own_part = {name: value for name, value in state.items() if name != "objects"}
     own_part |= {"format": _FORMAT, "position": [position.epoch, position.offset, position.step]}
+    if position.loop.number:
+        own_part |= {"loop": [position.loop.number, position.loop.step, position.loop.epoch]}
     try:
         torch.save({**state["objects"], OURS: own_part}, cast(Any, sink))
     except RuntimeError as error:  # torch converts the sink's error on closing
         raise sink.failure or error from None
+
+
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """Return the file that `run.save(path)` writes. Raises UsageError if `path` is not the path of a file."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "://" in os.fspath(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"run.save({path!r}): give the path of a file, such as 'best.pt'; for checkpoints at a URL use "
+            f"farandole run --checkpoints"
+        )
+    return Path(path)
+
+
+def write(objects: dict[str, Any], file: Path, worker: str) -> None:
+    """Write the states of `objects`, by name, to `file`: under the worker's own temporary name first.
+
+    It removes the temporary file of a worker that was killed while it wrote.
+
+    Raises:
+        UsageError: the folder is not there, or a folder has that name.
+        OSError: the file can't be written.
+    """
+    if not file.parent.is_dir() or file.is_dir():
+        missing = f"there is no folder {file.parent} on this host" if not file.is_dir() else "it is a folder"
+        raise UsageError(f"run.save({str(file)!r}): {missing}; give a file in a folder that exists on all hosts")
+    content = in_place(objects)
+    for left in file.parent.glob(f".{glob.escape(file.name)}.*.tmp"):
+        left.unlink(missing_ok=True)
+    temporary = file.with_name(f".{file.name}.{worker}.tmp")
+    try:
+        with temporary.open("wb") as output:
+            torch.save(decode(content.skeleton, content.tensors), output)
+            output.flush()
+            os.fsync(output.fileno())
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def finite(content: Content, parameters: Collection[str]) -> bool:
@@ -382,6 +423,8 @@ class _Ours(msgspec.Struct):
     learning_rate: _LearningRate = msgspec.field(default_factory=_LearningRate)
     history: list[tuple[Count, Count]] = []
     finite: bool = True
+    loop: tuple[Count, Count, Count] = (0, 0, 0)  # number, first step, first epoch
+    between: list[list[tuple[Name, Any]]] = []
 
 
 def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
@@ -407,11 +450,14 @@ def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
         if sum(tensor.nbytes for tensor in _distinct(tensors)[0]) > size:
             raise DamagedError(f"its tensors have more bytes than the {size} of the file")
         state = decode(skeleton, tensors)
-        epoch, offset, step = msgspec.convert(own_part, _Ours).position
+        ours = msgspec.convert(own_part, _Ours)
     except (FarandoleError, msgspec.MsgspecError, RecursionError, RuntimeError) as error:
         raise DamagedError(f"it is no checkpoint of farandole: {first_line(error)}") from None
     del state["position"]
-    return Position(epoch=epoch, offset=offset, step=step), state
+    state.pop("loop", None)
+    (epoch, offset, step), (number, first_step, first_epoch) = ours.position, ours.loop
+    loop = LoopStart(number=number, step=first_step, epoch=first_epoch)
+    return Position(epoch=epoch, offset=offset, step=step, loop=loop), state
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -173,8 +173,8 @@ WRITING = Patience(attempts=3, limit_s=60.0, first_pause_s=1.0)  # no attempt be
 class CheckpointSaver:
     """The checkpoint writer of one worker.
 
-    `describe(position, whole)` returns a manifest; `tell` sends a message to the coordinator. `parameters`: the
-    "object.path" of the parameters that decide whether a state is finite.
+    `describe(position, whole)` returns a manifest, and may be replaced; `tell` sends a message to the coordinator.
+    `parameters`: the "object.path" of the parameters that decide whether a state is finite.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class CheckpointSaver:
         self._store = store
         self._every = every
         self._keep = keep
-        self._describe = describe
+        self.describe = describe
         self._tell = tell
         self._parameters = parameters
         self._patience = patience
@@ -297,7 +297,7 @@ class CheckpointSaver:
         self, saved_content: Content, position: Position, *, whole: bool, last: bool = False
     ) -> tuple[str, int, bool]:
         finite = content.finite(saved_content, self._parameters)
-        manifest = msgspec.structs.replace(self._describe(position, whole), finite=finite)
+        manifest = msgspec.structs.replace(self.describe(position, whole), finite=finite)
         stem = self._store.name(manifest)
         size = 0
 

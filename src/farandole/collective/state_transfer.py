@@ -36,6 +36,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from itertools import accumulate, zip_longest
 from typing import Any, cast
 
@@ -47,7 +48,7 @@ from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.schedule import STATE, of_round, place
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, ReceiveBuffer
 from farandole.errors import ProtocolError, StateDisputed, UnknownState
-from farandole.plan.shards import Position
+from farandole.plan.shards import LoopStart, Position
 from farandole.protocol.view import View
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -281,9 +282,9 @@ def send_state(
     part = veterans.index(worker)
     sent: list[Pending] = []
     skeleton = torch.frombuffer(bytearray(snapshot.skeleton), dtype=torch.uint8)
+    place, loop = (position.step, position.epoch, position.offset), position.loop
     header = torch.tensor(
-        [round_, position.step, position.epoch, position.offset, skeleton.numel(), snapshot.bytes, *snapshot.flags],
-        dtype=torch.int64,
+        [round_, *place, *astuple(loop), skeleton.numel(), snapshot.bytes, *snapshot.flags], dtype=torch.int64
     )
     if part == 0:
         for joiner in view.joining:
@@ -365,11 +366,12 @@ class Arrival:
 
     def header(self) -> tuple[int, Position, list[bool]]:
         """Returns the first round of the view, the position of the run, and each parameter's requires_grad."""
-        header = torch.empty(6 + self._parameters, dtype=torch.int64)
+        header = torch.empty(10 + self._parameters, dtype=torch.int64)
         self._take(header, self._veterans[0], _HEADER)
-        round_, step, epoch, offset, skeleton, payload, *flags = header.tolist()
+        round_, step, epoch, offset, number, first_step, first_epoch, facts, skeleton, payload, *flags = header.tolist()
         self._sizes = (skeleton, payload)
-        return round_, Position(epoch=epoch, offset=offset, step=step), [bool(flag) for flag in flags]
+        loop = LoopStart(number=number, step=first_step, epoch=first_epoch, facts=facts)
+        return round_, Position(epoch=epoch, offset=offset, step=step, loop=loop), [bool(flag) for flag in flags]
 
     def state(self) -> Any:
         skeleton = torch.empty(self._sizes[0], dtype=torch.uint8)

@@ -5,6 +5,9 @@ inner loop has no micro-batch, so an optimizer finds no gradient and changes not
 checkpoint's state is loaded again: so whatever else the body does to the state (a moving average, a schedule) has no
 effect on it. An evaluation has the random state of that step, so it returns what it returned in the run.
 
+If the script has several loops, each evaluates the checkpoints that were written in it. Between them it does what a
+worker does that joins in the later one (`training/loop.py`).
+
 The script ends with the last checkpoint: what follows its loop does not run, and neither does the work of `run.once`,
 because both may write over the run's results. If the body calls no evaluation, and there is one checkpoint, the script
 goes on after its loop, where others evaluate.
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -25,10 +28,12 @@ from farandole.checkpoint.restore import RestoredState
 from farandole.checkpoint.store import CheckpointName, Store
 from farandole.data.loader import Loader
 from farandole.errors import FarandoleError, UsageError
+from farandole.protocol.view import View
 from farandole.training.gather import Gathered
 from farandole.training.loop import Loop, MetricLines
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
+from farandole.training.run_state import calls_between
 from farandole.training.step import Once, Step, Work
 from farandole.worker.context import WorkerContext
 from farandole.worker.rounds import Rounds
@@ -50,6 +55,7 @@ class Rows:
         self._take = take
         self.complete: list[dict[str, Value]] = []
         self.evaluations = 0  # of the newest row
+        self.all_evaluations = 0
         self._row: dict[str, Value] | None = None
         self._unnamed: list[Value] = []
         self._seconds = 0.0
@@ -62,6 +68,7 @@ class Rows:
     def evaluated(self, result: Any, seconds: float) -> None:
         """Take the result of an evaluation: a number, or a mapping of names to numbers; the rest of it is left out."""
         self.evaluations += 1
+        self.all_evaluations += 1
         self._seconds += seconds
         if isinstance(result, Mapping):
             self.log({str(name): _number(value) for name, value in result.items()})  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -149,7 +156,8 @@ class EmptyStep(Step):
 class EvaluationLoop(Loop):
     """The loop of a script whose checkpoints are evaluated; see the docstring of the module.
 
-    `place`: the checkpoints `entries` in their order are there. `once`: do the work of `run.once` too.
+    `store`: the checkpoints `entries` in their order are there; each loop takes its own ones from the front. `once`: do
+    the work of `run.once` too.
 
     Raises:
         UsageError: a checkpoint belongs to another script, or no evaluation was called.
@@ -160,12 +168,14 @@ class EvaluationLoop(Loop):
 
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
-        store: Store, entries: Sequence[CheckpointName], rows: Rows, once: bool, seed: int, folder: Path | None,
-        **options: Any,
+        store: Store, entries: deque[CheckpointName], rows: Rows, once: bool, several: bool, seed: int,
+        folder: Path | None, start: int = 0, **options: Any,
     ) -> None:  # fmt: skip
+        """`several`: there was more than one checkpoint."""
         del length
         super().__init__(replica, loader, ENDLESS, context, rounds, seed=seed, folder=folder, **options)
         self._store, self._entries, self._rows, self._does_once = store, entries, rows, once
+        self._several, self._place = several, start
         self._checkpoint = RestoredState()
         self.lines = CollectedLines(context, rows)
 
@@ -175,27 +185,38 @@ class EvaluationLoop(Loop):
 
     def steps(self) -> Iterator[Step]:
         """Yield a step for each checkpoint, without micro-batches."""
-        steps, rows, evaluations = super().steps(), self._rows, 0
-        for entry in self._entries:
-            self._checkpoint = checkpoint = self._read(entry)
+        steps, rows = super().steps(), self._rows
+        while self._entries:
+            checkpoint = self._read(self._entries[0])
+            if checkpoint.position.loop.number > self._place:
+                self._pass(checkpoint)
+                return
+            self._checkpoint = checkpoint
+            self._entries.popleft()
             step = next(steps)
             epoch = checkpoint.position.epoch - (checkpoint.position.offset == 0)
             step.number, step.epoch, step.ends_epoch = self.number, max(epoch, 0), True
             rows.begin(self.number, step.epoch)
             self._load()
             yield step
-            evaluations += rows.evaluations
-            if rows.evaluations or len(self._entries) > 1:
+            if rows.evaluations or self._several:
                 rows.end()
-        if evaluations:
+        if rows.all_evaluations:
             raise SystemExit(0)
-        if len(self._entries) > 1:
+        if self._several:
             raise UsageError(
-                f"the loop of the script has called no run.evaluate for any of {len(self._entries)} checkpoints. Call "
+                f"the loop of the script has called no run.evaluate for any of {len(rows.complete)} checkpoints. Call "
                 f"it in the loop where step.ends_epoch is true; or name one checkpoint, if the script evaluates after "
                 f"its loop"
             )
         self.phase = "over"  # the script goes on after its loop
+
+    def _pass(self, checkpoint: RestoredState) -> None:
+        """Go on to the later loop in which `checkpoint` was written."""
+        alone = View(number=1, members=(self._context.worker,), group=1)
+        self.state.between = calls_between(checkpoint.state)
+        self.passed = alone, checkpoint.position.loop.number
+        self.phase, self.left = "passed", True
 
     def evaluate(self, evaluation: Callable[[], T]) -> T:
         self._load()
@@ -224,8 +245,10 @@ class EvaluationLoop(Loop):
 def loads(store: Store, entries: Sequence[CheckpointName], rows: Rows, *, once: bool) -> Callable[..., Loop]:
     """Return the function that makes the loop of the script, for `farandole.training.loop.use`."""
 
+    left, several = deque(entries), len(entries) > 1
+
     def make(*arguments: Any, **options: Any) -> Loop:
-        return EvaluationLoop(*arguments, store=store, entries=entries, rows=rows, once=once, **options)
+        return EvaluationLoop(*arguments, store=store, entries=left, rows=rows, once=once, several=several, **options)
 
     return make
 

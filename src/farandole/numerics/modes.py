@@ -25,6 +25,9 @@ class Mode(Protocol):
     def watch(self) -> None:
         """Check the operators that run, from now on."""
 
+    def end(self) -> None:
+        """Stop the check."""
+
     def until_the_second(self, steps: Iterator[T]) -> Iterator[T]:
         """Return the same steps. The check of operators ends when the second step has ended."""
         ...
@@ -40,6 +43,8 @@ class PlainMode:
     def begin(self, threads: int, device: torch.device) -> None: ...
 
     def watch(self) -> None: ...
+
+    def end(self) -> None: ...
 
     def until_the_second(self, steps: Iterator[T]) -> Iterator[T]:
         return steps

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TypeVar
@@ -24,12 +24,41 @@ from farandole.platform.bounds import MAX_WORKERS, whole
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoopStart:
+    """The beginning of a loop over `run.steps`.
+
+    Attributes:
+        number: the loop's number in the script, from 0.
+        step, epoch: its first step and its first epoch, which are numbered through all loops of the run.
+        facts: a digest of its data, batch and length, 53 bits; 0 for loop 0, whose facts are in the signature.
+    """
+
+    number: int = 0
+    step: int = 0
+    epoch: int = 0
+    facts: int = 0
+
+
+FIRST_LOOP = LoopStart()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Position:
-    """The position of a run: the epoch, the offset of the next window in it, and the number of the next step."""
+    """The position of a run: the epoch, the offset of the next window in it, and the number of the next step.
+
+    `loop`: the loop that the step is in.
+    """
 
     epoch: int = 0
     offset: int = 0
     step: int = 0
+    loop: LoopStart = FIRST_LOOP
+
+    def next_loop(self, facts: int) -> Position:
+        """Returns the beginning of the next loop, if the loop in hand ends before this position."""
+        epoch = self.epoch + (self.offset > 0)
+        start = LoopStart(number=self.loop.number + 1, step=self.step, epoch=epoch, facts=facts)
+        return Position(epoch=epoch, step=self.step, loop=start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +98,8 @@ def window(position: Position, length: int, size: int, micro: int) -> Window:
 def advance(position: Position, step_window: Window, length: int) -> Position:
     """Returns the position after the step with the window `step_window`."""
     if step_window.stop >= length:
-        return Position(epoch=position.epoch + 1, offset=0, step=position.step + 1)
-    return Position(epoch=position.epoch, offset=step_window.stop, step=position.step + 1)
+        return replace(position, epoch=position.epoch + 1, offset=0, step=position.step + 1)
+    return replace(position, offset=step_window.stop, step=position.step + 1)
 
 
 @lru_cache(maxsize=256)

@@ -145,6 +145,10 @@ class SimulatedPort:
         self._worker.state = 0 if GARBAGE in state else state[0]
         self._world.records["renewed"] += 1
 
+    def is_later(self, position: Position) -> bool:
+        del position
+        return False
+
     def first(self, position: Position, flags: Sequence[bool] | None) -> Task:
         del flags
         worker = self._worker

@@ -215,11 +215,12 @@ UNKNOWN: Parts = ((), 0)
 
 
 class PartsDigest:
-    """The part digests of one worker's replica."""
+    """The part digests of one worker's replica. `before`: those of the loop before, of the same parameters."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, before: PartsDigest | None = None) -> None:
         self._replica = replica
-        self._groups: dict[tuple[int, int], tuple[View, Layout, int]] = {}  # view, buckets, and the last step with them
+        # view, buckets, and the last step with them
+        self._groups: dict[tuple[int, int], tuple[View, Layout, int]] = before._groups if before else {}
 
     def updated(self, view: View, layout: Layout, step: int) -> None:
         """Record that the update of `step` uses sums of `view` in the buckets of `layout`."""

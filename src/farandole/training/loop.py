@@ -17,11 +17,19 @@
     5. The script's next actions change the state, until the next step begins or the run ends.
 
 All objects are complete before the worker requests admission.
+
+A script may have several loops. A position has the loop's number; steps and epochs are numbered through all loops. A
+member that has ended a loop agrees with the others on the next one, in a round of its own (`_meet`), and continues
+without another admission. A worker that joins, or resumes, learns the run's loop with its position, in the script's
+first loop. It goes on to that loop: the loops before it yield nothing, and calls between two loops return what they
+have returned in the run, which is part of the state (docs/design.md, Several loops).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,25 +39,27 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import torch
 
+from farandole.collective.buckets import Layout, Partials
 from farandole.collective.codec import CODECS
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
 from farandole.errors import StepAbandoned, UsageError
-from farandole.plan.shards import Position
+from farandole.plan.shards import LoopStart, Position
 from farandole.platform.process import guarded
 from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
 from farandole.protocol.values import throughput
-from farandole.protocol.worker.driver import Task
+from farandole.protocol.view import View
+from farandole.protocol.worker.driver import LoopPassed, Task
 from farandole.training import run_state
 from farandole.training.gradients import Gradients
 from farandole.training.learning_rate import learning_rate_of
 from farandole.training.progress import Length, Progress
 from farandole.training.replica import Replica
-from farandole.training.run_state import RunState, signature
+from farandole.training.run_state import RunState, behind, calls_between, facts_of_loop, signature
 from farandole.training.step import Guard, Once, Step, StepClock, Work
 from farandole.worker.context import WorkerContext
-from farandole.worker.rounds import Rounds, step_task
+from farandole.worker.rounds import Rounds, step_task, task
 
 # --- lines ------------------------------------------------------------------------------------------------------------
 #
@@ -104,7 +114,7 @@ class MetricLines:
 _log = logging.getLogger(__name__)
 WARM_S = 20.0  # seconds that a joiner waits at most for its first data, while the others train on
 T = TypeVar("T")
-Phase = Literal["entering", "within", "between", "over"]
+Phase = Literal["entering", "within", "between", "over", "passed"]
 
 
 class Loop:
@@ -112,7 +122,10 @@ class Loop:
 
     Attributes:
         phase: `entering` until the first step has begun; `within` a step's inner loop; `between` the inner loop's end
-            and the next step's beginning; `over` after the last step.
+            and the next step's beginning; `over` after the last step; `passed` if the run is in a later loop.
+        entered: True if this worker is in the run's view.
+        left: True if the script has left the loop.
+        passed: the view that this worker is proposed for, and the number of the run's loop, if that is a later one.
         replica: the trained objects.
         state: this worker's copy of the run's state.
         progress: the run's position.
@@ -127,16 +140,29 @@ class Loop:
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
         device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
-        stop_on_nan: bool, bits: str, codec: str, gradients: Callable[..., Gradients] = Gradients,
+        stop_on_nan: bool, bits: str, codec: str, gradients: Callable[..., Gradients] = Gradients, start: int = 0,
+        before: Loop | None = None,
     ) -> None:  # fmt: skip
+        """`start`: the loop's number in the script; `before`: the loop before it, which the script has left."""
         guarded(self)
         self.replica = replica
         self._loader, self._context, self._rounds = loader, context, rounds
         self._seed, self._ledger = seed, ledger
         self.phase: Phase = "entering"
+        self.entered = before is not None and before.entered
+        self.left = False
+        self.passed: tuple[View, int] | None = None
+        if before is not None:
+            before.hand_over(replica, loader)
+        self._before = before
+        self._forms = _forms(replica)
+        self._has_asked = before is not None and before._has_asked
+        self._run_loop = 0
+        self._start = LoopStart(number=start, facts=digest_of(loader, length) if start else 0)
+        self._length = length
         self._current: Step | None = None
         self.lines = MetricLines(context)
-        self.clock = StepClock(context.meter)
+        self.clock = before.clock if before else StepClock(context.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
         self.gradients = gradients(
             replica, memory=context.memory, measures_noise=learning.measures_noise, codec=CODECS[codec]
@@ -152,7 +178,7 @@ class Loop:
         self.state = RunState(
             replica, context, checkpoints, folder=folder, seed=seed, signature=self._signature,
             over=self.progress.over, ledger=ledger, learning_rate=learning, stop_on_nan=stop_on_nan,
-            bits=bits,
+            bits=bits, loop=self._start, before=before.state if before else None,
         )  # fmt: skip
 
     @property
@@ -166,18 +192,122 @@ class Loop:
         return self.phase == "within"
 
     def steps(self) -> Iterator[Step]:
-        """Join the view, and yield the steps. See `Run.steps`."""
+        """Join the view, or go on in it, and yield the steps. See `Run.steps`."""
+        try:
+            if self.entered:
+                self._go_on()
+            elif not self._join():
+                return
+            yield from self._steps()
+        finally:
+            self.left = True
+            if not sys.is_finalizing():
+                set_random_state(derive(self._seed, "after loop", self._start.number))
+
+    def _join(self) -> bool:
+        """Join the view. Returns False if the run is in a later loop of the script."""
         rounds, context, state = self._rounds, self._context, self.state
-        rounds.layout, rounds.replan = self.gradients.layout, self._expect
-        run_state.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
+        rounds.serve(self.gradients.layout, self._expect)
         self.gradients.partials.warm()
-        context.make_room(self.replica.most_bytes)
-        self._loader.warm(WARM_S if context.joins else 0.0)
-        context.ask_in(self._signature, state.unreached())
-        rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))
+        if not self._has_asked:
+            self._has_asked = True
+            run_state.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
+            context.make_room(self.replica.most_bytes)
+            self._loader.warm(WARM_S if context.joins else 0.0)
+            context.ask_in(self._signature, state.unreached())
+        parameters = len(self.gradients.parameters)
+        try:
+            rounds.enter(state.take, self._first, state.checkpoint, state.restore, parameters, self._is_later)
+        except LoopPassed as passed:
+            held = passed.arriving.state if passed.arriving else state.restored
+            state.between = calls_between(held)
+            self.phase = "passed"
+            self.passed = passed.view, self._run_loop
+            return False
+        self.entered = True
         _log.info(
             "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
         )
+        return True
+
+    def _is_later(self, position: Position) -> bool:
+        """Return True if the run is in a later loop.
+
+        Raises:
+            WorkerSuperseded: the run is in an earlier loop.
+            UsageError: this loop has other data, or another batch or length, than that of the others.
+        """
+        run, own = position.loop, self._start
+        if run.number < own.number:
+            raise behind()
+        if run.number == own.number and run.facts != own.facts:
+            raise UsageError(
+                f"run.steps, loop {own.number} of the script: the run has other data, or another batch or length in "
+                f"it than {_shown(self._loader, self._length)}; use the data and the arguments of the other workers"
+            )
+        self._run_loop = run.number
+        return run.number > own.number
+
+    def _go_on(self) -> None:
+        """Begin the first step in the view that the last loop has ended in."""
+        assert self._before is not None
+        position = self._before.progress.after.next_loop(self._start.facts)
+        self._rounds.check_sums()
+        self._meet(position)
+        self._rounds.serve(self.gradients.layout, self._expect)
+        self.gradients.partials.warm()
+        self._begin(position)
+
+    def _meet(self, position: Position) -> None:
+        """Agree with the other workers that this loop comes next: a round whose call they all compare."""
+        what = f"run.steps, loop {self._start.number} of the script, of {_shown(self._loader, self._length)}"
+        rounds = self._rounds
+        rounds.begin(task(Partials(Layout([], 0)), lambda _: 0, position.step, f"{what} ({self._start.facts})"))
+        while not rounds.wait_for_round_end():
+            pass
+
+    def leave(self) -> None:
+        """Check that the script has left this loop, between two steps.
+
+        Raises:
+            StepAbandoned: it was left within a step.
+            UsageError: the script is still in it, or has not begun it.
+        """
+        if not self.left:
+            raise UsageError(
+                "run.steps in the loop over run.steps, or before it: call it when the loop before has ended; if that "
+                "was left by `break` and its iterator is kept in a variable, close it: steps.close()"
+            )
+        if self.within:
+            raise StepAbandoned(
+                f"step {self.number}: the loop was left before the step's inner loop had ended; leave it by `break` "
+                f"after the inner loop"
+            )
+
+    def hand_over(self, replica: Replica, loader: Loader) -> None:
+        """End all that acts on the objects of this loop, before another one begins with `replica` and `loader`.
+
+        Raises:
+            UsageError: tensors were added, removed or given other shapes.
+        """
+        then, now = self._forms, _forms(replica)
+        for name in {**then, **now}:
+            if then.get(name) != now.get(name):
+                raise UsageError(
+                    f"run.steps: {name} was {then.get(name, 'not there')} in the loop before, and is "
+                    f"{now.get(name, 'not there')} now: all loops have the same tensors; make them before "
+                    f"run.replicate, and freeze those that a loop does not train by requires_grad_(False)"
+                )
+        self.retire(loader)
+
+    def retire(self, loader: Loader | None = None) -> None:
+        """Let go of the script's objects. `loader`: what goes on to read, if it is this loop's."""
+        self.gradients.unhook()
+        self._guard.end()
+        if loader is not self._loader:
+            self._loader.close()
+
+    def _steps(self) -> Iterator[Step]:
         while True:
             self._loader.enter(self.progress.position.epoch)
             step = self._step()
@@ -330,6 +460,22 @@ class Loop:
         self._rounds.check_sums()
         self.state.begin(self.progress.after)
         return self.replica.fingerprint(), after
+
+
+def digest_of(loader: Loader, length: Length) -> int:
+    """Return a digest of what must be equal in a loop on all workers: 53 bits, never 0."""
+    text = "\n".join(f"{name}: {value}" for name, value in facts_of_loop(loader, length))
+    return (int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big") >> 11) or 1
+
+
+def _shown(loader: Loader, length: Length) -> str:
+    long = f"epochs={length.epochs}" if length.epochs else f"base_steps={length.base_steps}"
+    return f"{loader.length:,} samples, batch={loader.batch!r}, {long}"
+
+
+def _forms(replica: Replica) -> dict[str, str]:
+    """Return the shapes and dtypes of all parameters and buffers, by name."""
+    return {name: form for name, form in replica.facts() if name.startswith(("parameter ", "buffer "))}
 
 
 _new_loop: Callable[..., Loop] = Loop

@@ -1,4 +1,4 @@
-"""The run's progress through its data: the current step's window, the micro-batches after it, and the run's end.
+"""The progress of a loop through its data: the current step's window, the micro-batches after it, and the loop's end.
 
 All of it follows from the position and from the number of workers that have begun the step, so it is equal on every
 worker. If the clock is a sum of gains, the end of the run is known only with the gain: when the exchange is over.
@@ -102,16 +102,18 @@ class Progress:
     def over(self, position: Position) -> bool:
         """Return True if the run is at its end at `position`. If gains are counted, those measured so far decide."""
         if self._length.epochs:
-            return position.epoch >= self._length.epochs
+            return position.epoch - position.loop.epoch >= self._length.epochs
         return self._clock(position) >= self._length.base_steps
 
     def _clock(self, position: Position) -> int:
-        """Return the number of base steps done at `position`."""
+        """Return the number of base steps of this loop done at `position`."""
         if self._gains:
             return int(self._gains()[1])
         if self._loader.batches:  # epochs may have other numbers of batches, but each step is one
-            return position.step
-        return position.epoch * len(self._loader) + -(-position.offset // self._loader.batch.base)
+            return position.step - position.loop.step
+        return (position.epoch - position.loop.epoch) * len(self._loader) + -(
+            -position.offset // self._loader.batch.base
+        )
 
     @property
     def after(self) -> Position:
@@ -141,7 +143,7 @@ class Progress:
             before, after = self._gains() if self._gains else (0.0, pace)
             remaining = max(self._length.base_steps - base_steps_done, 0)
             return self.position.step + 1 + (math.ceil(remaining / (after - before)) if after > before else remaining)
-        epochs_left = self._length.epochs - 1 - self.position.epoch
+        epochs_left = self._length.epochs - 1 - (self.position.epoch - self.position.loop.epoch)
         if self._loader.batches:
             return self.position.step + self._loader.steps_left(self.position) + epochs_left * len(self._loader)
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)

@@ -1070,6 +1070,10 @@ class Replica:
             "groups": {n: self._groups_of(o) for n, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)},
         }
 
+    def present(self) -> dict[str, Any]:
+        """Return the objects' states by name, as they are now and not at the step's beginning."""
+        return {name: thing.state_dict() for name, thing in self.objects.items()}
+
     def _groups_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of the parameters in each group; an optimizer's own state has only their indices."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}

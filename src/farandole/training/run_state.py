@@ -42,7 +42,7 @@ from farandole.numerics import modes
 from farandole.numerics import settings as numeric_settings
 from farandole.numerics.fingerprint import fingerprint
 from farandole.numerics.settings import Alterations
-from farandole.plan.shards import Position
+from farandole.plan.shards import FIRST_LOOP, LoopStart, Position
 from farandole.protocol import numeric_facts
 from farandole.protocol.difference import in_words
 from farandole.protocol.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
@@ -106,6 +106,7 @@ class RunState:
         at_step_start: True if the state is that of the start of a step, and no update has begun; False between a step's
             end and the next one's beginning.
         settings: torch's settings, with the script's changes.
+        between: what the calls between two loops have returned, as (call, result); for each loop, those after it.
     """
 
     def __init__(
@@ -122,17 +123,23 @@ class RunState:
         learning_rate: LearningRate,
         stop_on_nan: bool = False,
         bits: str = "same",
+        loop: LoopStart = FIRST_LOOP,
+        before: RunState | None = None,
     ) -> None:
-        self.position = Position()
+        """`loop`: the number and the facts of this loop; `before`: the state of the loop before it."""
+        self.position = before.position if before else Position()
         self._context = context
-        self.at_step_start = True
+        if before is None:
+            self.at_step_start = True
         self._replica = replica
-        self.settings = Alterations()
-        self.attributes = ModuleAttributes(replica.objects)
-        self._options = options_of(replica)  # the options at the run's beginning
+        self._loop = loop
+        self.between: list[list[tuple[str, Any]]] = before.between if before else []
+        self.settings = before.settings if before else Alterations()
+        self.attributes = before.attributes if before else ModuleAttributes(replica.objects)
+        self._options = before._options if before else options_of(replica)  # the options at the run's beginning
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
-        self.parts = PartsDigest(replica)
+        self.parts = PartsDigest(replica, before.parts if before else None)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
         self._rates = deepcopy(learning_rate.state())
@@ -141,18 +148,20 @@ class RunState:
         self._facts = signature.facts
         self._over = over
         self._ledger = ledger
-        self._origin = ""
-        self._history: list[tuple[int, int]] = []
+        self._origin = before._origin if before else ""
+        self._history: list[tuple[int, int]] = before._history if before else []
         self._restored = RestoredState()
-        self._finite = True  # False if the newest step's loss is not finite
+        self._finite = before._finite if before else True  # False if the newest step's loss is not finite
         self._stop_on_nan = stop_on_nan
-        self._has_state = False  # True if the state is not the script's initial state
+        self._has_state = before._has_state if before else False  # True if the state is not the script's initial state
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
-        self._saver: CheckpointSaver | None = None
+        self._saver: CheckpointSaver | None = before._saver if before else None
         self._own = own
         self._identity = RunIdentity(settings.identity, self._run) if settings.identity else None
-        if own:
+        if self._saver:
+            self._saver.describe = self._manifest
+        elif own:
             every = Every.parse(settings.every)
             self._saver = CheckpointSaver(
                 Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=context.tell,
@@ -242,6 +251,11 @@ class RunState:
             snapshot = partial(self.snapshot, own=True)
             self._saver.step_begins(self.position, snapshot, leads=self._context.instructions.saves, at_once=at_once)
 
+    @property
+    def restored(self) -> dict[str, Any]:
+        """The state of the checkpoint that `restore` has found."""
+        return self._restored.state
+
     # --- sending and loading ---------------------------------------------------------------------------------
 
     def snapshot(self, *, own: bool = False) -> dict[str, Any]:
@@ -256,6 +270,8 @@ class RunState:
             "attributes": self.attributes.state(own=own),
             "options": self._options,
         }
+        if any(self.between):
+            ours["between"] = self.between
         return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -292,12 +308,18 @@ class RunState:
                 self._context.short(view, gone)
                 return None
             restored = self._restored = restore.find(self._places, self._identity)
+        if restored.manifest is not None and restored.position.loop.number > self._loop.number:
+            return restored.position  # the state is loaded when the script is there
         if restored.manifest is None:
-            if self._has_state:
+            if self._has_state or self._loop.number:
                 raise WorkerSuperseded(
                     "the state that this worker has received is no longer the run's: another process replaces it"
                 )
             return Position()
+        if restored.position.loop.number < self._loop.number:
+            raise behind()
+        loop = dataclasses.replace(restored.position.loop, facts=self._loop.facts)
+        restored.position = dataclasses.replace(restored.position, loop=loop)
         self.load(restored)
         self._has_state = True
         if self._over(restored.position):
@@ -336,6 +358,7 @@ class RunState:
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
+        self.between = calls_between(state)
         self.settings.take(state.get("settings", {}))
         self._copy_values()
         return unlike
@@ -420,6 +443,18 @@ class RunState:
         )
 
 
+def calls_between(state: Mapping[str, Any]) -> list[list[tuple[str, Any]]]:
+    """Return what the calls between two loops have returned, from a state: see `RunState.between`."""
+    return [[(call, result) for call, result in calls] for calls in state.get("between", [])]
+
+
+def behind() -> WorkerSuperseded:
+    """Return the error of a worker whose script is in a later loop than the run, and can't go back."""
+    return WorkerSuperseded(
+        "the run goes on from a state of an earlier loop of the script: another process replaces it"
+    )
+
+
 # --- signature --------------------------------------------------------------------------------------------------------
 #
 # A worker's signature: the facts that must be equal on all workers for equal bits.
@@ -461,6 +496,12 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
     yield "farandole version", farandole.__version__
     yield from machine(device)
     yield from snapshot.facts()
+    yield from facts_of_loop(loader, length)
+    yield from replica.facts()
+
+
+def facts_of_loop(loader: Loader, length: Length) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a loop's data, batch and length."""
     yield "samples in the data", str(loader.length)
     if picks := picked(loader.dataset):
         yield "samples in the data that a Subset picks", picks
@@ -474,7 +515,6 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
         yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)
     yield from ((name, str(value)) for name, value in dataclasses.asdict(length).items() if value)
-    yield from replica.facts()
 
 
 def _name(device: torch.device) -> str:

@@ -889,6 +889,10 @@ class Guard:
         _guards.add(self)
         _watch()
 
+    def end(self) -> None:
+        """End the checks: another loop begins, with a guard of its own."""
+        _guards.discard(self)
+
     def gradients_are_there(self) -> None:
         """Record that the inner loop has ended, with new gradients."""
         self._is_new = True

@@ -406,8 +406,27 @@ class SingleProcess(WorkerContext):
 
     def _end(self, process: int) -> None:
         """Runs at the exit of the process; does nothing in its forked children."""
-        if os.getpid() != process:
+        if os.getpid() != process or self._close():
             return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1)
+
+    def end(self) -> bool:
+        """Ends the run before its process ends, and gives the folder back. Returns False if it could not save."""
+        if self._lock < 0:
+            return True
+        atexit.unregister(self._end)
+        saved = self._close()
+        if self._file is not None:
+            self._file.close()
+        os.close(self._lock)
+        self._lock, self._file = -1, None
+        return saved
+
+    def _close(self) -> bool:
+        """Saves, and writes the run's last lines. Returns False if it could not save."""
         saved = False
         try:
             saved = self._save()
@@ -420,12 +439,7 @@ class SingleProcess(WorkerContext):
         except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
             saved = False
             say(f"farandole: error: this process failed at its exit: {first_line(error)}")
-        finally:
-            if not saved:
-                for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(Exception):
-                        stream.flush()
-                os._exit(1)
+        return saved
 
 
 def read_history(path: str) -> History:

@@ -26,7 +26,7 @@ from farandole.platform.output import say
 from farandole.protocol.messages import Digests, Message, Saved
 from farandole.protocol.values import TimeClass
 from farandole.protocol.view import Lineage, View
-from farandole.protocol.worker.driver import Change, Driver, Routine, Task, class_of, join_view
+from farandole.protocol.worker.driver import Change, Driver, LoopPassed, Routine, Task, class_of, join_view
 from farandole.protocol.worker.session import PeerWait
 from farandole.protocol.worker.state_machine import Exit, Save
 from farandole.worker.context import WorkerContext
@@ -45,7 +45,7 @@ class Receiver:
     """
 
     def __init__(self, view: View, context: WorkerContext, parameters: int) -> None:
-        self._view = view
+        self.view = view
         self.header: tuple[int, Position, list[bool]] | None = None
         self._state: Any = None
         self._disputed: StateDisputed | None = None
@@ -77,7 +77,7 @@ class Receiver:
             self._disputed = error
             self._context.changed()
         except PeerLost as lost:
-            self._context.lost(self._view.number, lost.peer, lost.reason)
+            self._context.lost(self.view.number, lost.peer, lost.reason)
 
 
 def send_state_to_joiners(context: WorkerContext, view: View, round_: int, position: Position, state: Any) -> None:
@@ -139,7 +139,8 @@ class RoundsPort:
         self._held, self._replan = held, replan
         self._prepared: dict[int, Exchange] = {}  # for proposed views, by view
         self._partials = Partials(Layout([], 0))
-        self._planned = Lineage(sets=())  # the lineage that `replan` was last called for
+        self.planned = Lineage(sets=())  # the lineage that `replan` was last called for
+        self.arriving: Receiver | None = None  # the state for a worker that goes to a later loop of the script
 
     # --- without waiting -------------------------------------------------------------------------------------
 
@@ -202,6 +203,9 @@ class RoundsPort:
         send_state_to_joiners(self._context, view, round_, position, self._held().snapshot())
 
     def receive(self, view: View) -> Receiver:
+        arriving, self.arriving = self.arriving, None
+        if arriving is not None and arriving.view.number == view.number:
+            return arriving
         return Receiver(view, self._context, self.parameters)
 
     def renew(self, state: Any) -> None:
@@ -212,8 +216,8 @@ class RoundsPort:
 
     def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:
         assert self.exchange is not None
-        if task.is_step and shards and lineage != self._planned:
-            self._planned = lineage
+        if task.is_step and shards and lineage != self.planned:
+            self.planned = lineage
             self._replan()
         self.exchange.begin(round_, self._partials, shards, lineage, is_step=task.is_step)
 
@@ -287,8 +291,8 @@ class Rounds:
         self._context = context
         self._held = held
         self.layout = Layout([], 0)  # of training steps; the buffers of a proposed view are made for it
-        self.replan: Callable[[], None] = _nothing  # called when this worker's shards differ from the expected
-        self._port = RoundsPort(context, held, lambda: self.replan())
+        self._replan: Callable[[], None] = _nothing
+        self._port = RoundsPort(context, held, lambda: self._replan())
         self._driver = Driver(context.member, context.instructions, self._port, context.terms)
         self.meter = context.meter
         self._entered = False
@@ -296,6 +300,10 @@ class Rounds:
         self._patient = False
         self._updating: Exchange | None = None  # the exchange whose sums the update uses
         context.set_training(self)
+
+    def serve(self, layout: Layout, replan: Callable[[], None]) -> None:
+        """Serves a loop with steps of `layout`. Calls `replan` when this worker's shards differ from the expected."""
+        self.layout, self._replan, self._port.planned = layout, replan, Lineage(sets=())
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -403,10 +411,14 @@ class Rounds:
     def enter(
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
         entered: Callable[[], None], restore: Callable[[View], Position | None], parameters: int,
+        is_later: Callable[[Position], bool] | None = None,
     ) -> None:  # fmt: skip
         """Waits for a view, and for the state if other workers hold it, and begins the first step.
 
         The arguments are the callbacks of `join_view` in `protocol/worker/driver.py`.
+
+        Raises:
+            LoopPassed: the run is in a later loop of the script. Call this again at the beginning of that loop.
         """
 
         def begin(view: View) -> Position | None:
@@ -414,8 +426,12 @@ class Rounds:
             return restore(view)
 
         self._port.parameters = parameters
-        entrance = _Entrance(load, first, entered, begin)
-        self._drive(join_view(self._driver, entrance))
+        entrance = _Entrance(load, first, entered, begin, is_later or _is_not)
+        try:
+            self._drive(join_view(self._driver, entrance))
+        except LoopPassed as passed:
+            self._port.arriving = passed.arriving if isinstance(passed.arriving, Receiver) else None
+            raise
         self._entered = True
         self.meter.enter("compute")
 
@@ -486,9 +502,14 @@ class _Entrance:
 
     def __init__(
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
-        entered: Callable[[], None], restore: Callable[[View], Position | None],
+        entered: Callable[[], None], restore: Callable[[View], Position | None], is_later: Callable[[Position], bool],
     ) -> None:  # fmt: skip
-        self.load, self.first, self.entered, self.restore = load, first, entered, restore
+        self.load, self.first, self.entered, self.restore, self.is_later = load, first, entered, restore, is_later
 
 
 def _nothing() -> None: ...
+
+
+def _is_not(position: Position) -> bool:
+    del position
+    return False

@@ -233,6 +233,17 @@ class JoinAborted(Exception):
     """The view of this joiner was withdrawn: it waits for the next one."""
 
 
+class LoopPassed(Exception):
+    """The run is in a later loop of the script than this worker, which goes there and joins then.
+
+    `view`: the view that it was proposed for. `arriving`: the state from the others; None if it begins the run.
+    """
+
+    def __init__(self, view: View, arriving: Arriving | None) -> None:
+        super().__init__(view.number)
+        self.view, self.arriving = view, arriving
+
+
 class Driver:
     """Runs the rounds of one worker, as the module's head describes. Below `minimum` workers, rounds are idle.
 
@@ -504,6 +515,10 @@ class JoinCallbacks(Protocol):
         """Load the run's state to begin `view` with it; returns its position, None if others begin or the run ends."""
         ...
 
+    def is_later(self, position: Position, /) -> bool:
+        """Return True if `position` is in a later loop of the script than the one that this worker enters."""
+        ...
+
     def first(self, position: Position, flags: Sequence[bool] | None, /) -> Task:
         """Return the first step of this worker. `flags`: requires_grad from a header, None if it begins the run."""
         ...
@@ -518,7 +533,11 @@ class JoinCallbacks(Protocol):
 
 
 def join_view(driver: Driver, entrance: JoinCallbacks) -> Routine[None]:
-    """Join a view, and begin the first step in it."""
+    """Join a view, and begin the first step in it.
+
+    Raises:
+        LoopPassed: the run is in a later loop of the script. Call this again at the beginning of that loop.
+    """
     member = driver.member
     while True:
         driver.calls.enter()
@@ -537,6 +556,8 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[b
     if position is None:
         yield from driver.until(view, lambda: False)
         return False
+    if (yield from do(entrance.is_later, position)):
+        raise LoopPassed(view, None)
     if not _enter_view(driver, 0, position, view):
         return False
     driver.fully_loaded = True
@@ -552,6 +573,10 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
         return False
     round_, position, flags = arriving.header
+    if (yield from do(entrance.is_later, position)):
+        if not (yield from driver.until(view, lambda: arriving.state is not None)):
+            return False
+        raise LoopPassed(view, arriving)
     if not _enter_view(driver, round_, position, view):
         return False
     yield from driver.begin((yield from do(entrance.first, position, flags)))
