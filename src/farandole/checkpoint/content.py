@@ -382,6 +382,7 @@ class _Ours(msgspec.Struct):
     learning_rate: _LearningRate = msgspec.field(default_factory=_LearningRate)
     history: list[tuple[Count, Count]] = []
     finite: bool = True
+    stream: bytes = b""
 
 
 def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:

@@ -71,8 +71,9 @@ class Progress:
         self.position = Position()
         self.window = Window(start=0, stop=0, micro=1)
         self._size = loader.batch.base
-        steps = length.epochs * len(loader)
-        whole(f"run.steps(epochs={length.epochs}) of {len(loader)} steps each, {{}} steps", steps, why=_MOST)
+        if length.epochs:
+            steps = length.epochs * len(loader)
+            whole(f"run.steps(epochs={length.epochs}) of {len(loader)} steps each, {{}} steps", steps, why=_MOST)
 
     def enter(self, position: Position, workers: int) -> int:
         """Begin the step at `position` with `workers` workers. Returns the number of its shards."""
@@ -111,7 +112,8 @@ class Progress:
             return int(self._gains()[1])
         if self._loader.batches:  # epochs may have other numbers of batches, but each step is one
             return position.step
-        return position.epoch * len(self._loader) + -(-position.offset // self._loader.batch.base)
+        whole_epochs = position.epoch * len(self._loader) if position.epoch else 0
+        return whole_epochs + -(-position.offset // self._loader.batch.base)
 
     @property
     def after(self) -> Position:

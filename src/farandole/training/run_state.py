@@ -37,6 +37,7 @@ from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.sampler_order import SamplerOrder
+from farandole.data.stream import Stream
 from farandole.errors import CheckpointsGone, FarandoleError, WorkerSuperseded
 from farandole.numerics import modes
 from farandole.numerics import settings as numeric_settings
@@ -120,6 +121,7 @@ class RunState:
         over: Callable[[Position], bool],
         ledger: Ledger | None,
         learning_rate: LearningRate,
+        stream: Stream | None = None,
         stop_on_nan: bool = False,
         bits: str = "same",
     ) -> None:
@@ -135,6 +137,7 @@ class RunState:
         self.parts = PartsDigest(replica)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
+        self._stream = stream
         self._rates = deepcopy(learning_rate.state())
         self._run = folder.name if folder else ""
         self._seed = seed
@@ -256,6 +259,8 @@ class RunState:
             "attributes": self.attributes.state(own=own),
             "options": self._options,
         }
+        if self._stream is not None:
+            ours["stream"] = self._stream.mark(self.position.epoch, self.position.offset)
         return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -335,6 +340,8 @@ class RunState:
         if "learning_rate" in state:  # checkpoints of versions without rules lack it
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
+        if self._stream is not None:
+            self._stream.learn([state.get("stream", b"")])
         self._finite = bool(state.get("finite", True))
         self.settings.take(state.get("settings", {}))
         self._copy_values()
@@ -461,10 +468,12 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
     yield "farandole version", farandole.__version__
     yield from machine(device)
     yield from snapshot.facts()
-    yield "samples in the data", str(loader.length)
+    yield "samples in the data", "unknown" if loader.endless else str(loader.length)
     if picks := picked(loader.dataset):
         yield "samples in the data that a Subset picks", picks
-    if isinstance(loader.order, SamplerOrder):
+    if loader.stream is not None:
+        yield ORDER, str(loader.stream)
+    elif isinstance(loader.order, SamplerOrder):
         yield ORDER, str(loader.order)
     else:
         yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED
