@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 _torch: Any = torch_worker
 _NONE = object()
 _readers: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # by the dataset's id: who read last
+_initial_states: dict[int, tuple[Any, Any]] = {}  # by the dataset's id: a reference to it, and its first state
 
 
 def is_stream(dataset: Any) -> bool:
@@ -126,12 +127,7 @@ class Stream:
         self._unsent: list[Mark] = []
         self._given: list[bytes] = []
         self._seeks = True  # False once a state has led to other samples
-        self._initial: Any = _NONE
-        if _is_stateful(dataset):
-            try:
-                self._initial = deepcopy(dataset.state_dict())
-            except Exception as error:  # noqa: BLE001  some have a state only while they are iterated over
-                _log.debug("%s has no state before it is read: %s", self._kind, error)
+        self._initial = _initial_state(dataset)
         self.digest = self._checked()
 
     def __str__(self) -> str:
@@ -392,6 +388,21 @@ class Stream:
         if own is not None and own != given:
             raise UsageError(f"run.loader(samples={given}): {self._kind} has len() {own}; leave out `samples`")
         return given
+
+
+def _initial_state(dataset: Any) -> Any:
+    """Returns the state that `dataset` had before it was read by any stream; `_NONE` if it has none."""
+    reference, state = _initial_states.get(id(dataset), (_NONE, _NONE))
+    if reference is not _NONE and reference() is dataset:
+        return state
+    state = _NONE
+    if _is_stateful(dataset):
+        try:
+            state = deepcopy(dataset.state_dict())
+        except Exception as error:  # noqa: BLE001  some have a state only while they are iterated over
+            _log.debug("%s has no state before it is read: %s", type(dataset).__name__, error)
+    _initial_states[id(dataset)] = weakref.ref(dataset), state
+    return state
 
 
 def _is_stateful(thing: Any) -> bool:
