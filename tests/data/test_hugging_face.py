@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import random
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 
 from farandole.data.formats.table import Table
 from farandole.data.loader import Key, Loader
+from farandole.errors import UsageError
 from farandole.plan.batch import GlobalBatch
 
 datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
 ROWS = 40
+EXHAUSTED = "all_exhausted_without_replacement"
 KEYS = [Key(epoch=1, step=n, shard=0, start=8 * n, stop=8 * n + 8) for n in range(5)]
 
 
@@ -85,6 +88,61 @@ def test_a_dataset_as_it_is_gives_the_same_bits_in_loader_processes(
     loader = make(dataset, GlobalBatch(8, micro=8), seed=5, multiprocessing_context=start)
     loader.expect(KEYS)
     assert all(equal(loader.fetch(key), batch) for key, batch in zip(KEYS, expected, strict=True))
+
+
+def rows(parts: int) -> Any:
+    return datasets.Dataset.from_dict({"n": list(range(ROWS * 20))}).to_iterable_dataset(num_shards=parts)
+
+
+def plus(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"n": sample["n"] + random.random()}
+
+
+STREAMS = {
+    "plain": lambda: rows(4),
+    "mapped": lambda: rows(4).map(plus),
+    "torch": lambda: rows(1).with_format("torch"),
+    "batched": lambda: (
+        rows(3).map(lambda columns: columns, batched=True, batch_size=7).filter(lambda row: row["n"] >= 0)
+    ),
+    "shuffled": lambda: rows(4).shuffle(seed=9, buffer_size=50),
+    "mixed": lambda: datasets.interleave_datasets([rows(2).take(400), rows(3).skip(400)], stopping_strategy=EXHAUSTED),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("make_stream", STREAMS.values(), ids=STREAMS)
+def test_a_stream_of_theirs(make_stream: Any, make: Any) -> None:
+    """Each sample once an epoch, in another order each if it is shuffled, and the same for one that begins later."""
+    options: dict[str, Any] = {
+        "seed": 5,
+        "samples": ROWS * 20,
+        "collate_fn": lambda rows: [float(r["n"]) for r in rows],
+    }
+    policy = GlobalBatch(32, micro=16)
+    keys = [Key(epoch, at // 32, at % 32 // 16, at, at + 16) for epoch in (0, 1) for at in range(0, ROWS * 20, 16)]
+    here = Loader(make_stream(), policy, **options)
+    batches = {key: here.fetch(key) for key in keys}
+    epochs = [[n for key, batch in batches.items() if key.epoch == e for n in batch] for e in (0, 1)]
+    assert [sorted(map(int, epoch)) for epoch in epochs] == [list(range(ROWS * 20))] * 2
+    shuffled = make_stream is STREAMS["shuffled"]
+    assert ([*map(int, epochs[0])] != [*map(int, epochs[1])]) is shuffled
+    joiner = Loader(make_stream(), policy, **options)
+    assert here.stream is not None
+    assert joiner.stream is not None
+    joiner.stream.learn([here.stream.mark(1, 600)])
+    for key in (keys[90], keys[5], keys[75]):
+        assert joiner.fetch(key) == batches[key]
+    assert joiner.stream._seeks is not shuffled, "a shuffle buffer is no part of their state"
+    process = make(make_stream(), policy, num_workers=1, **options)
+    process.expect(keys)
+    assert [process.fetch(key) for key in keys] == [*batches.values()]
+
+
+def test_a_part_of_a_stream_of_theirs_is_refused() -> None:
+    part = importlib.import_module("datasets.distributed").split_dataset_by_node(rows(4), rank=1, world_size=2)
+    with pytest.raises(UsageError):
+        Loader(part, GlobalBatch(8, micro=8), seed=5, samples=ROWS * 10)
 
 
 def test_its_files_are_a_table(saved: Path) -> None:

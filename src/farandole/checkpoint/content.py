@@ -425,6 +425,7 @@ class _Ours(msgspec.Struct):
     finite: bool = True
     loop: tuple[Count, Count, Count] = (0, 0, 0)  # number, first step, first epoch
     between: list[list[tuple[Name, Any]]] = []
+    stream: bytes = b""
 
 
 def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:

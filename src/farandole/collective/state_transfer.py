@@ -203,10 +203,15 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Snapshot:
-    """A replicated state at the start of a step, ready to be sent. It holds references, not copies."""
+    """A replicated state at the start of a step, ready to be sent. It holds references, not copies.
+
+    Attributes:
+        mark: the bytes of `state["stream"]`, which are no part of what the veterans compare.
+    """
 
     def __init__(self, state: Any) -> None:
-        self.skeleton, self.tensors = encode(state)
+        self.mark: bytes = state.get("stream", b"")
+        self.skeleton, self.tensors = encode({name: value for name, value in state.items() if name != "stream"})
         self.flags = [int(flag) for flag in state["requires_grad"]]
         sizes = [_padded(t.numel() * t.element_size()) for t in self.tensors]
         self._offsets = list(accumulate(sizes, initial=0))
@@ -262,7 +267,8 @@ def cut(total: int, part: int, parts: int) -> tuple[int, int]:
 
 PIECE_BYTES = 4 << 20
 IN_FLIGHT = 4  # pieces of a veteran's stripe that are lent at the same time
-_HEADER, _SKELETON, _STRIPE, _CHECK, _TAKEN = range(5)
+_HEADER, _SKELETON, _STRIPE, _CHECK, _TAKEN, _MARK = range(6)
+_FIXED = 11  # words of the header before the flags
 _ROW = 1023  # words of 8 bytes
 _WEIGHTS = torch.arange(1, _ROW + 1, dtype=torch.int64) * (0x9E3779B97F4A7C15 >> 2) * 2 + 1
 
@@ -273,8 +279,8 @@ def send_state(
 ) -> None:  # fmt: skip
     """Sends a veteran's part of the state to every joiner of `view`. Blocks until the joiners have received it.
 
-    The first veteran sends the header and the skeleton. Each of the `veterans` sends its stripe, and a checksum of the
-    next one's stripe. The pieces are lent in `memory`.
+    The first veteran sends the header, the mark and the skeleton. Each of the `veterans` sends its stripe, and a
+    checksum of the next one's stripe. The pieces are lent in `memory`.
 
     Raises:
         PeerLost: a joiner is lost.
@@ -282,13 +288,15 @@ def send_state(
     part = veterans.index(worker)
     sent: list[Pending] = []
     skeleton = torch.frombuffer(bytearray(snapshot.skeleton), dtype=torch.uint8)
-    place, loop = (position.step, position.epoch, position.offset), position.loop
-    header = torch.tensor(
-        [round_, *place, *astuple(loop), skeleton.numel(), snapshot.bytes, *snapshot.flags], dtype=torch.int64
-    )
+    at, loop = (position.step, position.epoch, position.offset), position.loop
+    sizes = skeleton.numel(), snapshot.bytes, len(snapshot.mark)
+    header = torch.tensor([round_, *at, *astuple(loop), *sizes, *snapshot.flags], dtype=torch.int64)
+    mark = torch.frombuffer(bytearray(snapshot.mark), dtype=torch.uint8) if snapshot.mark else None
     if part == 0:
         for joiner in view.joining:
             sent.append(links.send(header, joiner, _tag(view, _HEADER)))
+            if mark is not None:
+                sent.append(links.send(mark, joiner, _tag(view, _MARK)))
             sent.append(links.send(skeleton, joiner, _tag(view, _SKELETON)))
     mine = _pieces(snapshot.bytes, part, len(veterans))
     next_ = (part + 1) % len(veterans)
@@ -349,6 +357,9 @@ class Arrival:
 
     `ahead` is memory that was allocated before; it is used if it is large enough.
 
+    Attributes:
+        mark: a place in the stream of samples, once `header` has returned; b"" if there is none. See `data/stream.py`.
+
     Raises:
         PeerLost: a veteran is lost; both methods block until then, or until the veterans send.
         StateDisputed: `state` received a stripe that differs from another veteran's copy.
@@ -363,12 +374,18 @@ class Arrival:
         self._parameters = parameters
         self._ahead = ahead
         self._sizes = (0, 0)
+        self.mark = b""
 
     def header(self) -> tuple[int, Position, list[bool]]:
         """Returns the first round of the view, the position of the run, and each parameter's requires_grad."""
-        header = torch.empty(10 + self._parameters, dtype=torch.int64)
+        header = torch.empty(_FIXED + self._parameters, dtype=torch.int64)
         self._take(header, self._veterans[0], _HEADER)
-        round_, step, epoch, offset, number, first_step, first_epoch, facts, skeleton, payload, *flags = header.tolist()
+        round_, step, epoch, offset, number, first_step, first_epoch, facts, *rest = header.tolist()
+        skeleton, payload, mark, *flags = rest
+        if mark:
+            content = torch.empty(mark, dtype=torch.uint8)
+            self._take(content, self._veterans[0], _MARK)
+            self.mark = content.numpy().tobytes()
         self._sizes = (skeleton, payload)
         loop = LoopStart(number=number, step=first_step, epoch=first_epoch, facts=facts)
         return round_, Position(epoch=epoch, offset=offset, step=step, loop=loop), [bool(flag) for flag in flags]

@@ -11,8 +11,8 @@ Processor time of a fetch of 64 samples of 784 values in one process: 43 us from
 `index_select`; torch's own DataLoader takes 250), 0.85 ms sample by sample (7 of 13 us a sample set random state).
 
 Loader processes end with the thread that started them (`ProcessStart`): call `fetch` from a thread that outlives
-training. Left out: iterable datasets (no random access), use by several threads. `fetch` leaves the global random
-state undefined: seed it before what follows.
+training. An iterable dataset is read by one process (`stream.py`). Left out: use by several threads. `fetch` leaves the
+global random state undefined: seed it before what follows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
 from itertools import repeat
 from multiprocessing.process import BaseProcess
@@ -31,14 +31,15 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from farandole.data import shared_memory, workers
-from farandole.data.epochs import DatasetState
+from farandole.data.epochs import DatasetState, Epochs
 from farandole.data.facts import subsets
 from farandole.data.object_store import NOTHING, Making, Timed
 from farandole.data.order import SampleOrder
 from farandole.data.sampler_order import SamplerOrder
+from farandole.data.stream import ENDLESS, Stream, Streamed, is_stream
 from farandole.data.workers import (
     GO_ANYWHERE,
     FetchHook,
@@ -65,6 +66,8 @@ from farandole.platform.bounds import real, whole
 _log = logging.getLogger(__name__)
 MAX_PROCESSES = 1024  # processes of one loader
 MAX_AHEAD = 1024  # micro-batches that one process prefetches
+_MARKS_EVERY = 256  # samples of a stream between two marks, at least
+_WORKERS = 8  # of a batch that follows the workers: so large a batch of a stream is held
 MAX_TIMEOUT_S = 1e6  # poll(2) takes no more than 24 days
 REFUSED = {
     "batch_size": "`batch` sets the global batch",
@@ -79,14 +82,16 @@ REFUSED = {
 def length_of(dataset: Dataset[Any]) -> int:
     """Returns the number of samples. Raises `UsageError` if samples can't be read by their index."""
     kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
+    if isinstance(dataset, Iterator):
         raise UsageError(
-            f"{kind} is an IterableDataset, which can only be read from its beginning on: any worker must reach any "
-            f"sample, also one that joins later, so give a map-style dataset, with __getitem__(index) and __len__(): "
-            f"farandole.WebDataset, MDS, Table and Tokens are such datasets over files for streaming"
+            f"{kind} can be iterated over once, and a worker that joins must read the samples from the beginning: "
+            f"give a torch.utils.data.IterableDataset whose __iter__() returns a new iterator each time"
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise UsageError(f"{kind} needs __getitem__(index) and __len__(): any worker must reach any sample")
+        raise UsageError(
+            f"{kind} needs __getitem__(index) and __len__(), or make it a torch.utils.data.IterableDataset: any worker "
+            f"must reach any sample"
+        )
     try:
         length = len(cast(Sized, dataset))
     except Exception as error:
@@ -147,6 +152,8 @@ def left_out(length: int, batch: BatchPolicy) -> int:
     Raises:
         UsageError: it would leave out all samples, or the batch policy is not `GlobalBatch`.
     """
+    if length == ENDLESS:
+        raise UsageError("drop_last=True: the stream has no len(); give run.loader(..., samples=N), or leave it out")
     if not isinstance(batch, GlobalBatch):
         raise UsageError(
             "drop_last=True needs a batch of constant size, farandole.GlobalBatch: with another policy, the size of "
@@ -179,6 +186,26 @@ def processes_of(
         if value and not processes:
             raise UsageError(f"{name}={value!r} configures loader processes: set num_workers > 0, or leave it out")
     return processes, ahead, seconds
+
+
+def check_stream_options(dataset: Any, *, num_workers: int, shuffle: bool | None, on_bad_sample: str) -> None:
+    """Raises `UsageError` for each option that a loader of an iterable dataset does not take."""
+    kind = type(dataset).__name__
+    if num_workers > 1:
+        raise UsageError(
+            f"run.loader({kind}, num_workers={num_workers}): each process would read the whole stream; give "
+            f"num_workers=1, or 0, also beside a DataLoader: run.loader(dataloader, num_workers=1, micro=...)"
+        )
+    if shuffle:
+        raise UsageError(
+            f"run.loader({kind}, shuffle=True): a stream keeps its order; shuffle where it is read, as "
+            f"datasets.IterableDataset.shuffle(buffer_size=...) does, or give a map-style dataset"
+        )
+    if on_bad_sample == "skip":
+        raise UsageError(
+            f'run.loader({kind}, on_bad_sample="skip"): an iterator has ended when it raises; leave bad samples out '
+            f"where the stream is read"
+        )
 
 
 def callable_or_none(name: str, value: Any) -> Callable[..., Any] | None:
@@ -262,7 +289,7 @@ class Loader:
         batch: BatchPolicy,
         *,
         seed: int,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -272,13 +299,15 @@ class Loader:
         multiprocessing_context: Any = None,
         on_bad_sample: str = "raise",
         drop_last: bool = False,
+        samples: int | None = None,
         order: SamplerOrder | None = None,
         on_deaths: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
         """Checks all arguments; starts no process. Calls `on_deaths` with the reason when loader processes have died.
 
-        `order`: that of a sampler, in place of `shuffle` and the run's seed.
+        `shuffle`: True by default; a stream (`torch.utils.data.IterableDataset`) keeps its order. `samples`: the length
+        of a stream that has no `len()`. `order`: that of a sampler, in place of `shuffle` and the run's seed.
 
         Raises:
             UsageError: the dataset can't be loaded, or an option is invalid here.
@@ -293,10 +322,21 @@ class Loader:
         callable_or_none("worker_init_fn", worker_init_fn)
         self.dataset = dataset
         self.batch = batch
-        self.length = length_of(dataset)
+        self._places = num_workers * (prefetch_factor or 2)
+        self._ahead = Prefetch(limit=2 * self._places)
+        self.stream: Stream | None = None
+        if is_stream(dataset):
+            check_stream_options(dataset, num_workers=num_workers, shuffle=shuffle, on_bad_sample=on_bad_sample)
+            batch_size = batch.samples(_WORKERS)
+            keep = batch_size * (1 + 2 * self._places)  # prefetched micro-batches may be of as many steps
+            self.stream = Stream(dataset, seed, samples=samples, keep=keep, every=max(batch_size, _MARKS_EVERY))
+        elif samples is not None:
+            raise UsageError(f"run.loader(samples={samples!r}): {type(dataset).__name__} has a length of its own")
+        self.length = length_of(dataset) if self.stream is None else self.stream.length
         if on_bad_sample == "raise":
             check_subsets(dataset)
-        self.order = SampleOrder(self.length, seed, shuffle) if order is None else order
+        shuffled = self.stream is None if shuffle is None else shuffle
+        self.order = SampleOrder(self.length, seed, shuffled) if order is None else order
         self.batches = 0 if order is None else order.batches  # of a batch sampler in epoch 0; 0: `batch` makes them
         if self.batches and drop_last:
             raise UsageError("drop_last=True: the batch sampler decides which samples an epoch has; leave it out")
@@ -305,12 +345,13 @@ class Loader:
         self.device: torch.device | None = None  # the place of the micro-batches in the loop, None to leave them
         self.skips = on_bad_sample == "skip"
         self.skipped: tuple[int, ...] = ()  # bad samples that the micro-batch fetched last lacks
-        self._announced = Announced(dataset, self.order)
-        self._source = Source(dataset, self.order, collate_fn, skips=self.skips)
-        self._state = DatasetState(self._source.epochs, dataset, collate_fn)
+        self._announced = Announced(self.stream or dataset, self.order)
+        self._source = Source(self.stream or dataset, self.order, collate_fn, skips=self.skips)
+        epochs = self._source.epochs
+        if self.stream is not None:  # with a process, that one alone calls its `set_epoch`
+            epochs = Epochs(collate_fn) if num_workers else Epochs(dataset, collate_fn)
+        self._state = DatasetState(epochs, dataset, collate_fn)
         self.making = NOTHING  # the cost of making all micro-batches received so far
-        self._places = num_workers * (prefetch_factor or 2)
-        self._ahead = Prefetch(limit=2 * self._places)
         self.processes = num_workers
         self._direct = num_workers == 0 and not pin_memory
         self._pins = pin_memory
@@ -358,9 +399,19 @@ class Loader:
     def __len__(self) -> int:
         """Returns the number of steps of the base batch in an epoch; the last may be shorter.
 
-        With a batch sampler: its number of batches in epoch 0.
+        With a batch sampler: its number of batches in epoch 0. Raises UsageError for a stream of unknown length.
         """
+        if self.endless:
+            raise UsageError(
+                f"{type(self.dataset).__name__} has no len(), so an epoch has no end: give the number of its samples, "
+                f"run.loader(..., samples=N), or the length of the run in steps: run.steps(loader, base_steps=N)"
+            )
         return self.batches or -(-self.epoch_samples // self.batch.base)
+
+    @property
+    def endless(self) -> bool:
+        """True for a stream of unknown length, which has one epoch."""
+        return self.length == ENDLESS
 
     def samples_in(self, epoch: int) -> int:
         """Returns the number of samples that `epoch` takes."""
@@ -418,7 +469,8 @@ class Loader:
         """
         self._state.enter(key.epoch)
         if key.epoch != self._epoch:
-            check_length(self.dataset, self.length)
+            if self.stream is None:
+                check_length(self.dataset, self.length)
             self._epoch = key.epoch
         try:
             return self._fetch(key) if self._hook is None else self._hook.fetch(key, self._fetch)
@@ -490,7 +542,7 @@ class Loader:
                 self._source.slots = slots
                 numbers = slots.numbers() if slots else repeat(0)
                 # DataLoader takes as many requests from the sampler as there are places
-                requests = cast("Any", zip(numbers, self._ahead, strict=False))
+                requests = cast("Any", zip(numbers, self._ahead, self._marks_for_process(), strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
                 if self.processes:
                     workers.adopt(self._results)
@@ -512,6 +564,11 @@ class Loader:
             atexit.unregister(_close_open_loaders)
             atexit.register(_close_open_loaders)
         return self._results
+
+    def _marks_for_process(self) -> Iterator[list[bytes]]:
+        """Yields for each request the marks that this worker was given since the last one."""
+        while True:
+            yield [] if self.stream is None else self.stream.given_marks()
 
     def _pull(self) -> None:
         """Takes one result; if a process has died, replaces all processes instead."""
@@ -535,6 +592,10 @@ class Loader:
 
     def _received(self, batch: Any) -> Any:
         """Copies the batch out of its slot, and adds the cost of making it to `making`."""
+        if isinstance(batch, Streamed):
+            assert self.stream is not None
+            self.stream.learn(batch.marks, given=False)
+            batch = batch.batch
         making, batch = (batch.making, batch.batch) if isinstance(batch, Timed) else (None, batch)
         slots, began = self._source.slots, time.perf_counter()
         if slots is not None:

@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from farandole.data.loader import length_of
 from farandole.data.sampler_order import SamplerOrder
+from farandole.data.stream import is_stream
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 
@@ -71,12 +72,14 @@ def options_of(loader: DataLoader[Any], seed: int) -> tuple[Any, dict[str, Any]]
         UsageError: it can't be taken over; says what to pass instead.
     """
     dataset: Any = loader.dataset
-    samples = length_of(dataset)
+    samples = 0 if is_stream(dataset) else length_of(dataset)
     options = {name: getattr(loader, name) for name in _PASSED_ON}
     if loader.collate_fn is not default_collate:
         options["collate_fn"] = loader.collate_fn
     if loader.batch_size is None and loader.batch_sampler is not None:
         return dataset, {**options, "order": SamplerOrder(loader.batch_sampler, samples, seed=seed, batches=True)}
+    if is_stream(dataset):
+        return dataset, options
     sampler: Any = loader.sampler
     kind = type(sampler)
     if kind is SequentialSampler:

@@ -66,6 +66,7 @@ from farandole.data.epochs import Epochs, warn_of_own_changes
 from farandole.data.order import SampleOrder, derive, own_generators, seed_all, set_random_state
 from farandole.data.sampler_order import SamplerOrder
 from farandole.data.shared_memory import refused
+from farandole.data.stream import Stream, Streamed
 from farandole.errors import BadSample, FarandoleError, ShardError, UsageError
 from farandole.platform import cpu
 from farandole.platform.output import guard
@@ -476,43 +477,54 @@ class Incomplete(NamedTuple):
 
 
 class Source(Dataset[tuple[Key | None, Any]]):
-    """The dataset as loader processes see it: its index is a slot and a key, its items are whole micro-batches."""
+    """The dataset as loader processes see it: its items are whole micro-batches.
+
+    Its index is a slot, a key and marks of a stream, which the process has not got yet.
+    """
 
     slots: Slots | None = None  # set before the processes start
     timed = False  # True: micro-batches come as `Timed`, with the cost of making them
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | Stream,
         order: SampleOrder | SamplerOrder,
         collate: Callable[[list[Any]], Any] | None,
         *,
         skips: bool = False,
     ) -> None:
         """`skips=True`: samples that raise are left out, and the result is an `Incomplete`."""
-        self.dataset = dataset
+        self._stream = dataset if isinstance(dataset, Stream) else None
+        self._samples: Any = dataset
+        self.dataset: Any = dataset.dataset if isinstance(dataset, Stream) else dataset  # the user's
         self._skips = skips
         self._order = order
         self._collate = collate
-        self._tensors = _rows(dataset) if collate is None else None
+        self._tensors = _rows(self.dataset) if collate is None else None
         self._ahead = hook(dataset, "ahead")
-        self._gather = gather_of(dataset) if collate is None else None
+        self._gather = gather_of(self.dataset) if collate is None and self._stream is None else None
         self.epochs = Epochs(dataset, collate)
-        self._to_watch = WATCHED
+        self._to_watch = WATCHED if self._stream is None else 0  # a stream has a place, which changes
 
-    def __getitem__(self, index: tuple[int, Key | None]) -> tuple[Key | None, Any]:
-        process, (slot, key) = get_worker_info(), index
+    def __getitem__(self, index: tuple[int, Key | None, list[bytes]]) -> tuple[Key | None, Any]:
+        process, (slot, key, marks) = get_worker_info(), index
+        if self._stream is not None and process is not None:
+            self._stream.learn(marks)
         if key is None:
             return None, None
         if process is None:
             return key, self.timed_batch(key) if self.timed else self.micro_batch(key)
         try:
             if self.timed:
-                return key, self.timed_batch(key, slot)
+                return key, self._with_marks(self.timed_batch(key, slot))
             batch = self.micro_batch(key)
-            return key, sendable(batch if self.slots is None else self.slots.put(slot, batch))
+            return key, self._with_marks(sendable(batch if self.slots is None else self.slots.put(slot, batch)))
         except BaseException:  # noqa: BLE001  any exception is sent with its key, `sys.exit` included
             return key, wrapped(f"in DataLoader worker process {process.id}")
+
+    def _with_marks(self, batch: Any) -> Any:
+        marks = self._stream.new_marks() if self._stream is not None else []
+        return Streamed(batch, marks) if marks else batch
 
     def timed_batch(self, key: Key, slot: int | None = None) -> object_store.Timed:
         """Returns `micro_batch(key)`, in its slot if it has one, and the cost of making it."""
@@ -565,13 +577,13 @@ class Source(Dataset[tuple[Key | None, Any]]):
         seed = derive(self._order.seed, "sample", key.epoch)
         items: list[Any] = []
         bad: list[tuple[int, str]] = []
-        generators = own_generators(self.dataset)
+        generators = own_generators(self.dataset) if self._stream is None else []  # a stream seeds them itself
         draws = self._order.draws(key.epoch, key.start, key.stop)
         for sample, draw in zip(samples.tolist(), draws.tolist(), strict=True):
             set_random_state(derive(seed, draw))
             seed_all(generators, derive(seed, draw))
             try:
-                items.append(self.dataset[sample])
+                items.append(self._samples[sample])
             except (FarandoleError, MemoryError):
                 raise  # a missing shard, a full machine: the sample is not the cause
             except Exception as error:

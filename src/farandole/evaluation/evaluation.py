@@ -71,6 +71,11 @@ class Evaluation:
         if options.get("drop_last"):
             raise UsageError("run.evaluate(drop_last=True): an evaluation counts every sample; pass a Subset instead")
         loader = self._loader(dataset, micro, options)
+        if loader.endless:
+            raise UsageError(
+                f"run.evaluate({type(dataset).__name__}): it has no len(); give the number of its samples, "
+                f"run.evaluate(..., samples=N)"
+            )
         window = Window(start=0, stop=loader.length, micro=loader.batch.micro)
         totals = tally(metric, window.shards, self._device)
 

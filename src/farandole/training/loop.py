@@ -177,8 +177,8 @@ class Loop:
         self._signature = signature(device, loader, length, replica)
         self.state = RunState(
             replica, context, checkpoints, folder=folder, seed=seed, signature=self._signature,
-            over=self.progress.over, ledger=ledger, learning_rate=learning, stop_on_nan=stop_on_nan,
-            bits=bits, loop=self._start, before=before.state if before else None,
+            over=self.progress.over, ledger=ledger, learning_rate=learning, stream=loader.stream,
+            stop_on_nan=stop_on_nan, bits=bits, loop=self._start, before=before.state if before else None,
         )  # fmt: skip
 
     @property
@@ -348,6 +348,8 @@ class Loop:
         else:
             for parameter, flag in zip(self.gradients.parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
+            if self._loader.stream is not None:
+                self._loader.stream.learn([self._context.stream_mark])
         return self._task(position)
 
     def _begin(self, position: Position) -> None:

@@ -71,8 +71,9 @@ class Progress:
         self.position = Position()
         self.window = Window(start=0, stop=0, micro=1)
         self._size = loader.batch.base
-        steps = length.epochs * len(loader)
-        whole(f"run.steps(epochs={length.epochs}) of {len(loader)} steps each, {{}} steps", steps, why=_MOST)
+        if length.epochs:
+            steps = length.epochs * len(loader)
+            whole(f"run.steps(epochs={length.epochs}) of {len(loader)} steps each, {{}} steps", steps, why=_MOST)
 
     def enter(self, position: Position, workers: int) -> int:
         """Begin the step at `position` with `workers` workers. Returns the number of its shards."""
@@ -111,9 +112,8 @@ class Progress:
             return int(self._gains()[1])
         if self._loader.batches:  # epochs may have other numbers of batches, but each step is one
             return position.step - position.loop.step
-        return (position.epoch - position.loop.epoch) * len(self._loader) + -(
-            -position.offset // self._loader.batch.base
-        )
+        epochs = position.epoch - position.loop.epoch  # an endless stream has no length, and no second epoch
+        return (epochs * len(self._loader) if epochs else 0) + -(-position.offset // self._loader.batch.base)
 
     @property
     def after(self) -> Position:

@@ -37,6 +37,7 @@ from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.sampler_order import SamplerOrder
+from farandole.data.stream import Stream
 from farandole.errors import CheckpointsGone, FarandoleError, WorkerSuperseded
 from farandole.numerics import modes
 from farandole.numerics import settings as numeric_settings
@@ -121,6 +122,7 @@ class RunState:
         over: Callable[[Position], bool],
         ledger: Ledger | None,
         learning_rate: LearningRate,
+        stream: Stream | None = None,
         stop_on_nan: bool = False,
         bits: str = "same",
         loop: LoopStart = FIRST_LOOP,
@@ -142,6 +144,7 @@ class RunState:
         self.parts = PartsDigest(replica, before.parts if before else None)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
+        self._stream = stream
         self._rates = deepcopy(learning_rate.state())
         self._run = folder.name if folder else ""
         self._seed = seed
@@ -272,6 +275,8 @@ class RunState:
         }
         if any(self.between):
             ours["between"] = self.between
+        if self._stream is not None:
+            ours["stream"] = self._stream.mark(self.position.epoch, self.position.offset)
         return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -357,6 +362,8 @@ class RunState:
         if "learning_rate" in state:  # checkpoints of versions without rules lack it
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
+        if self._stream is not None:
+            self._stream.learn([state.get("stream", b"")])
         self._finite = bool(state.get("finite", True))
         self.between = calls_between(state)
         self.settings.take(state.get("settings", {}))
@@ -502,10 +509,12 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
 
 def facts_of_loop(loader: Loader, length: Length) -> Iterator[tuple[str, str]]:
     """Yield the facts of a loop's data, batch and length."""
-    yield "samples in the data", str(loader.length)
+    yield "samples in the data", "unknown" if loader.endless else str(loader.length)
     if picks := picked(loader.dataset):
         yield "samples in the data that a Subset picks", picks
-    if isinstance(loader.order, SamplerOrder):
+    if loader.stream is not None:
+        yield ORDER, str(loader.stream)
+    elif isinstance(loader.order, SamplerOrder):
         yield ORDER, str(loader.order)
     else:
         yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED

@@ -121,6 +121,7 @@ class WorkerContext(ABC):
         joins: True if other workers were training when this one was admitted.
         memory: the allocator of tensors that are exchanged.
         room: memory that is allocated ahead for the state from other workers; the receiver takes it.
+        stream_mark: a place in the stream of samples, that a member has sent before its state; b"" if there is none.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class WorkerContext(ABC):
         self.groups: dict[int, Links] = {}
         self.memory: Memory = Ordinary()
         self.room: torch.Tensor | None = None
+        self.stream_mark = b""
         self.epoch = 0
         self.at_step_start = self.fully_loaded = self.joins = False
         self.begun = -1

@@ -69,7 +69,8 @@ class Receiver:
 
     def _receive(self, arrival: Arrival) -> None:
         try:
-            self.header = arrival.header()
+            header = arrival.header()
+            self._context.stream_mark, self.header = arrival.mark, header
             self._context.changed()
             self._state = arrival.state()
             self._context.changed()
