@@ -1,0 +1,178 @@
+"""What the records of `farandole check` say: where bits differ first, and the likely cause. Pure.
+
+A comparison takes the records of its steps in the order of computation: the state at a step's beginning, the shards, the
+state at the next step's beginning. Its result is the first digest that differs from the leg `alone`.
+
+The cause of different bits is looked for in the script's own state (`script_state.py`) at that place. Suspect is what
+differs from the leg `alone` there and has changed in the course of that leg. What already differs in the first shard of
+all is no state of the training (a clock, a path), unless it is a random generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from farandole.check.records import JOIN, LOSS, STEPS, Facts, Kind, Leaves, Record, Shard, State, shards, states
+from farandole.protocol.messages import MICRO_BATCH
+
+Comparison = Literal["workers", "join", "loss", "resume", "micro"]
+Outcome = Literal["agrees", "differs", "not compared"]
+Cause = Literal[
+    "", "generator", "not replicated", "script state", "first state", "samples", "update", "unknown",
+    "sum", "weights", "batch norm", "batch", "random numbers",
+]  # fmt: skip
+MOST_SUSPECTS = 3
+RANKS: tuple[Kind, ...] = ("generator", "object", "tensor", "value")
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first digest that differs. `shard`: None if it is of the state at the beginning of `step`."""
+
+    step: int
+    shard: int | None
+    name: str
+    worker: str
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the script that has probably caused a difference."""
+
+    name: str
+    kind: Kind
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one comparison. `names`: modules of batch normalization, or why it was not compared."""
+
+    comparison: Comparison
+    outcome: Outcome
+    first: Difference | None = None
+    cause: Cause = ""
+    suspects: tuple[Suspect, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+# --- the same bits ----------------------------------------------------------------------------------------------------
+
+
+def findings_of_bits(alone: Sequence[Record], workers: Sequence[Record], resume: Sequence[Record]) -> list[Finding]:
+    """Return the results of all comparisons with the leg `alone`."""
+    reference = Reference(alone, workers)
+    results, broken = list[Finding](), False
+    for comparison in ("workers", "join", "loss"):
+        mine = reference.part(workers, comparison)
+        found = None if broken else reference.compare(comparison, mine)
+        results.append(found or Finding(comparison=comparison, outcome="not compared"))
+        broken = results[-1].outcome != "agrees"
+    found = reference.compare("resume", list(resume))
+    return [*results, found or Finding(comparison="resume", outcome="not compared")]
+
+
+def is_complete(workers: Sequence[Record], expected: int) -> bool:
+    """Return True if `expected` workers have the state after the last step."""
+    return len({each.worker for each in states(workers) if each.step == STEPS}) >= expected
+
+
+class Reference:
+    """The leg `alone`. `workers`: the records of the run, by which state of the training is known from clocks."""
+
+    def __init__(self, alone: Sequence[Record], workers: Sequence[Record]) -> None:
+        self._states = {each.step: each for each in states(alone)}
+        self._shards = {(each.step, each.over, each.shard): each for each in shards(alone)}
+        self._changing = _changing([each.script for each in (*states(alone), *shards(alone))])
+        self._generators = next((each.generators for each in alone if isinstance(each, Facts)), ())
+        self._fresh = self._differing_at_first(workers)
+
+    def part(self, workers: Sequence[Record], comparison: str) -> list[Record]:
+        """Return the records of the run that belong to a comparison."""
+        founders = {each.worker for each in states(workers) if each.step == 0}
+        step = {"workers": 0, "join": JOIN, "loss": LOSS}[comparison]
+        return [
+            each
+            for each in workers
+            if (isinstance(each, Shard) and each.step == step)
+            or (isinstance(each, State) and each.step == step + 1 and (step or each.worker in founders))
+            or (isinstance(each, State) and each.step == step and (not step or each.worker not in founders))
+        ]
+
+    def compare(self, comparison: Comparison, leg: Sequence[Record]) -> Finding | None:
+        """Return the result for the records of a leg, None if there are none."""
+        compared = sorted((each for each in leg if isinstance(each, State | Shard)), key=_place)
+        if not compared:
+            return None
+        for each in compared:
+            other = self._states.get(each.step) if isinstance(each, State) else self._shards.get(_key(each))
+            name = "" if other is None else _first_unlike(each, other)
+            if other is not None and name:
+                return self._explained(comparison, each, other, name)
+        return Finding(comparison=comparison, outcome="agrees")
+
+    def _explained(self, comparison: Comparison, one: State | Shard, other: State | Shard, name: str) -> Finding:
+        shard = one.shard if isinstance(one, Shard) else None
+        first = Difference(step=one.step, shard=shard, name=name, worker=one.worker)
+        suspects = self._suspects(one.script, other.script)
+        if name == MICRO_BATCH:
+            of_dataset = tuple(Suspect(name=each, kind="generator") for each in self._generators)
+            suspects = tuple(each for each in suspects if each.kind == "generator") or of_dataset or suspects
+        cause: Cause = "unknown"
+        if suspects:
+            kinds: Mapping[Kind, Cause] = {"generator": "generator", "object": "not replicated"}
+            cause = kinds.get(suspects[0].kind, "script state")
+        elif shard is None and one.step == 0:
+            cause = "first state"
+        elif shard is None:
+            cause = "update"
+        elif name == MICRO_BATCH:
+            cause = "samples"
+        return Finding(comparison=comparison, outcome="differs", first=first, cause=cause, suspects=suspects)
+
+    def _suspects(self, one: Leaves, other: Leaves) -> tuple[Suspect, ...]:
+        suspects = [
+            Suspect(name=name, kind=kind)
+            for name, (kind, digest) in one.items()
+            if name in self._changing and name in other and other[name][1] != digest
+            and (kind == "generator" or name not in self._fresh)
+        ]  # fmt: skip
+        suspects.sort(key=lambda each: RANKS.index(each.kind))
+        best = [each for each in suspects if each.kind == suspects[0].kind]
+        return tuple(best[:MOST_SUSPECTS])
+
+    def _differing_at_first(self, workers: Iterable[Record]) -> set[str]:
+        """Return the names of what differs in the first shard of all, before which both legs have done the same."""
+        mine = self._shards.get((0, 0, 0))
+        theirs = next((each for each in shards(workers) if _key(each) == (0, 0, 0)), None)
+        if mine is None or theirs is None:
+            return set()
+        return {name for name, leaf in theirs.script.items() if mine.script.get(name) != leaf}
+
+
+def _key(shard: Shard) -> tuple[int, int, int]:
+    return shard.step, shard.over, shard.shard
+
+
+def _place(record: State | Shard) -> tuple[int, bool, int, int, str]:
+    if isinstance(record, State):
+        return record.step, False, 0, 0, record.worker
+    return record.step, True, record.over, record.shard, record.worker
+
+
+def _first_unlike(one: State | Shard, other: State | Shard) -> str:
+    """Return the first name whose digest differs, "" if there is none."""
+    mine, theirs = _pairs(one), _pairs(other)
+    return next((name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)), "")
+
+
+def _pairs(record: State | Shard) -> dict[str, int]:
+    return record.digests if isinstance(record, State) else dict(zip(record.names, record.digests, strict=True))
+
+
+def _changing(course: Sequence[Leaves]) -> set[str]:
+    """Return the names of what has had several values."""
+    values: dict[str, set[str]] = {}
+    for leaves in course:
+        for name, (_, digest) in leaves.items():
+            values.setdefault(name, set()).add(digest)
+    return {name for name, digests in values.items() if len(digests) > 1}
