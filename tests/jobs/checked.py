@@ -1,19 +1,19 @@
 """A script for `farandole check`, with one fault: `python checked.py FAULT`.
 
-  none         none: the same bits always, and the gradient does not depend on micro=
-  generator    the dataset has a random generator of its own
-  noise        the inner loop has one
-  counter      the loss depends on a plain number that counts the steps
-  attribute    it depends on a tensor of the module that is no buffer
-  average      it depends on an average of the weights that is not replicated
-  rate         the update depends on a plain number
-  first        the weights do not come from the run's random numbers
-  sum, tokens  the loss is a sum; a mean over tokens without weight=
-  weighed      a mean over tokens with weight=
-  norm         the model has batch normalization
-  pairs        the loss compares the samples of a micro-batch with each other
-  raises       the second step raises ZeroDivisionError
-  short        the loop has two steps only
+none         none: the same bits always, and the gradient does not depend on micro=
+generator    the dataset has a random generator of its own
+noise        the inner loop has one
+counter      the loss depends on a plain number that counts the steps
+attribute    it depends on a tensor of the module that is no buffer
+average      it depends on an average of the weights that is not replicated
+rate         the update depends on a plain number
+first        the weights do not come from the run's random numbers
+sum, tokens  the loss is a sum; a mean over tokens without weight=
+weighed      a mean over tokens with weight=
+norm         the model has batch normalization
+pairs        the loss compares the samples of a micro-batch with each other
+raises       the second step raises ZeroDivisionError
+short        the loop has two steps only
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ import farandole
 SAMPLES, WIDTH, BATCH, MICRO = 64, 8, 16, 4
 
 
-class Rows(Dataset[torch.Tensor]):
-    """Rows of random numbers. `noise`: each sample gets noise from a generator of the dataset."""
+NOISE = torch.Generator().manual_seed(7)
 
-    def __init__(self, *, noise: bool) -> None:
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of random numbers. `noisy`: each sample gets noise from `NOISE`."""
+
+    def __init__(self, *, noisy: bool) -> None:
         self.rows = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(5))
-        self.noise = torch.Generator().manual_seed(7) if noise else None
+        self.noisy = noisy
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> torch.Tensor:
         row = self.rows[index]
-        return row if self.noise is None else row + 0.1 * torch.randn(WIDTH, generator=self.noise)
+        return row + 0.1 * torch.randn(WIDTH, generator=NOISE) if self.noisy else row
 
 
 class Net(nn.Module):
@@ -65,13 +68,13 @@ def main(fault: str) -> None:
     average = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run.replicate(model=model, optimizer=optimizer)
-    rows = Rows(noise=fault == "generator")
+    rows = Rows(noisy=fault == "generator")
     own = torch.Generator().manual_seed(3)
     loader = run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
     calls = 0
     length = {"base_steps": 2} if fault == "short" else {"epochs": 3}
     for step in run.steps(loader, **length):
-        calls += 1
+        calls += 1  # noqa: SIM113
         for x in step:
             if fault == "noise":
                 x = x + 0.1 * torch.randn(x.shape, generator=own)
@@ -98,7 +101,9 @@ def main(fault: str) -> None:
         if fault == "attribute":
             model.scale = model.scale * 0.9
         with torch.no_grad():
-            for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+            for mean, parameter in (
+                () if fault != "average" else zip(average.parameters(), model.parameters(), strict=True)
+            ):
                 mean.lerp_(parameter, 0.5)
 
 

@@ -1,7 +1,7 @@
 """What the records of `farandole check` say: where bits differ first, and the likely cause. Pure.
 
-A comparison takes the records of its steps in the order of computation: the state at a step's beginning, the shards, the
-state at the next step's beginning. Its result is the first digest that differs from the leg `alone`.
+A comparison takes the records of its steps in the order of computation: the state at a step's beginning, the shards,
+the state at the next step's beginning. Its result is the first digest that differs from the leg `alone`.
 
 The cause of different bits is looked for in the script's own state (`script_state.py`) at that place. Suspect is what
 differs from the leg `alone` there and has changed in the course of that leg. What already differs in the first shard of
@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from farandole.check.records import JOIN, LOSS, STEPS, Facts, Kind, Leaves, Record, Shard, State, shards, states
+from farandole.check.records import DATASET, JOIN, LOSS, STEPS, Kind, Leaves, Record, Shard, State, shards, states
 from farandole.protocol.messages import MICRO_BATCH
 
 Comparison = Literal["workers", "join", "loss", "resume", "micro"]
@@ -83,7 +83,6 @@ class Reference:
         self._states = {each.step: each for each in states(alone)}
         self._shards = {(each.step, each.over, each.shard): each for each in shards(alone)}
         self._changing = _changing([each.script for each in (*states(alone), *shards(alone))])
-        self._generators = next((each.generators for each in alone if isinstance(each, Facts)), ())
         self._fresh = self._differing_at_first(workers)
 
     def part(self, workers: Sequence[Record], comparison: str) -> list[Record]:
@@ -115,8 +114,7 @@ class Reference:
         first = Difference(step=one.step, shard=shard, name=name, worker=one.worker)
         suspects = self._suspects(one.script, other.script)
         if name == MICRO_BATCH:
-            of_dataset = tuple(Suspect(name=each, kind="generator") for each in self._generators)
-            suspects = tuple(each for each in suspects if each.kind == "generator") or of_dataset or suspects
+            suspects = suspects or _constant_generators(one.script)
         cause: Cause = "unknown"
         if suspects:
             kinds: Mapping[Kind, Cause] = {"generator": "generator", "object": "not replicated"}
@@ -136,9 +134,7 @@ class Reference:
             if name in self._changing and name in other and other[name][1] != digest
             and (kind == "generator" or name not in self._fresh)
         ]  # fmt: skip
-        suspects.sort(key=lambda each: RANKS.index(each.kind))
-        best = [each for each in suspects if each.kind == suspects[0].kind]
-        return tuple(best[:MOST_SUSPECTS])
+        return tuple(sorted(suspects, key=lambda each: RANKS.index(each.kind))[:MOST_SUSPECTS])
 
     def _differing_at_first(self, workers: Iterable[Record]) -> set[str]:
         """Return the names of what differs in the first shard of all, before which both legs have done the same."""
@@ -147,6 +143,12 @@ class Reference:
         if mine is None or theirs is None:
             return set()
         return {name for name, leaf in theirs.script.items() if mine.script.get(name) != leaf}
+
+
+def _constant_generators(script: Leaves) -> tuple[Suspect, ...]:
+    """Return the generators of which loader processes may have copies. Those of a dataset are seeded."""
+    names = [name for name, (kind, _) in script.items() if kind == "generator" and name.partition(".")[0] != DATASET]
+    return tuple(Suspect(name=name, kind="generator") for name in names[:MOST_SUSPECTS])
 
 
 def _key(shard: Shard) -> tuple[int, int, int]:

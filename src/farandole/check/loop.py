@@ -19,7 +19,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -125,7 +125,6 @@ class CheckLoop(Loop):
     def steps(self) -> Iterator[Step]:
         """Yield the steps of this leg."""
         terms, rounds = self._terms, self._rounds
-        self._records.write(Facts(generators=tuple(self._script.generators())))
         if terms.leg == "workers" and slot() >= terms.workers:
             while not Path(terms.folder, STEP_0).exists():
                 time.sleep(WAIT_S)
@@ -231,14 +230,14 @@ class MicroLoop(Loop):
 
     def steps(self) -> Iterator[Step]:
         """Yield the first step."""
-        modules = [thing for thing in self.replica.objects.values() if isinstance(thing, nn.Module)]
-        _drop_nothing(modules)
+        roots = {name: thing for name, thing in self.replica.objects.items() if isinstance(thing, nn.Module)}
+        modules = {n: module for root, thing in roots.items() for n, module in thing.named_modules(prefix=root)}
+        _drop_nothing(modules.values())
         step = next(super().steps())
         assert isinstance(step, MicroStep)
         step.wrote = self._write
         yield step
-        inner = [pair for module in modules for pair in module.named_modules()]
-        names = tuple(name for name, module in inner if isinstance(module, _BatchNorm) and module.training)
+        names = tuple(name for name, module in modules.items() if isinstance(module, _BatchNorm) and module.training)
         self._records.write(Facts(batch_norms=names))
         raise SystemExit(0)
 
@@ -254,7 +253,7 @@ def _random_state() -> tuple[Any, ...]:
     return torch.get_rng_state().numpy().tobytes(), *gpu, repr(np.random.get_state()), random.getstate()
 
 
-def _drop_nothing(modules: Sequence[nn.Module]) -> None:
+def _drop_nothing(modules: Iterable[nn.Module]) -> None:
     """Switch dropout off in this process: in modules, by their attributes, and as a function."""
 
     def same(input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -262,7 +261,7 @@ def _drop_nothing(modules: Sequence[nn.Module]) -> None:
 
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(nn.functional, name, same)
-    for module in (inner for outer in modules for inner in outer.modules()):
+    for module in modules:
         for name, value in vars(module).items():
             if isinstance(value, float) and ("drop" in name or (name == "p" and "Dropout" in type(module).__name__)):
                 setattr(module, name, 0.0)

@@ -23,7 +23,7 @@ from farandole.check.legs import Legs
 from farandole.check.records import Facts, Leg, Part, Record
 from farandole.errors import UsageError
 
-Vector = np.ndarray[Any, np.dtype[np.float64]]
+Vector = np.ndarray[Any, np.dtype[np.floating[Any]]]
 TOLERANCE = 0.02  # of the norm of G; the rounding of 16-bit arithmetic is below it
 
 

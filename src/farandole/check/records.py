@@ -23,6 +23,7 @@ from farandole.platform import files
 VARIABLE = "FARANDOLE_CHECK"  # the terms, in a process's environment
 STEPS, JOIN, LOSS = 3, 1, 2  # the number of steps, and the steps in which a worker joins and one is killed
 RUN = "run"  # the folder of the leg `alone`, with its checkpoint
+DATASET = "dataset"  # the name of the loader's dataset in the script's state
 Leg = Literal["alone", "workers", "resume", "whole", "parts"]
 Kind = Literal["generator", "object", "tensor", "value"]
 Leaves = dict[str, tuple[Kind, str]]  # state of the script that is not replicated, by name: its kind and its digest
@@ -74,10 +75,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
-    """Names of what the script holds: the modules of batch normalization, and the random generators of its dataset."""
+    """The names of the model's modules of batch normalization."""
 
     batch_norms: tuple[str, ...] = ()
-    generators: tuple[str, ...] = ()
 
 
 Record = State | Shard | Part | Facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from farandole.check.findings import Cause, Difference, Finding, Suspect
+from farandole.check.records import DATASET
 
 CAUSES: dict[Cause, str] = {
     "generator": "a random generator of the script's own",
@@ -78,7 +79,7 @@ def _remedy(finding: Finding) -> str:
 def _of_state(suspect: Suspect, owner: str, name: str) -> str:
     if suspect.kind == "tensor" and owner:
         return f"self.register_buffer({name!r}, ...) in the module {owner}, so that it is replicated"
-    if owner.partition(".")[0] == "dataset":
+    if owner.partition(".")[0] == DATASET:
         return "make a sample from its index alone"
     if owner:
         return f"self.register_buffer({name!r}, torch.tensor(...)) in the module {owner}; or derive it from step.number"

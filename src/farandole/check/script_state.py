@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from farandole.check.records import Kind, Leaves
+from farandole.check.records import DATASET, Kind, Leaves
 
 DEPTH = 5  # levels below a variable
 MOST = 2000  # values
@@ -51,6 +51,7 @@ class ScriptState:
     def leaves(self) -> Leaves:
         """Return the state as it is now, for a caller within the script's loop."""
         walk = _Walk(self._folder, self._replicated)
+        walk.take(DATASET, self._dataset)
         for frame in self._frames():
             for name, value in _variables(frame, self._loop).items():
                 walk.take(name, value)
@@ -59,18 +60,11 @@ class ScriptState:
                     walk.take(name, value)
         for name, thing in self._replicated.items():
             walk.take(name, thing)
-        walk.take("dataset", self._dataset)
         return walk.leaves
-
-    def generators(self) -> list[str]:
-        """Return the names of the random generators that the dataset holds."""
-        walk = _Walk(self._folder, {})
-        walk.take("dataset", self._dataset)
-        return [name for name, (kind, _) in walk.leaves.items() if kind == "generator"]
 
     def _frames(self) -> Iterator[FrameType]:
         """Yield the frames of the script's own code, the innermost first."""
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
             if _is_own(self._folder, frame.f_code.co_filename, str(frame.f_globals.get("__name__"))):
                 yield frame
@@ -213,7 +207,7 @@ def _state_of(value: Any) -> bytes:
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state).encode()
     if isinstance(value, np.random.RandomState):
-        return b"".join(_sampled(np.asarray(part), most=1 << 20) for part in value.get_state(legacy=True)[1:])
+        return b"".join(_sampled(np.asarray(part), most=1 << 20) for part in list(value.get_state(legacy=True))[1:])
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()
     return b"".join(_flattened(value.state_dict()))
