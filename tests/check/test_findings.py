@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from farandole.check.findings import MOST_SUSPECTS, Finding, findings_of_bits, is_complete
-from farandole.check.records import STEPS, Leaves, Record, Shard, State
+from farandole.check.records import STEPS, Leaves, Record, ShardRecord, StateRecord
 from farandole.protocol.messages import MICRO_BATCH
 
 LOSS = "the loss"
@@ -29,14 +29,14 @@ def leg(
             digests = {"model.weight": 10 + step, "model.bias": 20 + step}
             if unlike and unlike[:2] == (step, None):
                 digests[unlike[2]] += 1000
-            found.append(State(worker=worker, step=step, digests=digests, script=leaves))
+            found.append(StateRecord(worker=worker, step=step, digests=digests, script=leaves))
         for shard in range(shards) if step < STEPS else ():
             pairs = {MICRO_BATCH: step * 10 + shard, LOSS: step * 10 + shard}
             if unlike and unlike[:2] == (step, shard):
                 pairs[unlike[2]] += 1000
             worker = workers[shard % len(workers)]
             found.append(
-                Shard(
+                ShardRecord(
                     worker=worker, step=step, shard=shard, names=tuple(pairs), digests=tuple(pairs.values()),
                     script=leaves,
                 )
@@ -94,8 +94,10 @@ def test_a_difference_belongs_to_the_event_of_its_step(
 
 
 def test_a_state_that_only_the_joiner_has_otherwise_is_the_joins() -> None:
-    records = [each for each in joined() if not (isinstance(each, State) and (each.worker, each.step) == ("w2", 1))]
-    records.append(State(worker="w2", step=1, digests={"model.weight": 1, "model.bias": 21}))
+    records = [
+        each for each in joined() if not (isinstance(each, StateRecord) and (each.worker, each.step) == ("w2", 1))
+    ]
+    records.append(StateRecord(worker="w2", step=1, digests={"model.weight": 1, "model.bias": 21}))
     found = findings_of_bits(ALONE, records, ())
     assert outcomes(found)["workers"] == "agrees"
     first = found[1].first

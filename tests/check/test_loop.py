@@ -17,7 +17,7 @@ from farandole.check import loop as check_loop
 from farandole.check import records
 from farandole.check.findings import findings_of_bits
 from farandole.check.micro import compare
-from farandole.check.records import RUN, STEPS, CheckTerms, Leg, Part, Record
+from farandole.check.records import RUN, STEPS, CheckTerms, Leg, MicroBatchRecord, Record
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import UsageError
 from farandole.training import loop
@@ -96,7 +96,7 @@ def test_what_a_smaller_micro_batch_shows(run: Legs, tmp_path: Path, fault: str,
     found = compare(tmp_path, whole, parts)
     assert (found.outcome, found.cause) == ("differs" if cause else "agrees", cause)
     assert ("model.body.1" in found.names) == (fault == "norm")
-    samples = [[each.samples for each in leg if isinstance(each, Part)] for leg in (whole, parts)]
+    samples = [[each.samples for each in leg if isinstance(each, MicroBatchRecord)] for leg in (whole, parts)]
     assert samples == [[checked.MICRO], [checked.MICRO // 2] * 2]
 
 

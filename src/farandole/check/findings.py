@@ -3,7 +3,7 @@
 A comparison takes the records of its steps in the order of computation: the state at a step's beginning, the shards,
 the state at the next step's beginning. Its result is the first digest that differs from the leg `alone`.
 
-The cause of different bits is looked for in the script's own state (`script_state.py`) at that place. Suspect is what
+The cause of different bits is looked for in the script's own state (`script_state.py`) at that place. ScriptSuspect is what
 differs from the leg `alone` there and has changed in the course of that leg. What already differs in the first shard of
 all is no state of the training (a clock, a path), unless it is a random generator.
 """
@@ -15,7 +15,19 @@ from typing import Literal
 
 import msgspec
 
-from farandole.check.records import DATASET, JOIN, LOSS, STEPS, Kind, Leaves, Record, Shard, State, shards, states
+from farandole.check.records import (
+    DATASET,
+    JOIN,
+    LOSS,
+    STEPS,
+    Kind,
+    Leaves,
+    Record,
+    ShardRecord,
+    StateRecord,
+    shards,
+    states,
+)
 from farandole.protocol.messages import MICRO_BATCH
 
 Comparison = Literal["workers", "join", "loss", "resume", "micro"]
@@ -28,7 +40,7 @@ MOST_SUSPECTS = 3
 RANKS: tuple[Kind, ...] = ("generator", "object", "tensor", "value")
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
     """The first digest that differs. `shard`: None if it is of the state at the beginning of `step`."""
 
     step: int
@@ -37,8 +49,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
 
 
-class Suspect(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the script that has probably caused a difference."""
+class ScriptSuspect(msgspec.Struct, frozen=True, kw_only=True):
+    """StateRecord of the script that has probably caused a difference."""
 
     name: str
     kind: Kind
@@ -49,9 +61,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     comparison: Comparison
     outcome: Outcome
-    first: Difference | None = None
+    first: FirstDifference | None = None
     cause: Cause = ""
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[ScriptSuspect, ...] = ()
     names: tuple[str, ...] = ()
 
 
@@ -92,26 +104,28 @@ class Reference:
         return [
             each
             for each in workers
-            if (isinstance(each, Shard) and each.step == step)
-            or (isinstance(each, State) and each.step == step + 1 and (step or each.worker in founders))
-            or (isinstance(each, State) and each.step == step and (not step or each.worker not in founders))
+            if (isinstance(each, ShardRecord) and each.step == step)
+            or (isinstance(each, StateRecord) and each.step == step + 1 and (step or each.worker in founders))
+            or (isinstance(each, StateRecord) and each.step == step and (not step or each.worker not in founders))
         ]
 
     def compare(self, comparison: Comparison, leg: Sequence[Record]) -> Finding | None:
         """Return the result for the records of a leg, None if there are none."""
-        compared = sorted((each for each in leg if isinstance(each, State | Shard)), key=_place)
+        compared = sorted((each for each in leg if isinstance(each, StateRecord | ShardRecord)), key=_place)
         if not compared:
             return None
         for each in compared:
-            other = self._states.get(each.step) if isinstance(each, State) else self._shards.get(_key(each))
+            other = self._states.get(each.step) if isinstance(each, StateRecord) else self._shards.get(_key(each))
             name = "" if other is None else _first_unlike(each, other)
             if other is not None and name:
                 return self._explained(comparison, each, other, name)
         return Finding(comparison=comparison, outcome="agrees")
 
-    def _explained(self, comparison: Comparison, one: State | Shard, other: State | Shard, name: str) -> Finding:
-        shard = one.shard if isinstance(one, Shard) else None
-        first = Difference(step=one.step, shard=shard, name=name, worker=one.worker)
+    def _explained(
+        self, comparison: Comparison, one: StateRecord | ShardRecord, other: StateRecord | ShardRecord, name: str
+    ) -> Finding:
+        shard = one.shard if isinstance(one, ShardRecord) else None
+        first = FirstDifference(step=one.step, shard=shard, name=name, worker=one.worker)
         suspects = self._suspects(one.script, other.script)
         if name == MICRO_BATCH:
             suspects = suspects or _constant_generators(one.script)
@@ -127,9 +141,9 @@ class Reference:
             cause = "samples"
         return Finding(comparison=comparison, outcome="differs", first=first, cause=cause, suspects=suspects)
 
-    def _suspects(self, one: Leaves, other: Leaves) -> tuple[Suspect, ...]:
+    def _suspects(self, one: Leaves, other: Leaves) -> tuple[ScriptSuspect, ...]:
         suspects = [
-            Suspect(name=name, kind=kind)
+            ScriptSuspect(name=name, kind=kind)
             for name, (kind, digest) in one.items()
             if name in self._changing and name in other and other[name][1] != digest
             and (kind == "generator" or name not in self._fresh)
@@ -145,30 +159,30 @@ class Reference:
         return {name for name, leaf in theirs.script.items() if mine.script.get(name) != leaf}
 
 
-def _constant_generators(script: Leaves) -> tuple[Suspect, ...]:
+def _constant_generators(script: Leaves) -> tuple[ScriptSuspect, ...]:
     """Return the generators of which loader processes may have copies. Those of a dataset are seeded."""
     names = [name for name, (kind, _) in script.items() if kind == "generator" and name.partition(".")[0] != DATASET]
-    return tuple(Suspect(name=name, kind="generator") for name in names[:MOST_SUSPECTS])
+    return tuple(ScriptSuspect(name=name, kind="generator") for name in names[:MOST_SUSPECTS])
 
 
-def _key(shard: Shard) -> tuple[int, int, int]:
+def _key(shard: ShardRecord) -> tuple[int, int, int]:
     return shard.step, shard.over, shard.shard
 
 
-def _place(record: State | Shard) -> tuple[int, bool, int, int, str]:
-    if isinstance(record, State):
+def _place(record: StateRecord | ShardRecord) -> tuple[int, bool, int, int, str]:
+    if isinstance(record, StateRecord):
         return record.step, False, 0, 0, record.worker
     return record.step, True, record.over, record.shard, record.worker
 
 
-def _first_unlike(one: State | Shard, other: State | Shard) -> str:
+def _first_unlike(one: StateRecord | ShardRecord, other: StateRecord | ShardRecord) -> str:
     """Return the first name whose digest differs, "" if there is none."""
     mine, theirs = _pairs(one), _pairs(other)
     return next((name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)), "")
 
 
-def _pairs(record: State | Shard) -> dict[str, int]:
-    return record.digests if isinstance(record, State) else dict(zip(record.names, record.digests, strict=True))
+def _pairs(record: StateRecord | ShardRecord) -> dict[str, int]:
+    return record.digests if isinstance(record, StateRecord) else dict(zip(record.names, record.digests, strict=True))
 
 
 def _changing(course: Sequence[Leaves]) -> set[str]:

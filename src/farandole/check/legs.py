@@ -36,7 +36,7 @@ WATCH_S = 0.1  # interval at which the records are read
 END_S = 5.0
 
 
-class ScriptFailed(FarandoleError):
+class ScriptRaised(FarandoleError):
     """The script has failed in a single process. The text is its traceback."""
 
 
@@ -58,7 +58,7 @@ class Legs:
         """Run single processes at the same time, to their end.
 
         Raises:
-            ScriptFailed, UsageError, FarandoleError: one has failed, with the script's error or with ours.
+            ScriptRaised, UsageError, FarandoleError: one has failed, with the script's error or with ours.
         """
         child.exit_on_sigterm()
         started = dict[Leg, subprocess.Popen[bytes]]()
@@ -103,7 +103,7 @@ class Legs:
             return msgspec.json.decode((self.folder / f"{leg}.{FAILURE}").read_bytes(), type=Failure).error()
         except FileNotFoundError:
             output = (self.folder / f"{leg}.{OUTPUT}").read_text(errors="replace")
-            return ScriptFailed(f"{output}the process ended with exit code {code}")
+            return ScriptRaised(f"{output}the process ended with exit code {code}")
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
     def error(self) -> FarandoleError:
-        kinds = {"script": ScriptFailed, "usage": UsageError}
+        kinds = {"script": ScriptRaised, "usage": UsageError}
         return kinds.get(self.kind, FarandoleError)(self.text)
 
 

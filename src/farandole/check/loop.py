@@ -31,7 +31,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from farandole.check import records
-from farandole.check.records import JOIN, LOSS, RUN, STEPS, CheckTerms, Facts, Part, Records, Shard, State
+from farandole.check.records import (
+    JOIN,
+    LOSS,
+    RUN,
+    STEPS,
+    CheckTerms,
+    MicroBatchRecord,
+    ModelFacts,
+    Records,
+    ShardRecord,
+    StateRecord,
+)
 from farandole.check.script_state import ScriptState
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.loader import Loader
@@ -75,7 +86,7 @@ class FirstSteps(Progress):
 class CheckStep(Step):
     """A step that records the digests of each shard."""
 
-    taken: Callable[[Shard], None]  # takes the records
+    taken: Callable[[ShardRecord], None]  # takes the records
     dies: Callable[[], bool]  # returns True if this worker is to be lost now
     state_of_script: Callable[[], records.Leaves]
 
@@ -87,7 +98,7 @@ class CheckStep(Step):
 
     def _tell(self, names: Sequence[str], digests: Sequence[int]) -> None:
         self.taken(
-            Shard(
+            ShardRecord(
                 worker=self._rounds.worker, step=self.number, shard=self._shard, over=self._pass, names=tuple(names),
                 digests=tuple(digests), script=self._script,
             )
@@ -158,7 +169,7 @@ class CheckLoop(Loop):
         leaves = dict(digest.leaves_of(self.replica)) | self.state.attributes.compared()
         digests = {name: digest.number(digest.of(value)) for name, value in leaves.items()}
         worker = self._context.worker
-        self._records.write(State(worker=worker, step=step, digests=digests, script=self._script.leaves()))
+        self._records.write(StateRecord(worker=worker, step=step, digests=digests, script=self._script.leaves()))
 
     def _dies(self) -> bool:
         is_leg = self._terms.leg == "workers" and self.number == LOSS
@@ -189,7 +200,7 @@ class SampledGradients(ShardDigests):
 class MicroStep(Step):
     """A step that writes the gradient of each micro-batch, divided by its weight."""
 
-    wrote: Callable[[Part, dict[int, Any]], None]
+    wrote: Callable[[MicroBatchRecord, dict[int, Any]], None]
 
     def _open(self, shard: int, mine: bool, batch: Any) -> None:
         super()._open(shard, mine, batch)
@@ -203,7 +214,7 @@ class MicroStep(Step):
         if self._passed and units:
             scale = units / self._window.samples
             gradient = {index: each / scale for index, each in self._taken.sampled.items()}
-            part = Part(
+            part = MicroBatchRecord(
                 shard=self._shard, samples=self._used, weight=self._weight, loss=self._loss / units,
                 draws=self._before != _random_state(),
             )  # fmt: skip
@@ -238,10 +249,10 @@ class MicroLoop(Loop):
         step.wrote = self._write
         yield step
         names = tuple(name for name, module in modules.items() if isinstance(module, _BatchNorm) and module.training)
-        self._records.write(Facts(batch_norms=names))
+        self._records.write(ModelFacts(batch_norms=names))
         raise SystemExit(0)
 
-    def _write(self, part: Part, gradient: dict[int, Any]) -> None:
+    def _write(self, part: MicroBatchRecord, gradient: dict[int, Any]) -> None:
         path = records.gradient_path(Path(self._terms.folder), self._terms.leg, part.shard)
         if not path.exists():  # else it is that of a later pass over the batch
             np.savez(path, **{str(index): each for index, each in gradient.items()})

@@ -20,7 +20,7 @@ import numpy as np
 from farandole.check import records
 from farandole.check.findings import Cause, Finding
 from farandole.check.legs import Legs
-from farandole.check.records import Facts, Leg, Part, Record
+from farandole.check.records import Leg, MicroBatchRecord, ModelFacts, Record
 from farandole.errors import UsageError
 
 Vector = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -45,7 +45,7 @@ def compare(folder: Path, whole: Sequence[Record], parts: Sequence[Record]) -> F
     units = [each.samples if each.weight is None else each.weight for each in small]
     cause = cause_of(vectors[0], vectors[1:], units)
     if cause == "batch":
-        names = next((each.batch_norms for each in whole if isinstance(each, Facts)), ())
+        names = next((each.batch_norms for each in whole if isinstance(each, ModelFacts)), ())
         draws = any(each.draws for each in (*big, *small))
         cause = "random numbers" if draws else "batch norm" if names else cause
         if cause == "random numbers":
@@ -74,8 +74,8 @@ def cause_of(whole: Vector, parts: Sequence[Vector], units: Sequence[float]) -> 
     return "batch"
 
 
-def _parts(of: Sequence[Record]) -> list[Part]:
-    return sorted((each for each in of if isinstance(each, Part)), key=lambda part: part.shard)
+def _parts(of: Sequence[Record]) -> list[MicroBatchRecord]:
+    return sorted((each for each in of if isinstance(each, MicroBatchRecord)), key=lambda part: part.shard)
 
 
 def _vectors(folder: Path, places: Sequence[tuple[Leg, int]]) -> list[Vector]:

@@ -37,7 +37,7 @@ class CheckTerms(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+class StateRecord(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The replicated state of `worker` at the beginning of `step`, as digests by name; `script`: other state."""
 
     worker: str
@@ -46,7 +46,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     script: Leaves = {}
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True, tag="shard"):
+class ShardRecord(msgspec.Struct, frozen=True, kw_only=True, tag="shard"):
     """What `worker` has computed for a shard in one pass over its batch, as digests by name in their order.
 
     `script`: the script's own state as the micro-batch was handed to the script.
@@ -61,7 +61,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, tag="shard"):
     script: Leaves = {}
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+class MicroBatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     """One micro-batch of the legs `whole` and `parts`. Its gradient is in a file, `gradient_path`.
 
     `weight`: as the script gives it, None if it gives none. `draws`: the script has drawn random numbers.
@@ -74,14 +74,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     draws: bool
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
     """The names of the model's modules of batch normalization."""
 
     batch_norms: tuple[str, ...] = ()
 
 
-Record = State | Shard | Part | Facts
-_decoder = msgspec.json.Decoder(State | Shard | Part | Facts)
+Record = StateRecord | ShardRecord | MicroBatchRecord | ModelFacts
+_decoder = msgspec.json.Decoder(StateRecord | ShardRecord | MicroBatchRecord | ModelFacts)
 
 
 def terms_of(text: str) -> CheckTerms:
@@ -113,9 +113,9 @@ def read(folder: Path, leg: Leg) -> list[Record]:
     return [_decoder.decode(line) for line in lines]
 
 
-def states(records: Iterable[Record]) -> Iterator[State]:
-    return (record for record in records if isinstance(record, State))
+def states(records: Iterable[Record]) -> Iterator[StateRecord]:
+    return (record for record in records if isinstance(record, StateRecord))
 
 
-def shards(records: Iterable[Record]) -> Iterator[Shard]:
-    return (record for record in records if isinstance(record, Shard))
+def shards(records: Iterable[Record]) -> Iterator[ShardRecord]:
+    return (record for record in records if isinstance(record, ShardRecord))

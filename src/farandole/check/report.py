@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from farandole.check.findings import Cause, Difference, Finding, Suspect
+from farandole.check.findings import Cause, Finding, FirstDifference, ScriptSuspect
 from farandole.check.records import DATASET
 
 CAUSES: dict[Cause, str] = {
@@ -60,7 +60,7 @@ def _outcome(finding: Finding) -> str:
     return "not compared, since the steps before already differ"
 
 
-def _where(first: Difference) -> str:
+def _where(first: FirstDifference) -> str:
     if first.shard is None:
         return f"{first.name}, at the beginning of step {first.step} on {first.worker}"
     return f"{first.name}, of micro-batch {first.shard} in step {first.step} on {first.worker}"
@@ -76,7 +76,7 @@ def _remedy(finding: Finding) -> str:
     return _of_state(suspect, owner, name)
 
 
-def _of_state(suspect: Suspect, owner: str, name: str) -> str:
+def _of_state(suspect: ScriptSuspect, owner: str, name: str) -> str:
     if suspect.kind == "tensor" and owner:
         return f"self.register_buffer({name!r}, ...) in the module {owner}, so that it is replicated"
     if owner.partition(".")[0] == DATASET:

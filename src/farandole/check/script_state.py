@@ -14,6 +14,7 @@ import dis
 import hashlib
 import os
 import random
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,7 @@ LONGEST = 64  # elements of a container that are looked at, half of them at each
 SAMPLED = 4096  # elements of a tensor that its digest covers
 _OF_MODULES = frozenset(nn.Module().__dict__)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_ACCESS = re.compile("(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF|CLOSURE)")
 Plain = bool | int | float | complex | str | bytes | None
 
 
@@ -81,11 +83,10 @@ def assigned_first(code: CodeType, at: int) -> frozenset[str]:
     for each in dis.get_instructions(code):
         if each.offset == at and each.opname == "FOR_ITER":
             end = each.argval
-        elif at < each.offset < end and isinstance(each.argval, str):
-            if each.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE")):
-                first.setdefault(each.argval, False)
-            elif each.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
-                first.setdefault(each.argval, True)
+        elif at < each.offset < end:
+            names = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # from Python 3.13 two at once
+            for access, name in zip(_ACCESS.findall(each.opname), names, strict=False):
+                first.setdefault(name, access == "STORE")
     return frozenset(name for name, assigned in first.items() if assigned)
 
 

@@ -69,7 +69,7 @@ def check(
 def _findings(command: Sequence[str], workers: int, threads: int, seed: int, *, micro: bool) -> list[Finding]:
     from farandole.bench import child
     from farandole.check.findings import findings_of_bits
-    from farandole.check.legs import Legs, ScriptFailed
+    from farandole.check.legs import Legs, ScriptRaised
 
     child.exit_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="farandole-check-"))
@@ -90,7 +90,7 @@ def _findings(command: Sequence[str], workers: int, threads: int, seed: int, *, 
             tell("one step with two sizes of micro-batch")
             found.append(finding_of_micro(legs))
         return found
-    except ScriptFailed as error:
+    except ScriptRaised as error:
         say("farandole: the script failed:")
         say(str(error))
         raise typer.Exit(1) from None
