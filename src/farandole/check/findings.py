@@ -3,7 +3,7 @@
 A comparison takes the records of its steps in the order of computation: the state at a step's beginning, the shards,
 the state at the next step's beginning. Its result is the first digest that differs from the leg `alone`.
 
-The cause of different bits is looked for in the script's own state (`script_state.py`) at that place. ScriptSuspect is what
+The cause of different bits is looked for in the script's own state (`script_state.py`) at that place. Suspect is what
 differs from the leg `alone` there and has changed in the course of that leg. What already differs in the first shard of
 all is no state of the training (a clock, a path), unless it is a random generator.
 """
@@ -36,6 +36,7 @@ Cause = Literal[
     "", "generator", "not replicated", "script state", "first state", "samples", "update", "unknown",
     "sum", "weights", "batch norm", "batch", "random numbers",
 ]  # fmt: skip
+Compared = StateRecord | ShardRecord
 MOST_SUSPECTS = 3
 RANKS: tuple[Kind, ...] = ("generator", "object", "tensor", "value")
 
@@ -111,7 +112,7 @@ class Reference:
 
     def compare(self, comparison: Comparison, leg: Sequence[Record]) -> Finding | None:
         """Return the result for the records of a leg, None if there are none."""
-        compared = sorted((each for each in leg if isinstance(each, StateRecord | ShardRecord)), key=_place)
+        compared = sorted((each for each in leg if isinstance(each, Compared)), key=_place)
         if not compared:
             return None
         for each in compared:
@@ -121,9 +122,7 @@ class Reference:
                 return self._explained(comparison, each, other, name)
         return Finding(comparison=comparison, outcome="agrees")
 
-    def _explained(
-        self, comparison: Comparison, one: StateRecord | ShardRecord, other: StateRecord | ShardRecord, name: str
-    ) -> Finding:
+    def _explained(self, comparison: Comparison, one: Compared, other: Compared, name: str) -> Finding:
         shard = one.shard if isinstance(one, ShardRecord) else None
         first = FirstDifference(step=one.step, shard=shard, name=name, worker=one.worker)
         suspects = self._suspects(one.script, other.script)
@@ -169,19 +168,19 @@ def _key(shard: ShardRecord) -> tuple[int, int, int]:
     return shard.step, shard.over, shard.shard
 
 
-def _place(record: StateRecord | ShardRecord) -> tuple[int, bool, int, int, str]:
+def _place(record: Compared) -> tuple[int, bool, int, int, str]:
     if isinstance(record, StateRecord):
         return record.step, False, 0, 0, record.worker
     return record.step, True, record.over, record.shard, record.worker
 
 
-def _first_unlike(one: StateRecord | ShardRecord, other: StateRecord | ShardRecord) -> str:
+def _first_unlike(one: Compared, other: Compared) -> str:
     """Return the first name whose digest differs, "" if there is none."""
     mine, theirs = _pairs(one), _pairs(other)
     return next((name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)), "")
 
 
-def _pairs(record: StateRecord | ShardRecord) -> dict[str, int]:
+def _pairs(record: Compared) -> dict[str, int]:
     return record.digests if isinstance(record, StateRecord) else dict(zip(record.names, record.digests, strict=True))
 
 
