@@ -44,9 +44,9 @@ def leg(
     return found
 
 
-def joined(**others: object) -> list[Record]:
-    """Two workers from step 0, and w2 from step 1."""
-    return [*leg(("w0", "w1"), (0,)), *leg(("w0", "w1", "w2"), (1, 2, 3), **others)]  # type: ignore[arg-type]
+def joined() -> list[Record]:
+    """Two workers from step 0, and w2 from step 1; w0 is lost in step 2."""
+    return [*leg(("w0", "w1"), (0,)), *leg(("w0", "w1", "w2"), (1, 2)), *leg(("w1", "w2"), (3,))]
 
 
 def counting(*first: int) -> dict[int, Leaves]:
@@ -86,11 +86,24 @@ def test_a_difference_belongs_to_the_event_of_its_step(
     case: tuple[tuple[int, int | None, str], tuple[str, ...]],
 ) -> None:
     place, expected = case
-    steps = [leg(("w0", "w1"), (0,), unlike=place), leg(("w0", "w1", "w2"), (1, 2, 3), unlike=place)]
-    found = findings_of_bits(ALONE, [*steps[0], *steps[1]], leg(("alone",), (1, 2, 3)))
+    members = [(("w0", "w1"), (0,)), (("w0", "w1", "w2"), (1, 2)), (("w1", "w2"), (3,))]
+    run = [each for workers, steps in members for each in leg(workers, steps, unlike=place)]
+    found = findings_of_bits(ALONE, run, leg(("alone",), (1, 2, 3)))
     assert tuple(each.outcome for each in found) == (*expected, "agrees")
     [first] = [each.first for each in found if each.first]
     assert (first.step, first.shard, first.name) == place
+
+
+def test_what_nobody_has_computed_does_not_agree() -> None:
+    missing = [each for each in joined() if not (isinstance(each, ShardRecord) and (each.step, each.shard) == (0, 1))]
+    assert outcomes(findings_of_bits(ALONE, missing, ())) == dict.fromkeys(ALL, "not compared")
+    for step in range(1, STEPS + 1):
+        states = [each for each in joined() if not (isinstance(each, StateRecord) and each.step == step)]
+        assert "not compared" in outcomes(findings_of_bits(ALONE, states, ())).values()
+    nobody_joins = [each for each in joined() if not isinstance(each, ShardRecord | StateRecord) or each.worker != "w2"]
+    assert outcomes(findings_of_bits(ALONE, nobody_joins, ()))["join"] == "not compared"
+    nobody_dies = [*joined(), *leg(("w0",), (STEPS,))]
+    assert outcomes(findings_of_bits(ALONE, nobody_dies, ()))["loss"] == "not compared"
 
 
 def test_a_state_that_only_the_joiner_has_otherwise_is_the_joins() -> None:
@@ -168,6 +181,6 @@ def test_other_samples_of_loader_processes_come_from_a_generator_that_is_not_the
 
 def test_a_run_is_complete_with_the_last_states_of_those_who_are_left() -> None:
     records = joined()
-    assert is_complete(records, 3)
-    assert not is_complete(records, 4)
-    assert not is_complete(records[:-1], 3)
+    assert is_complete(records, 2)
+    assert not is_complete(records, 3)
+    assert not is_complete(records[:-1], 2)

@@ -75,13 +75,11 @@ def findings_of_bits(alone: Sequence[Record], workers: Sequence[Record], resume:
     """Return the results of all comparisons with the leg `alone`."""
     reference = Reference(alone, workers)
     results, broken = list[Finding](), False
-    for comparison in ("workers", "join", "loss"):
-        mine = reference.part(workers, comparison)
-        found = None if broken else reference.compare(comparison, mine)
-        results.append(found or Finding(comparison=comparison, outcome="not compared"))
+    for comparison, step in (("workers", 0), ("join", JOIN), ("loss", LOSS)):
+        part = () if broken else _part(workers, step)
+        results.append(reference.compare(comparison, part, range(step, step + 1)))
         broken = results[-1].outcome != "agrees"
-    found = reference.compare("resume", list(resume))
-    return [*results, found or Finding(comparison="resume", outcome="not compared")]
+    return [*results, reference.compare("resume", resume, range(JOIN, STEPS))]
 
 
 def is_complete(workers: Sequence[Record], expected: int) -> bool:
@@ -98,29 +96,17 @@ class Reference:
         self._changing = _changing([each.script for each in (*states(alone), *shards(alone))])
         self._fresh = self._differing_at_first(workers)
 
-    def part(self, workers: Sequence[Record], comparison: str) -> list[Record]:
-        """Return the records of the run that belong to a comparison."""
-        founders = {each.worker for each in states(workers) if each.step == 0}
-        step = {"workers": 0, "join": JOIN, "loss": LOSS}[comparison]
-        return [
-            each
-            for each in workers
-            if (isinstance(each, ShardRecord) and each.step == step)
-            or (isinstance(each, StateRecord) and each.step == step + 1 and (step or each.worker in founders))
-            or (isinstance(each, StateRecord) and each.step == step and (not step or each.worker not in founders))
-        ]
-
-    def compare(self, comparison: Comparison, leg: Sequence[Record]) -> Finding | None:
-        """Return the result for the records of a leg, None if there are none."""
+    def compare(self, comparison: Comparison, leg: Iterable[Record], steps: range) -> Finding:
+        """Return the result for the records of a leg in `steps`. They agree if all shards of these steps are there."""
         compared = sorted((each for each in leg if isinstance(each, Compared)), key=_place)
-        if not compared:
-            return None
         for each in compared:
             other = self._states.get(each.step) if isinstance(each, StateRecord) else self._shards.get(_key(each))
             name = "" if other is None else _first_unlike(each, other)
             if other is not None and name:
                 return self._explained(comparison, each, other, name)
-        return Finding(comparison=comparison, outcome="agrees")
+        missing = {key for key in self._shards if key[0] in steps} - {_key(each) for each in shards(compared)}
+        is_whole = not missing and any(each.step == steps.stop for each in states(compared))
+        return Finding(comparison=comparison, outcome="agrees" if is_whole else "not compared")
 
     def _explained(self, comparison: Comparison, one: Compared, other: Compared, name: str) -> Finding:
         shard = one.shard if isinstance(one, ShardRecord) else None
@@ -129,11 +115,11 @@ class Reference:
         if name == MICRO_BATCH:
             suspects = suspects or _constant_generators(one.script)
         cause: Cause = "unknown"
-        if suspects:
+        if shard is None and one.step == 0:
+            cause, suspects = "first state", ()
+        elif suspects:
             kinds: Mapping[Kind, Cause] = {"generator": "generator", "object": "not replicated"}
             cause = kinds.get(suspects[0].kind, "script state")
-        elif shard is None and one.step == 0:
-            cause = "first state"
         elif shard is None:
             cause = "update"
         elif name == MICRO_BATCH:
@@ -156,6 +142,21 @@ class Reference:
         if mine is None or theirs is None:
             return set()
         return {name for name, leaf in theirs.script.items() if mine.script.get(name) != leaf}
+
+
+def _part(workers: Sequence[Record], step: int) -> list[Record]:
+    """Return the records of the run in `step`, and the states that it leads to, and that who joins in it begins with.
+
+    Without a worker that joins or is lost in it, where one should, there are none.
+    """
+    begun, ended = ({each.worker for each in states(workers) if each.step == at} for at in (step, step + 1))
+    earlier = {each.worker for each in states(workers) if each.step < step}
+    if (step == JOIN and not begun - earlier) or (step == LOSS and not begun - ended):
+        return []
+    compared = [each for each in workers if isinstance(each, Compared)]
+    now = [each for each in compared if each.step == step]
+    after = [each for each in states(compared) if each.step == step + 1 and each.worker in begun]
+    return [*(each for each in now if isinstance(each, ShardRecord) or each.worker not in earlier), *after]
 
 
 def _constant_generators(script: Leaves) -> tuple[ScriptSuspect, ...]:
