@@ -137,6 +137,7 @@ class CheckLoop(Loop):
         """Yield the steps of this leg."""
         terms, rounds = self._terms, self._rounds
         if terms.leg == "workers" and slot() >= terms.workers:
+            rounds.require(terms.workers + 1)
             while not Path(terms.folder, STEP_0).exists():
                 time.sleep(WAIT_S)
         for step in super().steps():
