@@ -2,7 +2,8 @@
 
 The run is ended as soon as its records are complete, or differ from those of the single process.
 
-A single process is `farandole check` once more, with a hidden option. It leaves the script's traceback in a file.
+A single process is `farandole check` once more, with a hidden option, forked from one that has loaded torch. It leaves
+the script's traceback in a file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,14 +27,13 @@ from farandole.cli.supervisor import Supervisor
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import cpu, files
-from farandole.platform.process import die_with_parent, up_to
-from farandole.pool.local import load_ahead
+from farandole.platform.process import SUPPORTED, Command, Forked, ForkServer, Lifeline, die_with_parent, up_to
+from farandole.pool.local import LOADED, SERVER, load_ahead
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.messages import Roster
 
 FAILURE, OUTPUT = "failure", "output"  # files: why a single process has failed, and what it has printed
 WATCH_S = 0.1  # interval at which the records are read
-END_S = 5.0
 
 
 class ScriptRaised(FarandoleError):
@@ -41,18 +41,26 @@ class ScriptRaised(FarandoleError):
 
 
 class Legs:
-    """The processes of one check of `command`, in a temporary `folder`."""
+    """The processes of one check of `command`, in a temporary `folder`. Call `close` in the end."""
 
     def __init__(self, folder: Path, command: Sequence[str], *, workers: int, threads: int, seed: int) -> None:
         self.folder, self._command = folder, tuple(command)
         self._workers, self._threads, self._seed = workers, threads, seed
         files.make(folder / RUN / CHECKPOINTS)
         (folder / "history").write_text(f"0 {workers}\n{JOIN} {workers + 1}\n")
+        os.environ |= records.environment(self._terms("workers")) | cpu.environment_of("same")
+        load_ahead(threads, os.environ)  # for the workers of the run
+        self._environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._server = ForkServer.start(SERVER, LOADED, self._environ) if SUPPORTED else None
+        self._lifelines: list[Lifeline] = []
+        self._ready = False
 
-    def load_ahead(self) -> None:
-        """Have torch loaded for the workers of the run meanwhile."""
-        os.environ |= records.environment(self._terms("workers"))
-        load_ahead(self._threads, {**os.environ, **cpu.environment_of("same")})
+    def close(self) -> None:
+        """End what still runs."""
+        for lifeline in self._lifelines:
+            lifeline.cut()
+        if self._server is not None:
+            self._server.close()
 
     def alone(self, *legs: Leg) -> None:
         """Run single processes at the same time, to their end.
@@ -61,17 +69,10 @@ class Legs:
             ScriptRaised, UsageError, FarandoleError: one has failed, with the script's error or with ours.
         """
         child.exit_on_sigterm()
-        started = dict[Leg, subprocess.Popen[bytes]]()
-        try:
-            for leg in legs:
-                started[leg] = self._start(leg)
-            for leg, process in started.items():
-                if process.wait() != 0:
-                    raise self._failure(leg, process.returncode)
-        finally:
-            for process in started.values():
-                if process.poll() is None:
-                    child.end(process, END_S)
+        started: dict[Leg, subprocess.Popen[bytes] | Forked] = {leg: self._start(leg) for leg in legs}
+        for leg, process in started.items():
+            if code := process.wait():
+                raise self._failure(leg, code)
 
     def run(self) -> int:
         """Run the leg `workers`. Returns 0, or the exit code of a run that was interrupted or has failed."""
@@ -86,17 +87,31 @@ class Legs:
     def _terms(self, leg: Leg) -> CheckTerms:
         return CheckTerms(leg=leg, workers=self._workers, folder=str(self.folder))
 
-    def _start(self, leg: Leg) -> subprocess.Popen[bytes]:
+    def _start(self, leg: Leg) -> subprocess.Popen[bytes] | Forked:
         environ = {
-            **os.environ, **cpu.environment_of("same"), **records.environment(self._terms(leg)),
+            **self._environ, **records.environment(self._terms(leg)),
             "FARANDOLE_TICKET": "", "FARANDOLE_FOLDER": "", "FARANDOLE_HISTORY": str(self.folder / "history"),
             "FARANDOLE_SEED": str(self._seed), "FARANDOLE_THREADS": str(self._threads), "FARANDOLE_BITS": "same",
         }  # fmt: skip
-        words = [sys.executable, "-m", "farandole", "check", "--die-with", str(os.getpid()), *self._command]
-        with (self.folder / f"{leg}.{OUTPUT}").open("wb") as output:
-            return subprocess.Popen(
-                words, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+        words = ["-m", "farandole", "check", "--die-with", str(os.getpid()), *self._command]
+        with (self.folder / f"{leg}.{OUTPUT}").open("wb") as out, open(os.devnull, "rb") as null:
+            if self._server is not None:
+                self._ready = self._ready or self._server.receive() == {"unfit": ""}
+                if self._ready:
+                    return self._fork(self._server, words, environ, (null.fileno(), out.fileno(), out.fileno()))
+            return subprocess.Popen([sys.executable, *words], env=environ, stdin=null, stdout=out, stderr=out)
+
+    def _fork(
+        self, server: ForkServer, words: Sequence[str], environ: Mapping[str, str], streams: tuple[int, int, int]
+    ) -> Forked:
+        lifeline = Lifeline()
+        self._lifelines.append(lifeline)
+        server.ask(Command(words=words, environ=environ, folder=str(Path.cwd())), streams, lifeline)
+        answer = server.receive() or {}
+        lifeline.handed_over()
+        if "pid" not in answer:
+            raise FarandoleError(f"a process can't be forked: {answer.get('error', 'the fork server has ended')}")
+        return Forked(answer["pid"])
 
     def _failure(self, leg: Leg, code: int) -> FarandoleError:
         try:

@@ -61,9 +61,8 @@ def _outcome(finding: Finding) -> str:
 
 
 def _where(first: FirstDifference) -> str:
-    if first.shard is None:
-        return f"{first.name}, at the beginning of step {first.step} on {first.worker}"
-    return f"{first.name}, of micro-batch {first.shard} in step {first.step} on {first.worker}"
+    of = "at the beginning of" if first.shard is None else f"of micro-batch {first.shard} in"
+    return f"{first.name}, {of} step {first.step}{'' if first.worker == 'alone' else f' on {first.worker}'}"
 
 
 def _remedy(finding: Finding) -> str:

@@ -75,7 +75,6 @@ def _findings(command: Sequence[str], workers: int, threads: int, seed: int, *, 
     folder = Path(tempfile.mkdtemp(prefix="farandole-check-"))
     legs = Legs(folder, command, workers=workers, threads=threads, seed=seed)
     try:
-        legs.load_ahead()
         tell("three steps alone")
         legs.alone("alone")
         tell(f"three steps with {workers} workers; one more joins before the second, one is killed in the third")
@@ -97,4 +96,5 @@ def _findings(command: Sequence[str], workers: int, threads: int, seed: int, *, 
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     finally:
+        legs.close()
         shutil.rmtree(folder, ignore_errors=True)
