@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down. A room may import from itself and from those below it.
 LEVELS = [
-    {"cli", "bench", "integrations", "__main__"},
+    {"cli", "bench", "check", "integrations", "__main__"},
     {"simulate", "market"},
     {"observe"},
     {"pool"},

@@ -159,7 +159,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _dismissed(exit_)
-        return _fail(ScriptFailed(traceback=_from_script(exit_, executed.file)))
+        return _fail(ScriptFailed(traceback=traceback_of(exit_, executed.file)))
     except BaseException as raised:  # noqa: BLE001  any exception of the script is reported to the run
         error = numeric_settings.explained(raised)
         if isinstance(error, WorkerSuperseded):  # the run continues with another process in this one's place
@@ -173,7 +173,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             if isinstance(error, CoordinatorUnreachable):
                 return 1  # no coordinator can receive a report
             return _fail(DataUnavailable(reason=text) if data_unavailable else ScriptFailed(traceback=text))
-        text = _from_script(error, executed.file)
+        text = traceback_of(error, executed.file)
         if Settings.read().pool:  # the command that runs the run prints it
             _put_aside(text)
         else:
@@ -182,7 +182,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
     return 0
 
 
-def _from_script(error: BaseException, file: str) -> str:
+def traceback_of(error: BaseException, file: str) -> str:
     """Return the traceback of an exception of the script, from its frame in `file` on, after a hint if there is one."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename != file:

@@ -41,7 +41,7 @@ class Settings:
     executed. interface: the address that the data plane binds to, "" for the one on the route to the coordinator.
     shared_memory: exchange through shared memory with workers of the same host, where possible. slot: this worker's
     slot on its host, if a pool has assigned one. bench: what this worker measures, for `farandole bench`.
-    zone: the zone of its host, "" if unknown.
+    zone: the zone of its host, "" if unknown. check: the part of `farandole check` that this process computes.
     """
 
     ticket: str = ""
@@ -64,6 +64,7 @@ class Settings:
     shared_memory: bool = True
     slot: int | None = None
     bench: str = ""
+    check: str = ""
     zone: str = ""
 
     @staticmethod
@@ -97,6 +98,7 @@ class Settings:
             shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
             slot=read(environ, SLOT, _count, None),
             bench=environ.get("FARANDOLE_BENCH", ""),
+            check=environ.get("FARANDOLE_CHECK", ""),
             zone=read(environ, "FARANDOLE_ZONE", _name, ""),
         )
 

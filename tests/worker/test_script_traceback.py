@@ -15,7 +15,7 @@ def told(source: str) -> str:
     """What is reported of the script `source`, which raises."""
     with pytest.raises(BaseException) as raised:  # noqa: PT011  whatever a script raises
         exec(compile(source, SCRIPT, "exec"), {"torch": torch})
-    return script_module._from_script(raised.value, SCRIPT)
+    return script_module.traceback_of(raised.value, SCRIPT)
 
 
 @pytest.mark.parametrize("source", ["int('x')", "def f():\n    raise SystemExit(3)\nf()"])

@@ -110,7 +110,7 @@ class Measuring(Supervisor):
         self, settings: RunSettings, terms: BenchTerms,
         lines: Callable[[Mapping[str, Sequence[Record]], BenchTerms, range], Iterable[str]] = round_lines,
     ) -> None:  # fmt: skip
-        self._quiet = _Quiet(sys.stdout)
+        self._quiet = Quiet(sys.stdout)
         super().__init__(settings, settings.command[0], settings.command[1:], self._quiet, specs=settings.pools)
         self._terms, self._lines = terms, lines
         self.records: Mapping[str, Sequence[Record]] | None = None
@@ -129,7 +129,7 @@ class Measuring(Supervisor):
         self._forced.set()
 
 
-class _Quiet(PlainDisplay):
+class Quiet(PlainDisplay):
     """A display that shows neither events nor the workers' output: both are in the run's folder. Only what happens to
     other hosts is shown, since the measurement may wait for one.
     """

@@ -8,7 +8,20 @@ import typer
 
 from farandole import __version__
 from farandole.bench import verb
-from farandole.cli import attach, control, data, evaluate, folders, hosts, inspect, market, reproduce, run, worker
+from farandole.cli import (
+    attach,
+    check,
+    control,
+    data,
+    evaluate,
+    folders,
+    hosts,
+    inspect,
+    market,
+    reproduce,
+    run,
+    worker,
+)
 from farandole.cli import pool as instance
 from farandole.cli.options import PASS_ON, Verbose, bound
 from farandole.platform.output import tell
@@ -22,6 +35,7 @@ ANYWHERE = {"ignore_unknown_options": True}  # unknown options belong to the scr
 app.command("run", context_settings=PASS_ON)(run.run)
 app.command("join", context_settings=PASS_ON)(worker.join)
 app.command("probe", context_settings=PASS_ON)(data.probe)
+app.command("check", context_settings=PASS_ON)(check.check)
 app.command("rehearse", context_settings=ANYWHERE)(reproduce.rehearse)
 app.command("replay", context_settings=ANYWHERE)(reproduce.replay)
 app.command("evaluate", context_settings=ANYWHERE)(evaluate.evaluate)

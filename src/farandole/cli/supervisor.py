@@ -442,6 +442,10 @@ class Supervisor:
         """
         with self._display:
             roster = asyncio.run(self._supervise())
+        return self._ended(roster)
+
+    def _ended(self, roster: Roster | None) -> int:
+        """Says why the run has failed, if it has. Returns its exit code."""
         if roster is None:
             if self._code:
                 say("farandole: killed")

@@ -81,6 +81,10 @@ def join(
         from farandole.bench import loop
 
         loop.begin(settings.bench)
+    if settings.check:
+        from farandole.check import loop as check_loop
+
+        check_loop.begin(settings.check)
 
     if not settings.pool:  # on a host of a pool, the agent watches for preemption notices
         from farandole.pool import preemption

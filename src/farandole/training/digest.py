@@ -196,6 +196,11 @@ def as_bytes(tensor: torch.Tensor) -> Any:
     return _flat(tensor).cpu().numpy()
 
 
+def of(value: Any) -> bytes:
+    """Return the SHA-256 of a value or tensor."""
+    return hashlib.sha256(content(value)).digest()
+
+
 def number(digest: bytes) -> int:
     """Return 63 bits of a digest, never 0."""
     return int.from_bytes(digest[:8], "little") >> 1 or 1

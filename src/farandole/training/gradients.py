@@ -227,12 +227,12 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
 
-    def examine(self, *, mine: bool) -> ShardDigests:
+    def examine(self, *, mine: bool, digests: type[ShardDigests] = ShardDigests) -> ShardDigests:
         """Take digests of the next shard, which two workers compute. Unless it is `mine`, the sums do not include it.
 
-        Returns the object that takes the digests.
+        Returns the object that takes the digests, of class `digests`.
         """
-        self._findings = ShardDigests(list(self.replica.parameters), self.partials if mine else None)
+        self._findings = digests(list(self.replica.parameters), self.partials if mine else None)
         return self._findings
 
     def clear(self) -> None:

@@ -132,10 +132,11 @@ class Loop:
         learning_rate, gradients: those of the current step.
         lines: the metric lines.
         clock: the time of the steps.
-        step_class: the class of the steps.
+        step_class, progress_class: the classes of the steps and of the progress.
     """
 
     step_class: type[Step] = Step
+    progress_class: type[Progress] = Progress
 
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, context: WorkerContext, rounds: Rounds, *,
@@ -168,7 +169,7 @@ class Loop:
             replica, memory=context.memory, measures_noise=learning.measures_noise, codec=CODECS[codec]
         )
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
-        self.progress = Progress(loader, length, context.workers_at, gains)
+        self.progress = self.progress_class(loader, length, context.workers_at, gains)
         self._guard = Guard(
             replica, self.progress, entered=lambda: self.phase != "entering", within=lambda: self.within,
             gave=self.gradients.gave,

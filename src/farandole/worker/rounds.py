@@ -339,6 +339,10 @@ class Rounds:
         self._drive(self._driver.begin(task))
         self._patient = patient
 
+    def require(self, workers: int) -> None:
+        """Begins steps with at least `workers` workers from now on. All members call it between the same steps."""
+        self._driver.minimum = workers
+
     def todo(self) -> tuple[int, ...]:
         """Returns this worker's shards that are not computed yet."""
         return self._driver.todo()

@@ -248,6 +248,7 @@ class Driver:
     """Runs the rounds of one worker, as the module's head describes. Below `minimum` workers, rounds are idle.
 
     Attributes:
+        minimum: steps begin with at least so many workers; equal on all workers that begin a round.
         task: the purpose of the round in progress.
         exchange: the exchange of the view that this driver works in.
         lineage: how the shards of the round are assigned.
@@ -277,6 +278,7 @@ class Driver:
         self._instructions = instructions
         self.port = port
         self._terms = terms
+        self.minimum = terms.minimum
         self.checking = Checking(member, terms)
         member.drift = Drift() if terms.bits == "any" else None
         self._call = NOTHING
@@ -318,7 +320,7 @@ class Driver:
         assert lineage is not None
         self.task, self._call, self._began_loaded = task, call, synced
         self.number = self.begun_round = member.round
-        self._in_idle_round = task.is_step and len(lineage.sets[0]) < self._terms.minimum
+        self._in_idle_round = task.is_step and len(lineage.sets[0]) < self.minimum
         member.computes_step = self.computes_step
         renewal = member.drift.renewal(view, task.position.step) if member.drift and self.computes_step else None
         self.workers = port.workers(task.position.step, len(lineage.sets[0]))

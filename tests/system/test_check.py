@@ -1,0 +1,102 @@
+"""`farandole check` on scripts with one fault each: which comparison differs, where first, and the cause."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.check.records import JOIN, STEPS
+from tests.support.fake_worker import until
+from tests.support.forked import ENVIRON, popen, run
+from tests.support.harness import FARANDOLE
+from tests.support.mentioned import mentions
+
+JOB = Path(__file__).parents[1] / "jobs" / "checked.py"
+COMMAND = [*FARANDOLE, "check"]
+BITS = ("workers", "join", "loss", "resume")
+pytestmark = pytest.mark.processes
+
+
+def checked(folder: Path, fault: str, *options: str, code: int = 1) -> dict[str, dict[str, Any]]:
+    """The findings, by comparison."""
+    out = folder / "out.json"
+    done = run([*COMMAND, *options, "--json", str(out), str(JOB), fault], env=ENVIRON, timeout=200)
+    assert done.returncode == code, done.stdout + done.stderr
+    return {finding["comparison"]: finding for finding in json.loads(out.read_text())}
+
+
+def outcomes(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: finding["outcome"] for name, finding in found.items()}
+
+
+def test_a_script_without_a_fault(tmp_path: Path) -> None:
+    assert outcomes(checked(tmp_path, "none", code=0)) == dict.fromkeys((*BITS, "micro"), "agrees")
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "name", "cause", "suspect"),
+    [
+        ("generator", "workers", "the micro-batch", "generator", "NOISE"),
+        ("noise", "workers", "the loss", "generator", "own"),
+        ("first", "workers", "model.body.0.weight", "first state", None),
+        ("counter", "join", "the loss", "script state", "calls"),
+        ("rate", "join", "optimizer.param_groups[0].lr", "script state", "calls"),
+        ("attribute", "join", "the loss", "script state", "model.scale"),
+        ("average", "join", "the loss", "not replicated", "average"),
+    ],
+)
+def test_other_bits(tmp_path: Path, fault: str, where: str, name: str, cause: str, suspect: str | None) -> None:
+    found = checked(tmp_path, fault, "--no-micro")
+    assert list(found) == list(BITS)
+    before, after = BITS[: BITS.index(where)], BITS[BITS.index(where) + 1 : -1]
+    assert {found[each]["outcome"] for each in before} <= {"agrees"}
+    assert {found[each]["outcome"] for each in after} <= {"not compared"}
+    first = found[where]["first"]
+    assert (first["name"], found[where]["cause"]) == (name, cause)
+    assert first["step"] == (0 if where == "workers" else JOIN + (fault == "rate"))
+    assert suspect is None or suspect in [each["name"] for each in found[where]["suspects"]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("sum", "sum"), ("tokens", "weights"), ("norm", "batch norm"), ("pairs", "batch")]
+)
+def test_another_gradient_with_smaller_micro_batches(tmp_path: Path, fault: str, cause: str) -> None:
+    found = checked(tmp_path, fault)
+    assert outcomes(found) == {**dict.fromkeys(BITS, "agrees"), "micro": "differs"}
+    assert found["micro"]["cause"] == cause
+
+
+def test_a_script_that_fails_shows_its_own_traceback_once() -> None:
+    done = run([*COMMAND, str(JOB), "raises"], env=ENVIRON, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.count("ZeroDivisionError: mine") == 1
+    assert str(JOB) in done.stderr
+    assert "farandole/check" not in done.stderr
+
+
+def test_a_loop_that_is_too_short_is_an_error() -> None:
+    done = run([*COMMAND, str(JOB), "short"], env=ENVIRON, timeout=100)
+    assert done.returncode == 2
+    assert mentions(done.stderr, 2, STEPS)
+    done = run([*COMMAND, "--workers", "0", str(JOB), "none"], env=ENVIRON, timeout=100)
+    assert done.returncode == 2
+    assert mentions(done.stderr, "--workers", 0)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("leg", ["alone", "workers"])
+def test_an_interrupt_ends_all_and_keeps_nothing(tmp_path: Path, leg: str, signum: int) -> None:
+    environ = {**ENVIRON, "TMPDIR": str(tmp_path)}
+    process = popen([*COMMAND, str(JOB), "none"], env=environ)
+
+    def began() -> bool:
+        return any(tmp_path.glob(f"farandole-check-*/{leg}-*.jsonl"))
+
+    until(began)
+    process.send_signal(signum)
+    assert process.wait(60) == 128 + signum
+    assert not list(tmp_path.glob("farandole-check-*"))
