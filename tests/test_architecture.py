@@ -65,7 +65,7 @@ WITHOUT_TORCH = {
 }
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
-# The Trainer of transformers and the strategy for Lightning are classes of a training script: they can't be without torch.
+# The Trainer of transformers and the strategy of Lightning are classes of a training script: they need torch.
 OF_SCRIPTS = {"integrations/transformers.py", "integrations/lightning.py"}
 
 # Who starts a process by the public command, as a person may: its interface is words, not names.

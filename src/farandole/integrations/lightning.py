@@ -18,6 +18,8 @@ optimizer, schedules, logging, validation and saving. What differs is what the t
 `PRIVATE` lists the private attributes of their classes on which this depends.
 """
 
+# ruff: noqa: ARG002  their methods have these parameters
+
 from __future__ import annotations
 
 import functools
@@ -58,7 +60,7 @@ _TheirCallback: Any = callbacks.Callback
 _TheirLogger: Any = loggers.Logger
 SUPPORTED = ((2, 6), (2, 6))  # the oldest and the newest version with which the tests pass
 PRIVATE: Mapping[str, tuple[str, ...]] = {  # private attributes of theirs, by the object that has them
-    "trainer": ("_val_check_time_interval", "_logger_connector", "_signal_connector"),
+    "trainer": ("_val_check_time_interval", "_logger_connector"),
     "trainer._logger_connector": (
         "_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter",
     ),
@@ -66,7 +68,7 @@ PRIVATE: Mapping[str, tuple[str, ...]] = {  # private attributes of theirs, by t
     "trainer.fit_loop.epoch_loop": ("_batches_that_stepped", "_results"),
     "trainer.strategy": ("_layer_sync",),
     "ModelCheckpoint": (
-        "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation",
+        "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "_train_time_interval",
     ),
 }  # fmt: skip
 
@@ -121,7 +123,9 @@ def check_trainer(trainer: Any) -> None:
             option = name.removeprefix("_").replace("val_check_time_interval", "val_check_interval")
             raise UsageError(f"Trainer({option}={value!r}) in a run of farandole: {remedy}")
     if trainer.max_steps == -1 and trainer.max_epochs == -1:
-        raise UsageError("Trainer(max_epochs=-1) in a run of farandole: a run has a length: set max_epochs or max_steps")
+        raise UsageError(
+            "Trainer(max_epochs=-1) in a run of farandole: a run has a length: set max_epochs or max_steps"
+        )
     for callback in trainer.callbacks:
         for kind in type(callback).__mro__:
             if kind.__module__.startswith("lightning.") and (remedy := _REFUSED_CALLBACKS.get(kind.__name__)):
@@ -366,6 +370,18 @@ class Strategy(_TheirStrategy):
                 f"Trainer(num_nodes={number}): the hosts are those of the run: farandole run --workers N, or --pool"
             )
 
+    @property
+    def parallel_devices(self) -> None:
+        """None: a worker has one device, `root_device`."""
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        if len(devices) not in (1, self.accelerator.auto_device_count()):
+            raise UsageError(
+                f"Trainer(devices={len(devices)}) in a run of farandole: a worker has one device: farandole run "
+                f"--workers {len(devices)}"
+            )
+
     # --- before the training ---------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
@@ -403,11 +419,6 @@ class Strategy(_TheirStrategy):
                 "Trainer(sync_batchnorm=True) in a run of farandole: remove it; running statistics are means over all "
                 "micro-batches, and a micro-batch is normalized by its own"
             )
-        if trainer.num_devices not in (1, trainer.accelerator.auto_device_count()):
-            raise UsageError(
-                f"Trainer(devices={trainer.num_devices}) in a run of farandole: a worker has one device: farandole run "
-                f"--workers {trainer.num_devices}"
-            )
         plugin = self.precision_plugin
         if type(plugin) not in (precisions.Precision, precisions.MixedPrecision) or getattr(plugin, "scaler", None):
             raise UsageError(
@@ -415,8 +426,6 @@ class Strategy(_TheirStrategy):
             )
         self._trainer = trainer
         trainer.callbacks.insert(0, _Follow())
-        # Its handler of SIGTERM would end the training. The run's handler lets the worker leave without loss.
-        trainer._signal_connector.register_signal_handlers = lambda: None
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Return the steps of the run in place of the train DataLoader, and other loaders as they are."""
@@ -428,7 +437,7 @@ class Strategy(_TheirStrategy):
                 f"train_dataloader gives a {type(dataloader).__name__}: a run takes one torch.utils.data.DataLoader"
             )
         if self._steps is not None:
-            raise UsageError("train_dataloader gives several DataLoaders: a run takes one; combine their datasets")
+            raise UsageError("train_dataloader gives more than one DataLoader: a run takes one; combine their datasets")
         if dataloader.batch_size is None:
             raise UsageError(
                 "train_dataloader gives a DataLoader with a batch_sampler: Lightning counts batches of one number in "
@@ -488,7 +497,9 @@ class Strategy(_TheirStrategy):
         """
         step, *others = arguments
         if not isinstance(step, Step):
-            raise UsageError(f"train_dataloader gives {type(step).__name__}s: a run takes one DataLoader, not several")
+            raise UsageError(
+                f"train_dataloader gives a {type(step).__name__} of DataLoaders: a run takes one DataLoader"
+            )
         self._within = True
         for batch in step.again():
             batch = self.batch_to_device(self.precision_plugin.convert_input(batch))
@@ -537,8 +548,8 @@ class Strategy(_TheirStrategy):
         given = {**dict(zip(names, positional, strict=False)), **options}
         if isinstance(value, torch.nn.Module):
             raise UsageError(
-                f"self.log({name!r}, {type(value).__name__}) in training_step: a metric has only this worker's samples; "
-                f"log its value for the batch: self.log({name!r}, metric(...), on_epoch=True)"
+                f"self.log({name!r}, {type(value).__name__}) in training_step: a metric has only this worker's "
+                f"samples; log its value for the batch: self.log({name!r}, metric(...), on_epoch=True)"
             )
         reduction: Any = given.get("reduce_fx", "mean")
         reduction = getattr(reduction, "__name__", reduction).replace("avg", "mean")
@@ -589,7 +600,7 @@ class Strategy(_TheirStrategy):
                 mine.result = obj
         return mine.result
 
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return the leader's decision."""
         return self.broadcast(bool(decision))
 
@@ -649,7 +660,7 @@ class Logger(_TheirLogger):
         """They are not written: the run's folder has the script."""
 
 
-def _count(progress: Any, number: int, *, total: int | None = None, open: bool = False) -> None:  # noqa: A002
+def _count(progress: Any, number: int, *, total: int | None = None, open: bool = False) -> None:
     """Set a counter of Lightning to `number` of this epoch and `total` of all. `open`: the next one has begun."""
     for tracker, value in ((progress.current, number), (progress.total, number if total is None else total)):
         for name in vars(tracker):
