@@ -40,9 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore::UserWarni
 class Linear(LightningModule):
     """One layer; `training_step` returns what `result` makes of the loss."""
 
-    def __init__(
-        self, result: Any = lambda module, loss: loss, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
-    ):
+    def __init__(self, result: Any = lambda _, loss: loss, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD):
         super().__init__()
         self.layer, self.result, self.kind = nn.Linear(8, 1), result, optimizer
         self.seen: list[Any] = []

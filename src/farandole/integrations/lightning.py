@@ -252,9 +252,9 @@ class _Position:
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     """Return a nested value in which `change` is applied to each text, also to keys."""
     if isinstance(value, Mapping):
-        return {_each_text(key, change): _each_text(item, change) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {_each_text(key, change): _each_text(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_each_text(item, change) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_each_text(item, change) for item in value]
     return change(value) if isinstance(value, str) else value
 
 
@@ -314,6 +314,10 @@ class _Follow(_TheirCallback):
     """The first of the callbacks: tells Lightning the size of the batch, which it can't see in a `Step`."""
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if not isinstance(batch, Step):
+            raise UsageError(
+                f"train_dataloader gives a {type(batch).__name__} of DataLoaders: a run takes one DataLoader"
+            )
         trainer.fit_loop.epoch_loop._results.batch_size = batch.samples
 
 
@@ -495,26 +499,20 @@ class Strategy(_TheirStrategy):
 
         `.grad` is there from `backward` on: between the two, Lightning clears the gradients.
         """
-        step, *others = arguments
-        if not isinstance(step, Step):
-            raise UsageError(
-                f"train_dataloader gives a {type(step).__name__} of DataLoaders: a run takes one DataLoader"
-            )
+        step: Step = arguments[0]
         self._within = True
         for batch in step.again():
             batch = self.batch_to_device(self.precision_plugin.convert_input(batch))
-            loss = super().training_step(batch, *others, **options)
+            loss = super().training_step(batch, *arguments[1:], **options)
             if isinstance(loss, Mapping):
-                if more := sorted(str(key) for key in loss.keys() - {"loss"}):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType]
+                if more := sorted(str(key) for key in loss.keys() - {"loss"}):
                     raise UsageError(
                         f"training_step returns {', '.join(more)} beside loss: they would be those of one micro-batch; "
                         f"call self.log for values over the batch, and return the loss alone"
                     )
-                loss = loss["loss"]  # pyright: ignore[reportUnknownVariableType]
+                loss = loss["loss"]
             if not isinstance(loss, torch.Tensor):
-                raise UsageError(
-                    f"training_step returns {type(loss).__name__}: return the loss of each micro-batch"  # pyright: ignore[reportUnknownArgumentType]
-                )
+                raise UsageError(f"training_step returns {type(loss).__name__}: return the loss of each micro-batch")
             step.backward(loss, weight=None if self._weight is None else self._weight(batch))
         self._within = False
         self._log_values(step)
