@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 import farandole
 from farandole.errors import UsageError
@@ -52,6 +52,11 @@ class Linear(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return self.kind(self.parameters(), lr=0.01)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(24))
 
 
 def trainer_of(folder: Path, **options: Any) -> Trainer:
@@ -205,12 +210,13 @@ def test_a_result_of_a_micro_batch_that_can_not_be_that_of_the_batch_is_refused(
         (lambda: [loader(), loader()], "DataLoader"),
         (lambda: [loader()], "list"),
         (lambda: [1, 2], "list"),
+        (lambda: DataLoader(Stream(), batch_size=12), "Stream"),
         (
             lambda: loader(batch_size=1, batch_sampler=BatchSampler(SequentialSampler(range(24)), 5, False)),
             "batch_sampler",
         ),
     ],
-    ids=["two", "one in a list", "a list", "a batch sampler"],
+    ids=["two", "one in a list", "a list", "an iterable", "a batch sampler"],
 )
 def test_data_that_the_run_can_not_divide_is_refused(tmp_path: Path, run: farandole.Run, data: Any, value: str) -> None:
     refused(trainer_of(tmp_path), Linear(), value, train_dataloaders=data())
@@ -347,15 +353,20 @@ def test_bits_are_those_of_an_undisturbed_run_with_joins_a_kill_and_a_release(tm
 
 
 @pytest.mark.processes
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    out, single = tmp_path / "out", tmp_path / "single"
-    alone(tmp_path / "alone", JOB, str(single), "--epochs", "6")
-    for steps in ("10", "24"):  # 4 steps an epoch: it goes on in the middle of one
-        with Elastic(
-            tmp_path / "run", JOB, str(out), "--epochs", "6", "--max-steps", steps, workers=2, options=[]
-        ) as run:
-            run.finish()
-    assert values(out)[0] == values(single)[0]
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    out, single, pace = (tmp_path / name for name in ("out", "single", "pace"))
+    arguments = ("--epochs", "6", "--pace", str(pace))
+    alone(tmp_path / "alone", JOB, str(single), *arguments)
+    pace.touch()
+    with Elastic(tmp_path / "run", JOB, str(out), *arguments, workers=2, options=[]) as run:
+        run.until_step(5)  # of 4 in an epoch
+        run.command("stop")
+        run.finish()
+    pace.unlink()
+    with Elastic(tmp_path / "run", JOB, str(out), *arguments, workers=2, options=[]) as run:
+        run.finish()
+    assert (out / "fingerprint").read_text() == (single / "fingerprint").read_text()
+    assert values(out) == values(single)
 
 
 def test_an_error_names_the_extra_if_lightning_is_missing(tmp_path: Path) -> None:

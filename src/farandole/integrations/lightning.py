@@ -225,6 +225,7 @@ class _Position:
             self._load(callback, state)
         connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
         connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = received["latest"]
+        loop._results.reset()  # what this worker's own hooks have logged
         for key, value in received["epoch"].items():
             _add_sums(trainer, loop._results, key, value)
         self.received = None
