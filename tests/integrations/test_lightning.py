@@ -62,7 +62,7 @@ class Stream(IterableDataset[int]):
 def trainer_of(folder: Path, **options: Any) -> Trainer:
     options = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, **options}
     return Trainer(
-        strategy=ours.Strategy(micro=3), default_root_dir=folder, logger=False, enable_progress_bar=False,
+        strategy=ours.FarandoleStrategy(micro=3), default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing="callbacks" in options, **options,
     )  # fmt: skip
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_of_lightning_and_a_second_fit_are_refused(tmp_path: Path, 
 @pytest.mark.parametrize("micro", [0, -1, 2.0, None])
 def test_a_size_of_micro_batches_that_is_none_is_refused(run: farandole.Run, micro: Any) -> None:
     with pytest.raises(UsageError) as caught:
-        ours.Strategy(micro=micro)
+        ours.FarandoleStrategy(micro=micro)
     assert mentions(str(caught.value), "micro", micro) or micro == -1
 
 

@@ -1,8 +1,8 @@
-"""`Strategy`: the Trainer of Lightning, in a run whose workers join, leave and die.
+"""`FarandoleStrategy`: the Trainer of Lightning, in a run whose workers join, leave and die.
 
-    from farandole.integrations.lightning import Strategy
+    from farandole.integrations.lightning import FarandoleStrategy
 
-    trainer = Trainer(max_epochs=10, strategy=Strategy(micro=32))
+    trainer = Trainer(max_epochs=10, strategy=FarandoleStrategy(micro=32))
 
 The strategy is the one line of a Lightning script that changes. The loops stay theirs: hooks, callbacks, clipping,
 optimizer, schedules, logging, validation and saving. What differs is what the training loop iterates over:
@@ -325,7 +325,7 @@ class _Follow(_TheirCallback):
 # --- the strategy -----------------------------------------------------------------------------------------------------
 
 
-class Strategy(_TheirStrategy):
+class FarandoleStrategy(_TheirStrategy):
     """Trains the LightningModule of a Trainer in the run that this process has joined.
 
     `micro`: the number of samples of one forward pass. The batch of the train DataLoader is that of all workers
@@ -343,7 +343,9 @@ class Strategy(_TheirStrategy):
     def __init__(self, *, micro: int, weight: Callable[[Any], float | torch.Tensor] | None = None) -> None:
         check_version(lightning.__version__)
         if not isinstance(micro, int) or micro < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"Strategy(micro={micro!r}): it is the number of samples of one forward pass, at least 1")
+            raise UsageError(
+                f"FarandoleStrategy(micro={micro!r}): it is the number of samples of one forward pass, at least 1"
+            )
         self.run = joining.current() or farandole.join()
         self.micro, self._weight = micro, weight
         self._trainer: Any = None  # the one of `fit`
