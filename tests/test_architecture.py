@@ -65,8 +65,8 @@ WITHOUT_TORCH = {
 }
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
-# The Trainer of transformers is a class of a training script: it can't be without torch.
-OF_SCRIPTS = {"integrations/transformers.py"}
+# The Trainer of transformers and the strategy of Lightning are classes of a training script: they need torch.
+OF_SCRIPTS = {"integrations/transformers.py", "integrations/lightning.py"}
 
 # Who starts a process by the public command, as a person may: its interface is words, not names.
 STARTS_BY_COMMAND = {
