@@ -69,8 +69,10 @@ PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are
     "_prepare_inputs": ("self", "inputs"),
     "_save_checkpoint": ("self", "model", "trial"),
 }  # fmt: skip
-# Private attributes of theirs: sums of losses since the last line and before it, and the step of the last line.
-PRIVATE_ATTRIBUTES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_loss_shifts_labels")
+# Private attributes of theirs: the steps of the last line and of the beginning, and sums of losses.
+PRIVATE_ATTRIBUTES = (
+    "_globalstep_last_logged", "_initial_global_step", "_loss_shifts_labels", "_total_loss_scalar", "_tr_loss",
+)  # fmt: skip
 
 _RUN = "the run decides it"
 _REPLICA = "each worker holds a whole replica of the model"
@@ -78,7 +80,7 @@ _EXCHANGE = "there is no DistributedDataParallel: the run exchanges the gradient
 _BATCHES = "the batch of all workers is per_device_train_batch_size * gradient_accumulation_steps samples"
 _FULL = "the evaluated model is the trained one, in its precision: bf16=True computes both in bf16"
 # Options that contradict the run, the values that they may have, and what to do instead. None: any value that is false.
-_REFUSED: Mapping[str, tuple[tuple[Any, ...] | None, str]] = {
+REFUSED: Mapping[str, tuple[tuple[Any, ...] | None, str]] = {
     "accelerator_config.dispatch_batches": (None, _BATCHES),
     "accelerator_config.gradient_accumulation_kwargs": (None, _BATCHES),
     "accelerator_config.split_batches": (None, _BATCHES),
@@ -162,7 +164,7 @@ def check_version(version: str) -> None:
 
 def check_arguments(args: Any, seed: int) -> None:
     """Raise UsageError if an option of `args` contradicts the run. `seed`: the run's."""
-    for name, (allowed, remedy) in _REFUSED.items():
+    for name, (allowed, remedy) in REFUSED.items():
         value = reduce(lambda owner, attribute: getattr(owner, attribute, None), name.split("."), args)
         if (value and allowed is None) or (allowed is not None and value is not None and value not in allowed):
             raise UsageError(f"TrainingArguments({name}={value!r}) in a run of farandole: {remedy}; remove {name}")
@@ -484,9 +486,17 @@ class Trainer(_TheirTrainer):
     # --- evaluation and saving --------------------------------------------------------------------------------
 
     @property
+    def _entered(self) -> bool:
+        return self.steps is not None and self.steps.step is not None
+
+    @property
     def _shared(self) -> bool:
         """True while all workers are at the same place and may share work."""
-        return self.steps is not None and self.steps.step is not None and not self._writing
+        return self._entered and not self._writing
+
+    def is_world_process_zero(self) -> bool:
+        """True on one worker, that of rank 0. Before `train` it is true on each: nothing is known of the others."""
+        return self.run.is_leader if self._entered else super().is_world_process_zero()
 
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
