@@ -223,3 +223,46 @@ def test_a_history_is_that_of_their_trainer(tmp_path: Path, case: str) -> None:
     assert [line.keys() for line in mine] == [line.keys() for line in theirs]
     for one, other in zip(mine, theirs, strict=True):
         assert one == pytest.approx(other, rel=1e-5, abs=1e-7)
+
+
+def files(out: Path) -> dict[str, set[str]]:
+    """The names of the files of each checkpoint of the Trainer."""
+    return {folder.name: {path.name for path in folder.iterdir()} for folder in out.glob("checkpoint-*")}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", ["drawn", "drawn_loss"])
+def test_workers_that_die_within_an_evaluation_and_within_a_checkpoint(tmp_path: Path, case: str) -> None:
+    """With random masks and dropout: in `drawn` one worker evaluates, in `drawn_loss` all share an evaluation."""
+    out, single, moments = (tmp_path / name for name in ("out", "single", "moments"))
+    saved = ["--dropout", "0.1", "--arguments", json.dumps({"save_strategy": "epoch", "save_total_limit": 2})]
+    strikes = ["--strike", str(moments)]
+    moments.mkdir()
+    with Elastic(tmp_path / "run", CASES, str(out), case, *saved, *strikes, workers=2, options=[]) as run:
+        run.finish()
+        deaths = len(run.events("ready")) - 2
+    alone(tmp_path / "alone", CASES, str(single), case, *saved, *strikes)
+    struck = {path.name for path in moments.iterdir()}
+    assert struck == {"metrics" if case == "drawn" else "evaluation", "saving"}
+    assert deaths == len(struck)
+    assert (out / "fingerprint").read_text() == (single / "fingerprint").read_text()
+    assert history(out) == history(single)
+    assert files(out) == files(single)
+    assert len(files(out)) == 2
+
+
+@pytest.mark.processes
+def test_a_run_goes_on_for_more_epochs_also_where_the_script_resumes_from_checkpoints_of_the_trainer(
+    tmp_path: Path,
+) -> None:
+    def arguments(epochs: int) -> list[str]:
+        also = {"num_train_epochs": epochs, "lr_scheduler_type": "constant", "save_strategy": "epoch"}
+        return ["plain", "--dropout", "0.1", "--arguments", json.dumps(also)]
+
+    out, straight = tmp_path / "out", tmp_path / "straight"
+    alone(tmp_path / "run", CASES, str(out), *arguments(1))
+    alone(tmp_path / "run", CASES, str(out), *arguments(3), "--resume")
+    alone(tmp_path / "other", CASES, str(straight), *arguments(3))
+    assert history(out)[-1]["steps"] == 12
+    weights = [folder / "checkpoint-12" / "model.safetensors" for folder in (out, straight)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -1,12 +1,13 @@
 """The Trainer of transformers with options of many kinds, on small models that are built from a configuration.
 
-    python trainer_cases.py OUT CASE [--theirs] [--strike FOLDER] [--pace FILE] [--dropout P] [--arguments JSON]
+    python trainer_cases.py OUT CASE [--theirs] [--resume] [--strike FOLDER] [--pace FILE] [--dropout P]
+        [--arguments JSON]
 
 OUT is the folder of the Trainer, of result.json (the lines of its history, then what an evaluation after the training
 gives) and of fingerprint. `--theirs` takes the Trainer of transformers, with one micro-batch a step: the losses of most
-models are sums over accumulated micro-batches there. `--strike FOLDER`: the first worker that is within an evaluation
-dies, and the first that is within the saving of a checkpoint. While --pace FILE is there, a micro-batch takes 0.1 s
-more.
+models are sums over accumulated micro-batches there. `--resume` passes resume_from_checkpoint=True. `--strike FOLDER`:
+the first worker that is within an evaluation dies, and the first that is within the saving of a checkpoint. While
+--pace FILE is there, a micro-batch takes 0.1 s more.
 """
 
 from __future__ import annotations
@@ -214,6 +215,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("case")
     parser.add_argument("--theirs", action="store_true")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--strike", type=Path)
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -253,7 +255,7 @@ def main(arguments: list[str] | None = None) -> None:
         data_collator=Collate(model, before), train_dataset=texts(TRAINED, 3), processing_class=strikes,
         **{"eval_dataset": texts(EVALUATED, 4), **options},
     )  # fmt: skip
-    output = trainer.train()
+    output = trainer.train(resume_from_checkpoint=args.resume)
     after = trainer.evaluate()
     if trainer.is_world_process_zero():
         lines = [*trainer.state.log_history, {**after, "mean": output.training_loss, "steps": output.global_step}]
