@@ -15,7 +15,8 @@ callbacks, logging, evaluation and saving. What differs is what it iterates over
 4. One worker writes each checkpoint of the Trainer. All workers share an evaluation of the loss; one worker computes
    an evaluation that needs all predictions (`compute_metrics`), and the others get its metrics.
 
-`PRIVATE` lists the private methods and attributes of their class on which this depends.
+`Seq2SeqTrainer` is theirs with the same changes. `PRIVATE` lists the private methods and attributes of their class on
+which this depends.
 """
 
 # ruff: noqa: ARG002  their methods have these parameters
@@ -26,12 +27,14 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from functools import partial
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from functools import partial, reduce
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import farandole
 from farandole import joining
@@ -56,46 +59,87 @@ except ImportError as error:
 _TheirTrainer: Any = transformers.Trainer
 _TheirCallback: Any = trainer_callback.TrainerCallback
 SUPPORTED = ((5, 24), (5, 24))  # the oldest and the newest version with which the tests pass
-PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden, and their parameters
+PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden or called
+    "_finalize_training": ("self", "trial", "num_train_samples", "start_time"),
+    "_get_output_dir": ("self", "trial"),
     "_init_training_state": (
         "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
     ),
     "_prepare_for_training": ("self", "max_steps", "train_dataloader", "resume_from_checkpoint"),
+    "_prepare_inputs": ("self", "inputs"),
     "_save_checkpoint": ("self", "model", "trial"),
 }  # fmt: skip
-# Private attributes of theirs: sums of losses since the last line and before it, and the step of the last line.
-PRIVATE_ATTRIBUTES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_loss_shifts_labels")
+# Private attributes of theirs: the steps of the last line and of the beginning, and sums of losses.
+PRIVATE_ATTRIBUTES = (
+    "_globalstep_last_logged", "_initial_global_step", "_loss_shifts_labels", "_total_loss_scalar", "_tr_loss",
+)  # fmt: skip
 
 _RUN = "the run decides it"
+_REPLICA = "each worker holds a whole replica of the model"
+_EXCHANGE = "there is no DistributedDataParallel: the run exchanges the gradients"
+_BATCHES = "the batch of all workers is per_device_train_batch_size * gradient_accumulation_steps samples"
+_FULL = "the evaluated model is the trained one, in its precision: bf16=True computes both in bf16"
 # Options that contradict the run, the values that they may have, and what to do instead. None: any value that is false.
-_REFUSED: Mapping[str, tuple[tuple[Any, ...] | None, str]] = {
-    "data_seed": (None, "the order of the samples comes from the run's seed: farandole run --seed N"),
-    "resume_from_checkpoint": (None, "a run goes on from its own checkpoints: farandole run --folder runs/NAME"),
+REFUSED: Mapping[str, tuple[tuple[Any, ...] | None, str]] = {
+    "accelerator_config.dispatch_batches": (None, _BATCHES),
+    "accelerator_config.gradient_accumulation_kwargs": (None, _BATCHES),
+    "accelerator_config.split_batches": (None, _BATCHES),
     "auto_find_batch_size": (None, "the batch is the same for all workers: set per_device_train_batch_size"),
-    "train_sampling_strategy": (("random", "sequential"), "each sample counts once an epoch, in the run's order"),
+    "average_tokens_across_devices": ((True,), "tokens are counted over all workers, whatever their number"),
+    "batch_eval_metrics": (None, "one worker computes the metrics from all predictions"),
+    "bf16_full_eval": (None, _FULL),
+    "data_seed": (None, "the order of the samples comes from the run's seed: farandole run --seed N"),
     "dataloader_in_order": ((True,), "the order of the samples is part of the result"),
-    "deepspeed": (None, "each worker holds a whole replica of the model"),
-    "fsdp": (None, "each worker holds a whole replica of the model"),
-    "parallelism_config": (None, "each worker holds a whole replica of the model"),
-    "ddp_backend": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
-    "ddp_find_unused_parameters": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
-    "ddp_bucket_cap_mb": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
-    "ddp_broadcast_buffers": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
-    "ddp_static_graph": (None, "there is no DistributedDataParallel: the run exchanges the gradients"),
-    "push_to_hub": (None, "push the model after the training, from one worker"),
+    "ddp_backend": (None, _EXCHANGE),
+    "ddp_broadcast_buffers": (None, _EXCHANGE),
+    "ddp_bucket_cap_mb": (None, _EXCHANGE),
+    "ddp_find_unused_parameters": (None, _EXCHANGE),
+    "ddp_static_graph": (None, _EXCHANGE),
+    "ddp_timeout": ((1800,), _EXCHANGE),
+    "deepspeed": (None, _REPLICA),
     "enable_jit_checkpoint": (None, "the run handles SIGTERM: the worker leaves without loss"),
+    "eval_on_start": (None, "workers join later, and would evaluate at another step: call trainer.evaluate()"),
+    "fp16_full_eval": (None, _FULL),
+    "fsdp": (None, _REPLICA),
     "full_determinism": (None, f"{_RUN}: farandole run --bits same, which is the default"),
     "include_num_input_tokens_seen": (("no", False), "tokens are not counted over the workers"),
+    "local_rank": ((-1, 0), "a worker has one device: start the script by farandole run, which gives one to each"),
     "neftune_noise_alpha": (None, "its hook is not part of the run's state"),
+    "parallelism_config": (None, _REPLICA),
+    "push_to_hub": (None, "push the model after the training, from one worker"),
+    "save_on_each_node": (None, "one worker writes a checkpoint: output_dir must be on a file system that all share"),
     "torch_empty_cache_steps": (None, "micro-batches of a step differ between the workers"),
-    "eval_on_start": (None, "workers join later, and would evaluate at another step: call trainer.evaluate()"),
-    "batch_eval_metrics": (None, "one worker computes the metrics from all predictions"),
+    "train_sampling_strategy": (
+        ("random", "sequential", "group_by_length"),
+        "it makes batches for one process: use group_by_length",
+    ),
 }
-_TIMES = ("_runtime", "_per_second", "_preparation_time")  # ends of the names of measured values, others on each worker
+_OPTIMIZERS = {  # patterns of optimizers that can't be used, and why
+    "*lomo": "it updates during the backward pass, before the gradients of the other workers are there",
+    "*_layerwise": "it updates during the backward pass, before the gradients of the other workers are there",
+    "schedule_free_*": "it evaluates with other weights than those that it trains",
+}
+# Fields of their state that the training changes. The others come from the arguments, which each worker has.
+_TRAVELS = (
+    "epoch", "global_step", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step",
+    "best_model_checkpoint",
+)  # fmt: skip
+_TIMES = ("_runtime", "_per_second", "_preparation_time")  # ends of the names of measured times
 
 
-def _itself(loss: torch.Tensor) -> torch.Tensor:
-    return loss
+def _measured(name: str) -> bool:
+    """Return True for the name of a value that differs on each worker: a time, or memory."""
+    return name.endswith(_TIMES) or "_mem_" in name
+
+
+def _weighted(loss: torch.Tensor, samples: int) -> tuple[torch.Tensor, int]:
+    return loss, samples
+
+
+def _collated(collate: Callable[[list[Any]], Any], batches: list[list[Any]]) -> tuple[Any, int]:
+    """Return the one batch of samples, collated, and its number of samples."""
+    (samples,) = batches
+    return collate(samples), len(samples)
 
 
 def _output(metrics: dict[str, float], samples: int) -> Any:
@@ -120,8 +164,8 @@ def check_version(version: str) -> None:
 
 def check_arguments(args: Any, seed: int) -> None:
     """Raise UsageError if an option of `args` contradicts the run. `seed`: the run's."""
-    for name, (allowed, remedy) in _REFUSED.items():
-        value = getattr(args, name, None)
+    for name, (allowed, remedy) in REFUSED.items():
+        value = reduce(lambda owner, attribute: getattr(owner, attribute, None), name.split("."), args)
         if (value and allowed is None) or (allowed is not None and value is not None and value not in allowed):
             raise UsageError(f"TrainingArguments({name}={value!r}) in a run of farandole: {remedy}; remove {name}")
     default = type(args).__dataclass_fields__["seed"].default
@@ -130,11 +174,17 @@ def check_arguments(args: Any, seed: int) -> None:
             f"TrainingArguments(seed={args.seed}): the run's seed is {seed}, for the order of the samples and for "
             f"dropout: farandole run --seed {args.seed}, or remove seed"
         )
-    if str(args.metric_for_best_model or "").endswith(_TIMES):
+    if _measured(str(args.metric_for_best_model or "")):
         raise UsageError(
-            f"TrainingArguments(metric_for_best_model={args.metric_for_best_model!r}): a measured time differs on each "
-            f"worker; choose a metric of the predictions"
+            f"TrainingArguments(metric_for_best_model={args.metric_for_best_model!r}): a measured value differs on "
+            f"each worker; choose a metric of the predictions"
         )
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    for pattern, reason in _OPTIMIZERS.items():
+        if fnmatch(optimizer, pattern):
+            raise UsageError(f"TrainingArguments(optim={optimizer!r}) in a run of farandole: {reason}; use adamw_torch")
+    if args.fp16 and args.device.type == "cpu":
+        raise UsageError("TrainingArguments(fp16=True) on a CPU, where Accelerate ignores it: use bf16=True")
 
 
 class _Steps:
@@ -167,6 +217,21 @@ class _Steps:
                 return
 
 
+class _Batches(Dataset[list[Any]]):
+    """An evaluation dataset as the batches of their dataloader: a loss is the mean over the same samples as theirs."""
+
+    def __init__(self, dataset: Any, batches: Sequence[Sequence[int]]) -> None:
+        self.dataset, self.batches = dataset, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> list[Any]:
+        several = getattr(self.dataset, "__getitems__", None)
+        indices = list(self.batches[index])
+        return [self.dataset[index] for index in indices] if several is None else several(indices)
+
+
 class _Position:
     """What travels to joiners and into checkpoints beside model, optimizer and schedule, as JSON text."""
 
@@ -175,13 +240,9 @@ class _Position:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self.trainer
-        state = {
-            name: value
-            for name, value in vars(trainer.state).items()
-            if name not in ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
-        }
+        state = {name: getattr(trainer.state, name) for name in _TRAVELS}
         state["log_history"] = [
-            {name: value for name, value in line.items() if not name.endswith(_TIMES)} for line in state["log_history"]
+            {name: value for name, value in line.items() if not _measured(name)} for line in state["log_history"]
         ]
         if state["best_model_checkpoint"]:  # its name alone: the fingerprint must not depend on the folder
             state["best_model_checkpoint"] = os.path.basename(state["best_model_checkpoint"])
@@ -198,8 +259,8 @@ class _Position:
         if fields["best_model_checkpoint"]:
             folder = trainer.args.output_dir or ""
             fields["best_model_checkpoint"] = os.path.join(folder, fields["best_model_checkpoint"])
-        for name, value in fields.items():
-            setattr(trainer.state, name, value)
+        for name in _TRAVELS:
+            setattr(trainer.state, name, fields[name])
         mine = [c for c in trainer.callback_handler.callbacks if isinstance(c, trainer_callback.ExportableState)]
         for callback, (name, attributes) in zip(mine, callbacks, strict=True):
             if type(callback).__name__ != name:
@@ -261,8 +322,14 @@ class Trainer(_TheirTrainer):
         self.steps: _Steps | None = None
         self.received: dict[str, Any] | None = None  # sums that another worker or a checkpoint has sent
         self._prepared: Any = None
+        self._resumes: Any = None  # the checkpoint of the Trainer that the script names
         self._writing = False
         super().__init__(model, args, *positional, **options)
+        if getattr(self.data_collator, "seed", None) is not None:
+            raise UsageError(
+                f"{type(self.data_collator).__name__}(seed={self.data_collator.seed!r}): it keeps a generator, which "
+                f"differs on each worker; leave out seed: the run seeds torch's generator for each micro-batch"
+            )
         self.callback_handler.callbacks.insert(0, _Follow(self))
 
     # --- data and position ------------------------------------------------------------------------------------
@@ -281,24 +348,40 @@ class Trainer(_TheirTrainer):
         if self.steps is not None:
             raise UsageError("trainer.train was called before; a run has one training: set num_train_epochs")
         theirs, args = super().get_train_dataloader(), self.args
+        sampler = theirs.batch_sampler.sampler
+        if isinstance(sampler, RandomSampler) and not sampler.replacement:
+            sampler = RandomSampler(theirs.dataset)  # theirs is drawn with a seed of its own
         micro = args.per_device_train_batch_size
-        processes: dict[str, Any] = {"num_workers": args.dataloader_num_workers}
-        if args.dataloader_num_workers and args.dataloader_prefetch_factor:
-            processes["prefetch_factor"] = args.dataloader_prefetch_factor
-        loader = self.run.loader(
-            theirs.dataset, farandole.GlobalBatch(micro * self.accumulated, micro=micro), collate_fn=theirs.collate_fn,
-            drop_last=args.dataloader_drop_last, shuffle=args.train_sampling_strategy == "random", **processes,
+        loader = DataLoader(
+            theirs.dataset, micro * self.accumulated, sampler=sampler, collate_fn=theirs.collate_fn,
+            drop_last=args.dataloader_drop_last, pin_memory=args.dataloader_pin_memory and self._on_gpu,
+            **self._processes(),
         )  # fmt: skip
-        self.steps = _Steps(loader)
+        self.steps = _Steps(self.run.loader(loader, micro=micro))
         return self.steps
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self.run.device.type == "cuda"
+
+    def _processes(self) -> dict[str, Any]:
+        """The options of a loader's processes."""
+        args = self.args
+        if not args.dataloader_num_workers:
+            return {}
+        return {
+            "num_workers": args.dataloader_num_workers,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+        }
+
     def train(self, resume_from_checkpoint: Any = None, *positional: Any, **options: Any) -> Any:
-        """Train, as theirs. A run goes on from its own checkpoints, so `resume_from_checkpoint` is refused."""
-        if resume_from_checkpoint:
-            raise UsageError(
-                f"trainer.train(resume_from_checkpoint={resume_from_checkpoint!r}): "
-                f"{_REFUSED['resume_from_checkpoint'][1]}"
-            )
+        """Train, as theirs. A run goes on from its own checkpoints.
+
+        So `resume_from_checkpoint` is ignored by a worker that joins, and in a run that goes on. It is refused in a
+        run that begins.
+        """
+        self._resumes = resume_from_checkpoint
         return super().train(None, *positional, **options)
 
     def _init_training_state(
@@ -311,7 +394,11 @@ class Trainer(_TheirTrainer):
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         steps = self.steps
-        assert steps is not None
+        if steps is None:
+            raise UsageError(
+                f"{type(self).__name__}.get_train_dataloader does not return what Trainer.get_train_dataloader does: a "
+                f"run makes the batches; override _get_train_sampler or pass data_collator instead"
+            )
         self._prepared = super()._prepare_for_training(max_steps, steps, resume_from_checkpoint)
         replicated: dict[str, Any] = {
             "model": self.model,
@@ -321,6 +408,12 @@ class Trainer(_TheirTrainer):
             replicated["scaler"] = self.accelerator.scaler
         self.run.replicate(**replicated, schedule=self.lr_scheduler, trainer=_Position(self))
         step = steps.enter(self.run, max_steps)
+        if self._resumes and step.number == 0:
+            raise UsageError(
+                f"trainer.train(resume_from_checkpoint={self._resumes!r}) in a run that begins: a run goes on from its "
+                f"own checkpoints: farandole run --folder runs/NAME; to train on with these weights, load them as the "
+                f"model, and choose another output_dir"
+            )
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.run.is_leader
         return step.epoch, 0
 
@@ -393,9 +486,17 @@ class Trainer(_TheirTrainer):
     # --- evaluation and saving --------------------------------------------------------------------------------
 
     @property
+    def _entered(self) -> bool:
+        return self.steps is not None and self.steps.step is not None
+
+    @property
     def _shared(self) -> bool:
         """True while all workers are at the same place and may share work."""
-        return self.steps is not None and self.steps.step is not None and not self._writing
+        return self._entered and not self._writing
+
+    def is_world_process_zero(self) -> bool:
+        """True on one worker, that of rank 0. Before `train` it is true on each: nothing is known of the others."""
+        return self.run.is_leader if self._entered else super().is_world_process_zero()
 
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
@@ -408,10 +509,11 @@ class Trainer(_TheirTrainer):
         if not self._shared or description == "Prediction":
             return theirs()
         if self.compute_metrics is None and not isinstance(dataloader.dataset, IterableDataset):
+            batches = _Batches(dataloader.dataset, list(dataloader.batch_sampler))
             model: Any = self.model
             loss = self.run.evaluate(
-                model, dataloader.dataset, _itself, predict=self._predict_loss,
-                micro=self.args.eval_batch_size, collate_fn=dataloader.collate_fn,
+                model, batches, _weighted, predict=self._predict_loss, micro=1,
+                collate_fn=partial(_collated, dataloader.collate_fn), **self._processes(),
             )  # fmt: skip
             return _output({f"{metric_key_prefix}_loss": loss}, len(dataloader.dataset))
         with self.run.once() as mine:
@@ -420,11 +522,24 @@ class Trainer(_TheirTrainer):
                 mine.result = {"metrics": output.metrics, "samples": output.num_samples}
         return _output(mine.result["metrics"], mine.result["samples"])
 
-    def _predict_loss(self, model: Any, batch: Any) -> tuple[Any]:
-        loss, _, _ = self.prediction_step(model, batch, True)
+    def _predict_loss(self, model: Any, batch: tuple[Any, int]) -> tuple[torch.Tensor, int]:
+        """Return a batch's mean loss and its number of samples; 0 samples if their loop leaves out such a loss."""
+        inputs, samples = batch
+        loss, _, _ = self.prediction_step(model, inputs, True)
         if loss is None:
             raise UsageError("trainer.evaluate: the model gives no loss for this eval_dataset; it needs labels")
-        return (loss.float(),)
+        counts = bool(loss.isfinite()) or not self.args.logging_nan_inf_filter
+        return (loss.float(), samples) if counts else (torch.zeros_like(loss), 0)
+
+    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
+        best = self.state.best_model_checkpoint
+        if self.args.save_total_limit == 1 and best is not None:
+            with self.run.once() as mine:  # in theirs each worker would remove the same folders
+                if mine:
+                    for folder in utilities.sort_checkpoints(output_dir=self._get_output_dir(trial)):
+                        if not os.path.samefile(folder, best):
+                            shutil.rmtree(folder, ignore_errors=True)
+        return super()._finalize_training(trial, num_train_samples, start_time)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.run.once() as mine:
@@ -445,3 +560,7 @@ class Trainer(_TheirTrainer):
         with self.run.once() as mine:
             if mine:
                 super().save_model(output_dir, _internal_call)
+
+
+class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
+    """`transformers.Seq2SeqTrainer` in a run of farandole."""
