@@ -33,7 +33,7 @@ assert specification is not None
 assert specification.loader is not None
 port = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(port)
-MOST_LINES, LIMIT_S = 25, 200.0
+MOST_LINES, LIMIT_S = 25, 500.0
 
 
 # --- data, less of it than the programs have, in their formats -----------------------------------------------------
@@ -237,7 +237,9 @@ TABLE = {
         log="runs/*/training.log",
     ),
 }
-NAMES = [pytest.param(name, marks=[pytest.mark.examples, pytest.mark.processes]) for name in TABLE]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.examples, pytest.mark.processes, pytest.mark.timeout(1500)]) for name in TABLE
+]
 
 
 # --- tests -----------------------------------------------------------------------------------------------------------
@@ -352,12 +354,12 @@ def test_the_same_bits_struck_and_resumed(
     words = [str(ported), *program.arguments]
     reference, _ = alone(PROGRAM, words, tmp_path / "alone", limit_s=LIMIT_S)
 
-    with Elastic(tmp_path / "run", PROGRAM, *words, workers=1, options=[]) as run:
+    with Elastic(tmp_path / "run", PROGRAM, *words, workers=1, options=[], deadline_s=LIMIT_S) as run:
         run.until_step(program.steps // 4)
         run.command("stop")
         run.finish()
         assert run.step < program.steps - 1, "it was over before the stop"
-    with Elastic(tmp_path / "run", PROGRAM, *words, workers=2, options=[]) as run:
+    with Elastic(tmp_path / "run", PROGRAM, *words, workers=2, options=[], deadline_s=LIMIT_S) as run:
         run.finish()
         [finished] = run.events("finished")
         assert finished["equal"]
