@@ -1,11 +1,11 @@
 """Programs of other people, ported: fetches one at its commit, and applies our changes to it.
 
     python examples/ported/port.py                                     the list
-    python examples/ported/port.py time_sequence FOLDER                writes original.py, ported.py and what it needs
+    python examples/ported/port.py time_sequence FOLDER                writes FOLDER/original and FOLDER/ported
     python examples/ported/port.py time_sequence FOLDER --source REPO  from a clone or a bare repository
 
-The changes are an ed script (`diff -e original.py ported.py`): line numbers and our lines. `programs.json` names the
-source, the commit and the licence of each program.
+The changes are ed scripts (`diff -e original/main.py ported/main.py`): line numbers and our lines. `programs.json` has
+the source, the commit and the licence of each program, its files, and the ed script of each file that changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import re
 import subprocess
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -49,34 +49,35 @@ def added(changes: str) -> list[str]:
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
+def changes(name: str) -> dict[str, str]:
+    """Return the ed scripts of program `name`, by the file of its repository that they change."""
+    return {path: (HERE / file).read_text() for path, file in PROGRAMS[name]["changes"].items()}
+
+
 def port(name: str, folder: Path, source: str | None = None) -> Path:
-    """Write the original program `name`, the ported one and the other files to `folder`. Return the ported one.
+    """Write program `name` to `folder`/original, with our changes to `folder`/ported. Return the ported script.
 
     `source`: the repository, None to fetch it.
 
     Raises:
         subprocess.CalledProcessError: the repository can't be fetched, or lacks the commit.
     """
-    program = PROGRAMS[name]
-    folder.mkdir(parents=True, exist_ok=True)
+    program, changed = PROGRAMS[name], changes(name)
+    root = PurePosixPath(program["script"]).parent
     with tempfile.TemporaryDirectory() as temporary:
         if source is None:
             git = ["git", "-C", temporary]
             subprocess.run([*git, "init", "--quiet"], check=True)
             subprocess.run([*git, "fetch", "--quiet", "--depth", "1", program["source"], program["commit"]], check=True)
             source = temporary
-
-        def content(path: str) -> str:
+        for path in (program["script"], *program["files"]):
             show = ["git", "-C", source, "show", f"{program['commit']}:{path}"]
-            return subprocess.run(show, check=True, capture_output=True, text=True).stdout
-
-        original = content(program["script"])
-        (folder / "original.py").write_text(original)
-        for path in program["files"]:
-            (folder / Path(path).name).write_text(content(path))
-    ported = folder / "ported.py"
-    ported.write_text(apply((HERE / f"{name}.ed").read_text(), original))
-    return ported
+            content = subprocess.run(show, check=True, capture_output=True, text=True).stdout
+            place = PurePosixPath(path).relative_to(root)
+            for kind, text in (("original", content), ("ported", apply(changed.get(path, ""), content))):
+                (folder / kind / place).parent.mkdir(parents=True, exist_ok=True)
+                (folder / kind / place).write_text(text)
+    return folder / "ported" / PurePosixPath(program["script"]).name
 
 
 def main() -> None:
@@ -87,7 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.name is None or args.folder is None:
         for name, program in PROGRAMS.items():
-            lines = len(added((HERE / f"{name}.ed").read_text()))
+            lines = sum(len(added(script)) for script in changes(name).values())
             print(f"{name:16} {lines:2} lines  {program['about']}  {program['source']} {program['script']}")
         return
     print(port(args.name, args.folder, args.source))

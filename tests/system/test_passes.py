@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.passes import STEPS
+from farandole.control.run_folder import LEDGER
+from farandole.data.ledger import count
+from tests.jobs.passes import EPOCHS, ROWS, STEPS
 from tests.support.harness import Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "passes.py"
@@ -25,7 +28,7 @@ def test_with_joins_and_kills_and_alone(tmp_path: Path, place: str) -> None:
     out, single, pace, once = (tmp_path / name for name in ("out", "single", "pace", "once"))
     pace.touch()
     options = [str(out), "--pace", str(pace), "--die", place, "--once", str(once)]
-    with Elastic(tmp_path / "run", JOB, *options, workers=2, options=[]) as run:
+    with Elastic(tmp_path / "run", JOB, *options, workers=2, options=["--ledger"]) as run:
         run.until_step(2)
         first, second = run.until_members(2)
         run.command("scale", "3")
@@ -40,3 +43,4 @@ def test_with_joins_and_kills_and_alone(tmp_path: Path, place: str) -> None:
     assert out.read_text() == single.read_text()
     assert values(tmp_path / "run") == values(tmp_path / "alone")
     assert [step for step, *_ in values(tmp_path / "run")] == list(range(STEPS))
+    assert count(tmp_path / "run" / LEDGER) == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(ROWS))

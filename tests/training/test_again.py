@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from torch.utils.data import Dataset, TensorDataset
 import farandole
 from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import LEDGER, METRICS
+from farandole.data.ledger import count
 from farandole.errors import NotReplicated, StepAbandoned, UsageError, WorkerSuperseded
+from farandole.protocol.view import Lineage
+from farandole.protocol.worker.driver import Task
 from farandole.run import Run
 from farandole.settings import Settings
 from farandole.training.gather import LANES, MOST_BYTES, MOST_TENSORS, Form, GatheredRows, partials_of
+from farandole.worker.rounds import Rounds
 from tests.support.mentioned import mentions
 from tests.support.steps import BATCH, MICROS, N, assert_grads, data, grads, mlp, whole_batches
 
@@ -223,6 +228,32 @@ def test_the_ledger_has_each_sample_once(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     samples = [(line["epoch"], sample) for line in lines for sample in line.get("samples", ())]
     assert sorted(samples) == [(epoch, sample) for epoch in range(EPOCHS) for sample in range(N)]
+
+
+@pytest.mark.parametrize("gathers_first", [False, True])
+def test_the_ledger_names_who_computed_in_the_first_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gathers_first: bool
+) -> None:
+    """Later rounds of a step deal its shards otherwise if a worker has joined in the first one, or was lost since."""
+    begun = Rounds.begin
+
+    def begin_elsewhere(rounds: Rounds, task: Task, **options: Any) -> None:
+        begun(rounds, task, **options)
+        if not task.is_step:
+            monkeypatch.setattr(Rounds, "lineage", property(lambda _: Lineage(sets=(("another",),))))
+
+    lineage = Rounds.lineage
+    monkeypatch.setattr(Rounds, "begin", begin_elsewhere)
+    run, model = Run(Settings(folder=tmp_path, ledger=True)), mlp()
+    for step in begin(run, model=model):
+        for x, _y in step:
+            step.gather(x=x)
+            if not gathers_first:
+                step.backward(model(x).mean())
+        for x, _y in step.again():
+            step.backward(model(x).mean())
+        monkeypatch.setattr(Rounds, "lineage", lineage)
+    assert count(tmp_path / LEDGER) == Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(N))
 
 
 def test_an_update_with_sums_that_others_have_overwritten(run: farandole.Run, monkeypatch: pytest.MonkeyPatch) -> None:

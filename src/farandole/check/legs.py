@@ -147,7 +147,7 @@ def run_alone(script: str, arguments: list[str], parent: int) -> NoReturn:
     except FarandoleError as error:
         failure = Failure(kind="usage" if isinstance(error, UsageError) else "other", text=str(error))
     except BaseException as error:  # noqa: BLE001  any exception of the script is reported to the parent
-        failure = Failure(kind="script", text=launcher.traceback_of(error, script))
+        failure = Failure(kind="script", text=launcher.traceback_of(error, sys.argv[0]))
     if failure is not None:
         files.write(Path(terms.folder, f"{terms.leg}.{FAILURE}"), msgspec.json.encode(failure))
     sys.exit(failure is not None)

@@ -49,7 +49,7 @@ from farandole.plan.shards import LoopStart, Position
 from farandole.platform.process import guarded
 from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
 from farandole.protocol.values import throughput
-from farandole.protocol.view import View
+from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import LoopPassed, Task
 from farandole.training import run_state
 from farandole.training.gradients import Gradients
@@ -403,7 +403,7 @@ class Loop:
         for name, before, now in self.state.settings.look():
             self._context.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
-    def _inner_loop_ends(self, step: Step, *, has_gradient: bool) -> None:
+    def _inner_loop_ends(self, step: Step, lineage: Lineage, *, has_gradient: bool) -> None:
         self.replica.stays()
         self.phase = "between"
         self.state.attributes.shards_end()
@@ -415,14 +415,17 @@ class Loop:
         self.state.at_step_start = False
         self.state.parts.updated(self._rounds.view, self.gradients.layout, step.number)
         if not self.lines.step_is_written:
-            self._count(step)
+            self._count(step, lineage)
 
-    def _count(self, step: Step) -> None:
-        """Count the step, after its first pass with a gradient: in the rule, in the ledger and in the metrics."""
+    def _count(self, step: Step, lineage: Lineage) -> None:
+        """Count the step, after its first pass with a gradient: in the rule, in the ledger and in the metrics.
+
+        `lineage`: that of the first pass. Rounds after it deal the shards otherwise if a worker has joined or was lost.
+        """
         self._guard.step_ended()
         self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
         if self._ledger:
-            assignment = self._rounds.lineage.assign(self.progress.window.shards)
+            assignment = lineage.assign(self.progress.window.shards)
             shards = {shard: worker for worker, mine in assignment.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         self.lines.step_ended(step.number, self._metrics(step))

@@ -33,7 +33,7 @@ from farandole.data.order import derive, keep_random_state, set_random_state
 from farandole.errors import LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError
 from farandole.platform.process import guarded
 from farandole.protocol.values import StepTime
-from farandole.protocol.view import View
+from farandole.protocol.view import Lineage, View
 from farandole.training.digest import ModuleAttributes
 from farandole.training.gather import Form, Gathered, GatheredRows, partials_of
 from farandole.training.gradients import Gradients, ShardTotals, StepTotals
@@ -95,6 +95,7 @@ class Step:
         self._passed = False  # its last backward pass has been
         self._pass = -1  # number of the newest pass over the batch
         self._random_pass = 0  # the pass whose random numbers the open one draws
+        self._lineage: Lineage | None = None  # of the first pass, whose computations the ledger has; None until its end
         self._again = False  # the open shard is computed only for its rows, after the pass
         self._values = BatchValues(gradients.values, gradients.replica.shards)
         self._rows = GatheredRows(gradients.rows, self.number)
@@ -274,6 +275,8 @@ class Step:
     def _iterate(self, *, recompute: bool) -> Iterator[Any]:
         self._begin_pass(recompute=recompute)
         yield from self._pass_over_shards()
+        if not self._pass:
+            self._lineage = self._rounds.lineage
         result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
         self._values.end(result.values, result.shards, self.number)
         forms = self._rows.forms(result.rows, result.shards, self.samples) if result.shards else []
@@ -570,7 +573,7 @@ class Step:
         if has_gradient:
             self._mean_loss = result.loss / result.weight if result.weight else math.nan
         set_random_state(derive(self._seed, "update", self.number, *self._of_pass(self._pass)))
-        self._on_end(self, has_gradient=has_gradient)
+        self._on_end(self, self._lineage, has_gradient=has_gradient)
         if has_gradient:
             self._base_steps = self._progress.base_steps
 
