@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from farandole.check import records
 from farandole.check.findings import findings_of_bits
 from farandole.check.micro import compare
 from farandole.check.records import RUN, STEPS, CheckTerms, Leg, MicroBatchRecord, Record
+from farandole.check.script_state import ScriptState, assigned_first
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.errors import UsageError
 from farandole.training import loop
@@ -107,12 +110,8 @@ def test_a_loop_that_is_too_short(run: Legs) -> None:
 
 def names_of(source: str, *, at: int = 0) -> frozenset[str]:
     """The variables that the loop number `at` of the source assigns first."""
-    import dis
-
     code: Any = compile(source, "source", "exec")
     loops = [each.offset for each in dis.get_instructions(code) if each.opname == "FOR_ITER"]
-    from farandole.check.script_state import assigned_first
-
     return assigned_first(code, loops[at])
 
 
@@ -120,3 +119,50 @@ def test_what_a_loop_assigns_before_it_reads_it() -> None:
     source = "for a in b:\n    c = a\n    d += c\n    for e in a:\n        f = e\n        g = g + f\nh = 1\n"
     assert names_of(source) == {"a", "c", "e", "f"}
     assert names_of(source, at=1) == {"e", "f"}
+
+
+class Counted:
+    """Holds state of each kind, in places of each kind."""
+
+    def __init__(self) -> None:
+        self.nested = {"list": [torch.zeros(2), [np.random.default_rng(1)]]}
+        self.sparse = torch.zeros(2, 2).to_sparse()
+        self.broken = Broken()
+
+
+class Broken:
+    def state_dict(self) -> dict[str, Any]:
+        raise ValueError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_where_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [__file__])
+    counted, calls = Counted(), 0
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    state = ScriptState({"model": model}, torch.utils.data.TensorDataset(torch.zeros(3)))
+    before = state.leaves()
+    count()
+    counted.nested["list"][0].add_(1)
+    counted.nested["list"][1][0].random()
+    model[0].seen = 3
+    with torch.no_grad():
+        model[0].weight.add_(1)  # it is replicated
+    after = state.leaves()
+    changed = {
+        name: kind
+        for name, (kind, digest) in after.items()
+        if before.get(name) != (kind, digest) and not name.startswith("before")
+    }
+    assert changed == {
+        "calls": "value", "counted.nested['list'][0]": "tensor", "counted.nested['list'][1][0]": "generator",
+        "model.0.seen": "value",
+    }  # fmt: skip
+    assert "dataset.tensors[0]" in after
+    assert "counted.broken" in after

@@ -37,6 +37,7 @@ Cause = Literal[
     "sum", "weights", "batch norm", "batch", "random numbers",
 ]  # fmt: skip
 Compared = StateRecord | ShardRecord
+OF_THE_RUN: tuple[tuple[Comparison, int], ...] = (("workers", 0), ("join", JOIN), ("loss", LOSS))  # and their steps
 MOST_SUSPECTS = 3
 RANKS: tuple[Kind, ...] = ("generator", "object", "tensor", "value")
 
@@ -75,7 +76,7 @@ def findings_of_bits(alone: Sequence[Record], workers: Sequence[Record], resume:
     """Return the results of all comparisons with the leg `alone`."""
     reference = Reference(alone, workers)
     results, broken = list[Finding](), False
-    for comparison, step in (("workers", 0), ("join", JOIN), ("loss", LOSS)):
+    for comparison, step in OF_THE_RUN:
         part = () if broken else _part(workers, step)
         results.append(reference.compare(comparison, part, range(step, step + 1)))
         broken = results[-1].outcome != "agrees"

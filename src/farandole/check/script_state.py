@@ -211,7 +211,10 @@ def _state_of(value: Any) -> bytes:
         return b"".join(_sampled(np.asarray(part), most=1 << 20) for part in list(value.get_state(legacy=True))[1:])
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()
-    return b"".join(_flattened(value.state_dict()))
+    try:
+        return b"".join(_flattened(value.state_dict()))
+    except Exception:  # noqa: BLE001  an object of the script whose state can't be taken now
+        return b""
 
 
 def _flattened(state: Any) -> Iterator[bytes]:
@@ -232,6 +235,8 @@ def _sampled(tensor: Any, most: int = SAMPLED) -> bytes:
     """Return the shape of a tensor or array, and at most `most` of its elements."""
     shape = repr(tuple(tensor.shape)).encode()
     if isinstance(tensor, torch.Tensor):
+        if tensor.layout != torch.strided or tensor.is_meta:
+            return shape
         flat = tensor.detach().reshape(-1)
         flat = flat[:: max(1, flat.numel() // most)].contiguous()
         return shape + flat.view(torch.uint8).cpu().numpy().tobytes() if flat.numel() else shape
