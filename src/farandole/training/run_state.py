@@ -259,8 +259,8 @@ class RunState:
             "attributes": self.attributes.state(own=own),
             "options": self._options,
         }
-        if self._stream is not None:
-            ours["stream"] = self._stream.mark(self.position.epoch, self.position.offset)
+        if self._stream is not None and (mark := self._stream.mark(self.position.epoch, self.position.offset)):
+            ours["stream"] = mark
         return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
