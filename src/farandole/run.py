@@ -221,7 +221,10 @@ class Run:
     def loader(
         self, dataset: Any, batch: BatchPolicy | None = None, *, micro: int | None = None, **options: Any
     ) -> Loader:
-        """Return a loader over a map-style dataset. `options` are those of torch.utils.data.DataLoader, shuffle=True.
+        """Return a loader over a dataset. `options` are those of torch.utils.data.DataLoader, shuffle=True.
+
+        An iterable dataset keeps its order, and is read by every worker: see `farandole.data.stream`. Without a `len()`
+        it takes `samples`, the number of samples of an epoch, or a run whose length is given in base steps.
 
         `dataset` may be a torch DataLoader. Then the dataset, the options and the order (shuffled or not) are its own,
         and its batch size is that of the global batch: `run.loader(dataloader, micro=32)`. `micro` is the number of
@@ -234,7 +237,7 @@ class Run:
         `len(loader)` is the number of steps of the base batch in an epoch; of a batch sampler, in epoch 0.
 
         Raises:
-            UsageError: the dataset is empty or not map-style, an option is not supported, or the DataLoader has a
+            UsageError: the dataset is empty or can't be read again, an option is not supported, or the DataLoader has a
                 sampler without a length, with state from one epoch to the next, or with other keys than indices.
         """
         refuse_several("run.loader", dataset)

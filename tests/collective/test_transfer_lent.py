@@ -48,10 +48,29 @@ def veteran(view: View, worker: str, links: Links, memory: Memory, held: dict[st
     send_state(view, view.synced, worker, links, 4, position, Snapshot(held), memory)
 
 
-def joiner(view: View, links: Links, ahead: torch.Tensor | None = None) -> dict[str, Any]:
+def joiner(view: View, links: Links, ahead: torch.Tensor | None = None, mark: bytes = b"") -> dict[str, Any]:
     arrival = Arrival(view, view.synced, links, 2, ahead)
     assert arrival.header() == (4, Position(epoch=1, offset=2, step=9), [True, False])
+    assert arrival.mark == mark
     return arrival.state()
+
+
+def test_the_mark_of_the_first_veteran_comes_with_the_header() -> None:
+    """Veterans have different ones, and no dispute about them; those of the others are not sent."""
+    group = TRANSPORTS[0]()
+    view = View(number=1, members=NAMES, joining=("c",), group=1)
+    with ThreadPoolExecutor(3) as pool:
+        sending = [
+            pool.submit(veteran, view, worker, group.links[rank], group.memory[rank], {**state(1), "stream": mark})
+            for rank, (worker, mark) in enumerate(zip(NAMES, (b"first", b"second one"), strict=False))
+        ]
+        got = pool.submit(joiner, view, group.links[2], None, b"first").result(DEADLINE_S)
+        for future in sending:
+            future.result(DEADLINE_S)
+    assert "stream" not in got
+    assert torch.equal(got["large"], state(1)["large"])
+    for links in group.links:
+        links.close()
 
 
 @pytest.mark.parametrize("joining", [("c",), ("b", "c")], ids="-".join)

@@ -22,6 +22,7 @@ from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, data, mlp
+from tests.support.streams import Numbers, Resumable, Sized
 from tests.training.conftest import Join
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
@@ -537,3 +538,47 @@ def test_what_a_checkpoint_overrules_is_told_in_one_line(join: Join, tmp_path: P
     [line] = another
     for name in ("optimizer.param_groups[0].lr is 0.3 in this script, and was 0.1", "model.0.weight.requires_grad"):
         assert name in line
+
+
+# --- a stream ----------------------------------------------------------------------------------------------------
+
+
+class OfNumbers(Script):
+    """Its samples are the numbers of a stream."""
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(torch.sin(inputs)), targets)
+
+
+def pairs(numbers: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.stack(numbers)
+    return values[:, None] * torch.arange(6), values.long() % 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes"),
+    [(Sized, 0), (Resumable, 0), pytest.param(Resumable, 1, marks=(pytest.mark.processes, pytest.mark.long))],
+)
+def test_a_run_on_a_stream_goes_on_at_the_mark_of_its_checkpoint(
+    join: Join, kind: type[Numbers], processes: int
+) -> None:
+    """Step 45 of 100 is in the second of four epochs, at sample 320: beyond the mark at 256."""
+
+    def train(folder: str, stops: Callable[[str, int], bool] = lambda *_: False) -> tuple[str, int]:
+        dataset = kind(400)
+        script = OfNumbers(join(folder))
+        dataset._read.clear()
+        options: dict[str, Any] = {"num_workers": processes, "collate_fn": pairs}
+        return script.train(stops, dataset=dataset, **options), dataset.reads
+
+    whole, _ = train("whole")
+    with pytest.raises(Interrupted):
+        train("interrupted", lambda *at: at == ("within", 45))
+    assert joining._current is not None
+    assert joining._current._end_alone()
+    resumed, reads = train("interrupted")
+    assert resumed == whole
+    if not processes:
+        twice = 2 * 8  # the first samples
+        skipped = 256 if kind is Resumable else 0
+        assert reads == twice + 3 * 400 - skipped

@@ -18,8 +18,8 @@ the same sample at the same index:
 6. A mark is a shortcut and no part of the state that workers compare. A joiner gets the newest one of one member, and
    a checkpoint has that of its writer. Without any, the samples before are read and left alone.
 
-Cost in time: each process reads all samples of the stream, and a seed of 20 us for each. A digest of `PROOF` in `every`
-samples, with states. In memory: `keep` samples.
+Cost in time: each process reads all samples of the stream, and takes 20 us for each beside that (7 of them seed the
+global generators); with states a digest of `PROOF` in `every` samples. In memory: `keep` samples.
 
 Left out: several processes a worker; bad samples that are skipped, since an iterator has ended when it raises; states
 of others' types than `collective/state_transfer.py` sends, which stay in their process.
@@ -65,7 +65,7 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset)
 
 
-class Mark(NamedTuple):
+class StreamMark(NamedTuple):
     """A place at which reading may begin."""
 
     epoch: int
@@ -83,7 +83,9 @@ class _Reader:
     index: int  # of the sample that comes next
     reads: int = 0
     generators: Sequence[Any] = ()
-    unproved: deque[tuple[Mark, Any]] = field(default_factory=lambda: deque[tuple[Mark, Any]]())  # with their hashes
+    unproved: deque[tuple[StreamMark, Any]] = field(
+        default_factory=lambda: deque[tuple[StreamMark, Any]]()
+    )  # with their hashes
 
 
 class StreamEnded(UsageError):
@@ -123,8 +125,8 @@ class Stream:
         self._epoch = 0
         self._reader: _Reader | None = None
         self._kept: OrderedDict[tuple[int, int], Any] = OrderedDict()  # by epoch and index
-        self._marks: deque[Mark] = deque(maxlen=MARKS)
-        self._unsent: list[Mark] = []
+        self._marks: deque[StreamMark] = deque(maxlen=MARKS)
+        self._unsent: list[StreamMark] = []
         self._given: list[bytes] = []
         self._seeks = True  # False once a state has led to other samples
         self._initial = _initial_state(dataset)
@@ -181,15 +183,15 @@ class Stream:
         marks, self._unsent = self._unsent, []
         return [packed for mark in marks if (packed := self._packed(mark))]
 
-    def _add(self, mark: Mark) -> None:
+    def _add(self, mark: StreamMark) -> None:
         if all(mark[:2] != other[:2] for other in self._marks):
             self._marks.append(mark)
 
-    def _best(self, epoch: int, index: int) -> Mark | None:
+    def _best(self, epoch: int, index: int) -> StreamMark | None:
         marks = [mark for mark in tuple(self._marks) if mark.epoch == epoch and mark.start <= index]
         return max(marks, key=lambda mark: mark.start, default=None) if self._seeks else None
 
-    def _packed(self, mark: Mark) -> bytes:
+    def _packed(self, mark: StreamMark) -> bytes:
         try:
             snapshot = Snapshot({"requires_grad": [], "mark": list(mark)})
         except UnknownState as error:
@@ -220,7 +222,7 @@ class Stream:
         while reader.index <= index:
             self._read(reader)
 
-    def _seek(self, mark: Mark | None) -> _Reader:
+    def _seek(self, mark: StreamMark | None) -> _Reader:
         """Begins to read at `mark`, None: at the epoch's beginning."""
         self._reader = None
         if mark is None:
@@ -244,7 +246,7 @@ class Stream:
         self._kept.clear()
         return self._begin()
 
-    def _begin(self, mark: Mark | None = None) -> _Reader:
+    def _begin(self, mark: StreamMark | None = None) -> _Reader:
         dataset = self.dataset
         set_random_state(derive(self._seed, "stream", self._epoch))
         seed_all(own_generators(dataset), derive(self._seed, "stream", self._epoch))
@@ -319,7 +321,7 @@ class Stream:
             return
         source: Any = reader.iterator if _is_stateful(reader.iterator) else self.dataset
         if _is_stateful(source):
-            mark = Mark(reader.epoch, reader.index, deepcopy(source.state_dict()), b"")
+            mark = StreamMark(reader.epoch, reader.index, deepcopy(source.state_dict()), b"")
             reader.unproved.append((mark, hashlib.blake2b()))
 
     def _prove(self, reader: _Reader, sample: Any) -> None:
@@ -419,12 +421,12 @@ def _no_worker_info() -> Generator[None]:
         _torch._worker_info = info
 
 
-def _unpacked(packed: bytes) -> Mark:
+def _unpacked(packed: bytes) -> StreamMark:
     size = int.from_bytes(packed[:8], "little")
     payload = torch.frombuffer(bytearray(packed[8 + size :]) or bytearray(1), dtype=torch.uint8)
     content = restore(packed[8 : 8 + size], payload[: len(packed) - 8 - size])
     epoch, index, state, proof = content["mark"]
-    return Mark(int(epoch), int(index), state, bytes(proof))
+    return StreamMark(int(epoch), int(index), state, bytes(proof))
 
 
 def feed(hasher: Any, value: Any) -> None:

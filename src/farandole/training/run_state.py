@@ -275,8 +275,8 @@ class RunState:
         }
         if any(self.between):
             ours["between"] = self.between
-        if self._stream is not None:
-            ours["stream"] = self._stream.mark(self.position.epoch, self.position.offset)
+        if self._stream is not None and (mark := self._stream.mark(self.position.epoch, self.position.offset)):
+            ours["stream"] = mark
         return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
