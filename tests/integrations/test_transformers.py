@@ -188,7 +188,7 @@ def test_losses_are_those_of_their_trainer_and_the_bits_those_of_an_undisturbed_
 # --- cases ------------------------------------------------------------------------------------------------------------
 
 MEASURED = ("_runtime", "_per_second", "_preparation_time")
-OFTEN = {"metrics", "inputs", "bf16", "smoothing", "processes", "several", "limit", "plateau", "ratios", "generated"}
+OFTEN = {"metrics", "bf16", "smoothing", "processes", "several", "limit", "generated"}
 NOT_EQUAL = {  # cases in which theirs gives other numbers, and why
     "backwards": "their Seq2SeqTrainer counts a short last batch of an evaluation as a whole one",
     "drawn": "random masks", "drawn_loss": "random masks", "grouped": "a random order", "random": "a random order",
@@ -215,14 +215,13 @@ def history(out: Path) -> list[dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_a_history_is_that_of_their_trainer(tmp_path: Path, case: str) -> None:
-    one_micro_batch = {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}  # bf16 rounds each
-    also = ["--arguments", json.dumps(one_micro_batch)] if case == "bf16" else []
+    tolerance = 3e-2 if case == "bf16" else 1e-5  # a micro-batch's loss is scaled before its backward pass rounds
     trainer_cases.main([str(tmp_path / "theirs"), case, "--theirs"])
-    trainer_cases.main([str(tmp_path / "mine"), case, *also])
+    trainer_cases.main([str(tmp_path / "mine"), case])
     mine, theirs = history(tmp_path / "mine"), history(tmp_path / "theirs")
     assert [line.keys() for line in mine] == [line.keys() for line in theirs]
     for one, other in zip(mine, theirs, strict=True):
-        assert one == pytest.approx(other, rel=1e-5, abs=1e-7)
+        assert one == pytest.approx(other, rel=tolerance, abs=1e-7)
 
 
 def files(out: Path) -> dict[str, set[str]]:

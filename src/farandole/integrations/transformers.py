@@ -58,7 +58,7 @@ except ImportError as error:
 
 _TheirTrainer: Any = transformers.Trainer
 _TheirCallback: Any = trainer_callback.TrainerCallback
-SUPPORTED = ((5, 24), (5, 24))  # the oldest and the newest version with which the tests pass
+SUPPORTED = ((5, 20), (5, 24))  # the oldest and the newest version with which the tests pass
 PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden or called
     "_finalize_training": ("self", "trial", "num_train_samples", "start_time"),
     "_get_output_dir": ("self", "trial"),
@@ -354,15 +354,10 @@ class Trainer(_TheirTrainer):
         micro = args.per_device_train_batch_size
         loader = DataLoader(
             theirs.dataset, micro * self.accumulated, sampler=sampler, collate_fn=theirs.collate_fn,
-            drop_last=args.dataloader_drop_last, pin_memory=args.dataloader_pin_memory and self._on_gpu,
-            **self._processes(),
+            drop_last=args.dataloader_drop_last, **self._processes(),
         )  # fmt: skip
         self.steps = _Steps(self.run.loader(loader, micro=micro))
         return self.steps
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.run.device.type == "cuda"
 
     def _processes(self) -> dict[str, Any]:
         """The options of a loader's processes."""
