@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -17,6 +19,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 import farandole
+from farandole import joining
 from farandole.errors import UsageError
 from tests.support import forked
 from tests.support.harness import ENVIRON, Elastic, alone
@@ -313,6 +316,40 @@ def test_the_state_of_callbacks_and_values_is_the_same_after_a_way_through_a_che
     position.apply()
     assert position.state_dict() == state
     assert str(tmp_path) not in state["json"]
+
+
+def test_a_run_that_goes_on_within_an_epoch_has_the_counters_and_values_of_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[Any] = []
+
+    def begin(folder: str) -> farandole.Run:
+        monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path / folder))
+        monkeypatch.setattr(joining, "_current", None)
+        run = farandole.join()
+        contexts.append(run._context)
+        atexit.unregister(contexts[-1]._end)
+        return run
+
+    def end() -> None:
+        contexts[-1]._file.close()
+        os.close(contexts.pop()._lock)
+
+    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "never")
+    undisturbed = begin("undisturbed")
+    job.main([str(tmp_path / "single"), "--epochs", "3"])
+    fingerprint = undisturbed.fingerprint()
+    end()
+    first = begin("interrupted")
+    with pytest.raises(job.Interrupted):
+        job.main([str(tmp_path / "out"), "--epochs", "3", "--interrupted", "6"])  # of 4 in an epoch
+    assert first._end_alone()
+    end()
+    second = begin("interrupted")
+    job.main([str(tmp_path / "out"), "--epochs", "3"])
+    end()
+    assert values(tmp_path / "out") == values(tmp_path / "single")
+    assert second.fingerprint() == fingerprint
 
 
 def test_a_state_of_a_callback_that_can_not_be_sent_is_refused(tmp_path: Path, run: farandole.Run) -> None:

@@ -1,10 +1,10 @@
 """A Trainer of Lightning on a regression: an MLP with batch normalization and dropout, in 12 samples a step.
 
-    python lightning_regression.py OUT [--theirs] [--plain] [--epochs N] [--pace FILE]
+    python lightning_regression.py OUT [--theirs] [--plain] [--epochs N] [--pace FILE] [--interrupted N]
 
 OUT is the folder of the Trainer, of values.json and of fingerprint. `--theirs` takes the strategy of Lightning;
 `--plain` leaves out dropout and normalization, so that both have the same losses. While --pace FILE is there, a sample
-takes 0.1 s more.
+takes 0.1 s more. `--interrupted N`: an error ends the script after N steps.
 """
 
 # ruff: noqa: ARG002  their methods have these parameters
@@ -92,15 +92,22 @@ class Regression(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": every_step, "interval": "step"}}
 
 
+class Interrupted(Exception):
+    """What ends the script after `--interrupted` steps."""
+
+
 class Recorder(Callback):
     """Keeps the values of each step and of each epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupted: int) -> None:
+        self.interrupted = interrupted
         self.steps: list[Any] = []
         self.epochs: list[Any] = []
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.steps.append([trainer.global_step, trainer.current_epoch, batch_idx, outputs["loss"].item()])
+        if trainer.global_step == self.interrupted:
+            raise Interrupted
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         self.epochs.append({name: value.item() for name, value in sorted(trainer.callback_metrics.items())})
@@ -119,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--interrupted", type=int, default=-1)
     args = parser.parse_args(arguments)
     options: dict[str, Any] = {"logger": CSVLogger(args.out)}
     if not args.theirs:
@@ -129,10 +136,10 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     seed_everything(42, verbose=False)
-    recorder = Recorder()
+    recorder = Recorder(args.interrupted)
     checkpoint = ModelCheckpoint(args.out / "best", monitor="val_loss", save_top_k=2, save_last=True)
     trainer = Trainer(
-        max_epochs=args.epochs, max_steps=args.max_steps, accelerator="cpu", devices=1, gradient_clip_val=1.0,
+        max_epochs=args.epochs, accelerator="cpu", devices=1, gradient_clip_val=1.0,
         log_every_n_steps=1,
         default_root_dir=args.out, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[recorder, checkpoint, EarlyStopping("val_loss", patience=30), LearningRateMonitor()], **options,
