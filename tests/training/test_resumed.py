@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 import farandole
+from farandole import joining
 from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
