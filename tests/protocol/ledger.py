@@ -137,8 +137,10 @@ class Ledger(Witness):
         if self._on_its_own(worker, place):
             return
         self._enders.setdefault(place, set()).add(worker.name)
-        if self._ended.setdefault(place, number) != number:
-            other = self._ended[place]
+        other = self._ended.setdefault(place, number)
+        if other != number and self._redone(worker, place):
+            self._ended[place] = number
+        elif other != number:
             raise Violation(f"round {exchange.round} has ended in view {number} and in view {other}: both go on")
         for other in self._world.workers.values():
             begun_anew = other.alive and not other.evicted and other.member.synced and other.root > worker.root
@@ -174,6 +176,15 @@ class Ledger(Witness):
             self._ended.pop(place, None)
             self._committed.pop(place, None)
 
+    def _redone(self, worker: Process, place: tuple[int, int]) -> bool:
+        """Whether the round may be redone although some have ended it: these are gone, and a member has reported
+        falsely that it does not hold the result.
+        """
+        enders = map(self._world.workers.__getitem__, self._enders[place] - {worker.name})
+        there = [each for each in enders if each.alive and not self._out(each)]
+        mistaken = self._world.mistaken
+        return mistaken is not None and mistaken.kind == "has_result" and not there
+
     def _compared(self, exchange: SimulatedExchange) -> bool:
         """Whether two may compute one shard in this round."""
         again = exchange.lineage.rechecks is not None
@@ -194,7 +205,9 @@ class Ledger(Witness):
         self._enders.setdefault(place, set()).add(worker.name)
         fact = (exchange.kind, worker.step, exchange.lineage, exchange.result)
         known = self._committed.setdefault(place, fact)
-        if known != fact:
+        if known[-1] == fact[-1] and self._redone(worker, place):
+            self._committed[place] = fact
+        elif known != fact:
             raise Violation(f"{worker.name} commits round {exchange.round} as {fact}, others as {known}")
 
     def _trained(self, worker: Process, exchange: SimulatedExchange) -> None:

@@ -181,6 +181,11 @@ def test_a_round_that_was_redone_with_another_checker_may_be_redone_again() -> N
     simulate(65_029_336, zones=True)
 
 
+def test_a_round_that_a_killed_worker_has_committed_is_redone_to_the_same_result() -> None:
+    """One of the two others says that it does not hold it, as it said before that it does."""
+    simulate(67_095_878, drift=True)
+
+
 def test_a_leaving_worker_that_reports_a_switch_too_early_moves_nobody() -> None:
     """The others have begun a step of that round in the view before."""
     simulate(63_046_254, drift=True)
