@@ -80,7 +80,7 @@ def test_a_worker_that_begins_anywhere_has_the_same_bits(kind: type[Numbers], re
 
 @pytest.mark.processes
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", [Noisy, Resumable])
+@pytest.mark.parametrize("kind", [Sized, Resumable])
 def test_a_loader_process_has_the_same_bits(kind: type[Numbers], start: str, make: Any, read: Any) -> None:
     """It is ahead, also across the border of an epoch, and goes back for the micro-batches of a lost worker."""
     loader = make(kind(LENGTH), BATCH, seed=SEED, num_workers=1, multiprocessing_context=start)

@@ -111,7 +111,7 @@ def refuse_several(call: str, thing: Any) -> None:
         raise UsageError(
             f"{call}({', '.join(type(each).__name__ for each in items)}): a run has one loader; combine the datasets: "
             f"run.loader(torch.utils.data.StackDataset(a, b), ...) for a sample of each, or ConcatDataset([a, b]) for "
-            f"all samples of both"
+            f"all samples of both; streams by an IterableDataset that zips them, or ChainDataset([a, b])"
         )
 
 
