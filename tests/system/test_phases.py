@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.phases import STEPS
-from tests.support.harness import Elastic, alone, external_worker, read_lines
+from tests.support.harness import Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "phases.py"
 FIRST = STEPS[0]  # the first step of the second loop
@@ -81,18 +81,20 @@ def test_all_are_killed_in_the_second_loop(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_who_has_other_data_in_the_second_loop(tmp_path: Path) -> None:
-    """A worker that joins in it does not get in; the run goes on. The members of a run would not begin it."""
+    """A worker that joins in it leaves, and says why; the run goes on, and takes another one."""
     pace, other = tmp_path / "pace", tmp_path / "other"
     options = [str(tmp_path / "out"), "--pace", str(pace), "--other-data", str(other)]
     with Elastic(tmp_path / "run", JOB, *options, workers=1, options=[]) as run:
         run.until_step(FIRST)
         pace.write_text("0.3")
         other.touch()
-        with external_worker([], run.folder, tmp_path / "log", JOB, *options) as odd:
-            run.until(lambda: odd.poll() is not None, "the other worker's end")
-        assert odd.returncode == 1
-        run.until_members(1)
-        assert run.step < FIRST + STEPS[1]
+        run.command("scale", "2")
+        run.until(lambda: bool(run.events("unfed")), "the end of the worker with other data")
+        failed = run.events("unfed")[0]["worker"]
+        other.unlink()
+        members = run.until_members(2, without=(failed,))
+        assert run.members[0] == members[0] == "w1"
+        assert FIRST < run.step < FIRST + STEPS[1]
         pace.unlink()
         run.finish()
     assert_same(tmp_path)

@@ -19,7 +19,7 @@ import farandole
 from farandole.checkpoint import restore
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
-from farandole.errors import StepAbandoned, UsageError, WorkerSuperseded
+from farandole.errors import ShardError, StepAbandoned, UsageError, WorkerSuperseded
 from farandole.plan.shards import LoopStart, Position
 from farandole.protocol.messages import Line
 from farandole.training.loop import digest_of
@@ -299,7 +299,7 @@ def test_a_position_of_another_loop(run: farandole.Run) -> None:
     }
     assert len(others | {facts}) == 7
     for other in others:
-        with pytest.raises(UsageError, match=r"loop 1\b"):
+        with pytest.raises(ShardError, match=r"loop 1\b"):
             run._loop._is_later(Position(loop=LoopStart(number=1, facts=other)))
 
 

@@ -336,12 +336,13 @@ def save(content: Content, position: Position, sink: Sealing) -> None:
 
 def file_of(path: str | os.PathLike[str]) -> Path:
     """Return the file that `run.save(path)` writes. Raises UsageError if `path` is not the path of a file."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "://" in os.fspath(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not name or "://" in name:
         raise UsageError(
             f"run.save({path!r}): give the path of a file, such as 'best.pt'; for checkpoints at a URL use "
             f"farandole run --checkpoints"
         )
-    return Path(path)
+    return Path(name)
 
 
 def write(objects: dict[str, Any], file: Path, worker: str) -> None:

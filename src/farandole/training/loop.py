@@ -44,7 +44,7 @@ from farandole.collective.codec import CODECS
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
-from farandole.errors import StepAbandoned, UsageError
+from farandole.errors import ShardError, StepAbandoned, UsageError
 from farandole.plan.shards import LoopStart, Position
 from farandole.platform.process import guarded
 from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
@@ -236,13 +236,14 @@ class Loop:
 
         Raises:
             WorkerSuperseded: the run is in an earlier loop.
-            UsageError: this loop has other data, or another batch or length, than that of the others.
+            ShardError: this loop has other data, or another batch or length, than that of the others. The run goes on
+                without this worker.
         """
         run, own = position.loop, self._start
         if run.number < own.number:
             raise behind()
         if run.number == own.number and run.facts != own.facts:
-            raise UsageError(
+            raise ShardError(
                 f"run.steps, loop {own.number} of the script: the run has other data, or another batch or length in "
                 f"it than {_shown(self._loader, self._length)}; use the data and the arguments of the other workers"
             )

@@ -138,7 +138,7 @@ class RunState:
         self.between: list[list[tuple[str, Any]]] = before.between if before else []
         self.settings = before.settings if before else Alterations()
         self.attributes = before.attributes if before else ModuleAttributes(replica.objects)
-        self._options = before._options if before else options_of(replica)  # the options at the run's beginning
+        self._options: dict[str, str] = before._options if before else options_of(replica)  # at the run's beginning
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self.parts = PartsDigest(replica, before.parts if before else None)
