@@ -37,10 +37,10 @@ from farandole.check.records import (
     RUN,
     STEPS,
     CheckTerms,
+    ComputedShard,
     MicroBatchRecord,
     ModelFacts,
     Records,
-    ShardRecord,
     StateRecord,
 )
 from farandole.check.script_state import ScriptState
@@ -86,7 +86,7 @@ class FirstSteps(Progress):
 class CheckStep(Step):
     """A step that records the digests of each shard."""
 
-    taken: Callable[[ShardRecord], None]  # takes the records
+    taken: Callable[[ComputedShard], None]  # takes the records
     dies: Callable[[], bool]  # returns True if this worker is to be lost now
     state_of_script: Callable[[], records.Leaves]
 
@@ -98,7 +98,7 @@ class CheckStep(Step):
 
     def _tell(self, names: Sequence[str], digests: Sequence[int]) -> None:
         self.taken(
-            ShardRecord(
+            ComputedShard(
                 worker=self._rounds.worker, step=self.number, shard=self._shard, over=self._pass, names=tuple(names),
                 digests=tuple(digests), script=self._script,
             )
