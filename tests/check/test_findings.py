@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from farandole.check.findings import MOST_SUSPECTS, Finding, findings_of_bits, is_complete
-from farandole.check.records import STEPS, Leaves, Record, ShardRecord, StateRecord
+from farandole.check.records import STEPS, ComputedShard, Leaves, Record, StateRecord
 from farandole.protocol.messages import MICRO_BATCH
 
 LOSS = "the loss"
@@ -36,7 +36,7 @@ def leg(
                 pairs[unlike[2]] += 1000
             worker = workers[shard % len(workers)]
             found.append(
-                ShardRecord(
+                ComputedShard(
                     worker=worker, step=step, shard=shard, names=tuple(pairs), digests=tuple(pairs.values()),
                     script=leaves,
                 )
@@ -95,12 +95,14 @@ def test_a_difference_belongs_to_the_event_of_its_step(
 
 
 def test_what_nobody_has_computed_does_not_agree() -> None:
-    missing = [each for each in joined() if not (isinstance(each, ShardRecord) and (each.step, each.shard) == (0, 1))]
+    missing = [each for each in joined() if not (isinstance(each, ComputedShard) and (each.step, each.shard) == (0, 1))]
     assert outcomes(findings_of_bits(ALONE, missing, ())) == dict.fromkeys(ALL, "not compared")
     for step in range(1, STEPS + 1):
         states = [each for each in joined() if not (isinstance(each, StateRecord) and each.step == step)]
         assert "not compared" in outcomes(findings_of_bits(ALONE, states, ())).values()
-    nobody_joins = [each for each in joined() if not isinstance(each, ShardRecord | StateRecord) or each.worker != "w2"]
+    nobody_joins = [
+        each for each in joined() if not isinstance(each, ComputedShard | StateRecord) or each.worker != "w2"
+    ]
     assert outcomes(findings_of_bits(ALONE, nobody_joins, ()))["join"] == "not compared"
     nobody_dies = [*joined(), *leg(("w0",), (STEPS,))]
     assert outcomes(findings_of_bits(ALONE, nobody_dies, ()))["loss"] == "not compared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from farandole.check.records import JOIN, STEPS
 from tests.support.fake_worker import until
-from tests.support.forked import ENVIRON, popen, run
+from tests.support.forked import ENVIRON, run
 from tests.support.harness import FARANDOLE
 from tests.support.mentioned import mentions
 
@@ -91,12 +92,12 @@ def test_a_loop_that_is_too_short_is_an_error() -> None:
 @pytest.mark.parametrize("leg", ["alone", "workers"])
 def test_an_interrupt_ends_all_and_keeps_nothing(tmp_path: Path, leg: str, signum: int) -> None:
     environ = {**ENVIRON, "TMPDIR": str(tmp_path)}
-    process = popen([*COMMAND, str(JOB), "none"], env=environ)
+    process = subprocess.Popen([*COMMAND, str(JOB), "none"], env=environ, start_new_session=True)
 
     def began() -> bool:
         return any(tmp_path.glob(f"farandole-check-*/{leg}-*.jsonl"))
 
-    until(began)
+    until(began, 200)
     process.send_signal(signum)
     assert process.wait(60) == 128 + signum
     assert not list(tmp_path.glob("farandole-check-*"))

@@ -20,10 +20,10 @@ from farandole.check.records import (
     JOIN,
     LOSS,
     STEPS,
+    ComputedShard,
     Kind,
     Leaves,
     Record,
-    ShardRecord,
     StateRecord,
     shards,
     states,
@@ -36,7 +36,7 @@ Cause = Literal[
     "", "generator", "not replicated", "script state", "first state", "samples", "update", "unknown",
     "sum", "weights", "batch norm", "batch", "random numbers",
 ]  # fmt: skip
-Compared = StateRecord | ShardRecord
+Compared = StateRecord | ComputedShard
 OF_THE_RUN: tuple[tuple[Comparison, int], ...] = (("workers", 0), ("join", JOIN), ("loss", LOSS))  # and their steps
 MOST_SUSPECTS = 3
 RANKS: tuple[Kind, ...] = ("generator", "object", "tensor", "value")
@@ -110,7 +110,7 @@ class Reference:
         return Finding(comparison=comparison, outcome="agrees" if is_whole else "not compared")
 
     def _explained(self, comparison: Comparison, one: Compared, other: Compared, name: str) -> Finding:
-        shard = one.shard if isinstance(one, ShardRecord) else None
+        shard = one.shard if isinstance(one, ComputedShard) else None
         first = FirstDifference(step=one.step, shard=shard, name=name, worker=one.worker)
         suspects = self._suspects(one.script, other.script)
         if name == MICRO_BATCH:
@@ -157,7 +157,7 @@ def _part(workers: Sequence[Record], step: int) -> list[Record]:
     compared = [each for each in workers if isinstance(each, Compared)]
     now = [each for each in compared if each.step == step]
     after = [each for each in states(compared) if each.step == step + 1 and each.worker in begun]
-    return [*(each for each in now if isinstance(each, ShardRecord) or each.worker not in earlier), *after]
+    return [*(each for each in now if isinstance(each, ComputedShard) or each.worker not in earlier), *after]
 
 
 def _constant_generators(script: Leaves) -> tuple[ScriptSuspect, ...]:
@@ -166,7 +166,7 @@ def _constant_generators(script: Leaves) -> tuple[ScriptSuspect, ...]:
     return tuple(ScriptSuspect(name=name, kind="generator") for name in names[:MOST_SUSPECTS])
 
 
-def _key(shard: ShardRecord) -> tuple[int, int, int]:
+def _key(shard: ComputedShard) -> tuple[int, int, int]:
     return shard.step, shard.over, shard.shard
 
 

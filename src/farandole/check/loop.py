@@ -37,10 +37,10 @@ from farandole.check.records import (
     RUN,
     STEPS,
     CheckTerms,
+    ComputedShard,
     MicroBatchRecord,
     ModelFacts,
     Records,
-    ShardRecord,
     StateRecord,
 )
 from farandole.check.script_state import ScriptState
@@ -86,8 +86,8 @@ class FirstSteps(Progress):
 class CheckStep(Step):
     """A step that records the digests of each shard."""
 
-    taken: Callable[[ShardRecord], None]  # takes the records
-    dies: Callable[[], bool]  # returns True if this worker is to be lost now
+    taken: Callable[[ComputedShard], None]  # takes the records
+    dies: bool  # this worker is to be lost after its first micro-batch
     state_of_script: Callable[[], records.Leaves]
 
     def _open(self, shard: int, mine: bool, batch: Any) -> None:
@@ -98,7 +98,7 @@ class CheckStep(Step):
 
     def _tell(self, names: Sequence[str], digests: Sequence[int]) -> None:
         self.taken(
-            ShardRecord(
+            ComputedShard(
                 worker=self._rounds.worker, step=self.number, shard=self._shard, over=self._pass, names=tuple(names),
                 digests=tuple(digests), script=self._script,
             )
@@ -109,7 +109,7 @@ class CheckStep(Step):
     def _close(self) -> None:
         mine = self._mine
         super()._close()
-        if mine and self.dies():
+        if mine and self.dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -142,7 +142,9 @@ class CheckLoop(Loop):
                 time.sleep(WAIT_S)
         for step in super().steps():
             assert isinstance(step, CheckStep)
-            step.taken, step.dies, step.state_of_script = self._records.write, self._dies, self._script.leaves
+            step.taken, step.state_of_script = self._records.write, self._script.leaves
+            first = terms.leg == "workers" and rounds.view.rank(self._context.worker) == 0
+            step.dies = first and step.number == LOSS
             self._script.enter()
             self._record(step.number)
             if terms.leg == "alone" and step.number == JOIN:
@@ -171,10 +173,6 @@ class CheckLoop(Loop):
         digests = {name: digest.number(digest.of(value)) for name, value in leaves.items()}
         worker = self._context.worker
         self._records.write(StateRecord(worker=worker, step=step, digests=digests, script=self._script.leaves()))
-
-    def _dies(self) -> bool:
-        is_leg = self._terms.leg == "workers" and self.number == LOSS
-        return is_leg and self._rounds.view.rank(self._context.worker) == 0
 
 
 # --- two sizes of micro-batch -----------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class StateRecord(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     script: Leaves = {}
 
 
-class ShardRecord(msgspec.Struct, frozen=True, kw_only=True, tag="shard"):
+class ComputedShard(msgspec.Struct, frozen=True, kw_only=True, tag="shard"):
     """What `worker` has computed for a shard in one pass over its batch, as digests by name in their order.
 
     `script`: the script's own state as the micro-batch was handed to the script.
@@ -80,8 +80,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
     batch_norms: tuple[str, ...] = ()
 
 
-Record = StateRecord | ShardRecord | MicroBatchRecord | ModelFacts
-_decoder = msgspec.json.Decoder(StateRecord | ShardRecord | MicroBatchRecord | ModelFacts)
+Record = StateRecord | ComputedShard | MicroBatchRecord | ModelFacts
+_decoder = msgspec.json.Decoder(StateRecord | ComputedShard | MicroBatchRecord | ModelFacts)
 
 
 def terms_of(text: str) -> CheckTerms:
@@ -117,5 +117,5 @@ def states(records: Iterable[Record]) -> Iterator[StateRecord]:
     return (record for record in records if isinstance(record, StateRecord))
 
 
-def shards(records: Iterable[Record]) -> Iterator[ShardRecord]:
-    return (record for record in records if isinstance(record, ShardRecord))
+def shards(records: Iterable[Record]) -> Iterator[ComputedShard]:
+    return (record for record in records if isinstance(record, ComputedShard))
