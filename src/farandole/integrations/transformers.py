@@ -534,7 +534,10 @@ class Trainer(_TheirTrainer):
                     for folder in utilities.sort_checkpoints(output_dir=self._get_output_dir(trial)):
                         if not os.path.samefile(folder, best):
                             shutil.rmtree(folder, ignore_errors=True)
-        return super()._finalize_training(trial, num_train_samples, start_time)
+        total = self._total_loss_scalar
+        output = super()._finalize_training(trial, num_train_samples, start_time)
+        self._total_loss_scalar = total  # without the losses since the last line, which a run that goes on adds again
+        return output
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.run.once() as mine:
