@@ -256,6 +256,7 @@ def test_a_run_goes_on_for_more_epochs_also_where_the_script_resumes_from_checkp
 ) -> None:
     def arguments(epochs: int) -> list[str]:
         also = {"num_train_epochs": epochs, "lr_scheduler_type": "constant", "save_strategy": "epoch"}
+        also["logging_steps"] = 3  # the first run ends between two lines
         return ["plain", "--dropout", "0.1", "--arguments", json.dumps(also)]
 
     out, straight = tmp_path / "out", tmp_path / "straight"
@@ -263,5 +264,6 @@ def test_a_run_goes_on_for_more_epochs_also_where_the_script_resumes_from_checkp
     alone(tmp_path / "run", CASES, str(out), *arguments(3), "--resume")
     alone(tmp_path / "other", CASES, str(straight), *arguments(3))
     assert history(out)[-1]["steps"] == 12
+    assert history(out)[-1]["mean"] == pytest.approx(history(straight)[-1]["mean"], rel=1e-6)
     weights = [folder / "checkpoint-12" / "model.safetensors" for folder in (out, straight)]
     assert weights[0].read_bytes() == weights[1].read_bytes()

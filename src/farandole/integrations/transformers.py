@@ -58,7 +58,7 @@ except ImportError as error:
 
 _TheirTrainer: Any = transformers.Trainer
 _TheirCallback: Any = trainer_callback.TrainerCallback
-SUPPORTED = ((5, 20), (5, 24))  # the oldest and the newest version with which the tests pass
+SUPPORTED = ((5, 24), (5, 24))  # the oldest and the newest version with which the tests pass
 PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden or called
     "_finalize_training": ("self", "trial", "num_train_samples", "start_time"),
     "_get_output_dir": ("self", "trial"),
@@ -534,7 +534,10 @@ class Trainer(_TheirTrainer):
                     for folder in utilities.sort_checkpoints(output_dir=self._get_output_dir(trial)):
                         if not os.path.samefile(folder, best):
                             shutil.rmtree(folder, ignore_errors=True)
-        return super()._finalize_training(trial, num_train_samples, start_time)
+        total = self._total_loss_scalar
+        output = super()._finalize_training(trial, num_train_samples, start_time)
+        self._total_loss_scalar = total  # without the losses since the last line, which a run that goes on adds again
+        return output
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.run.once() as mine:
