@@ -84,6 +84,7 @@ def in_order(begin: Callable[..., None]) -> Callable[..., None]:
 
 def calm() -> None:
     set_random_state(derive(0, "start"))  # as farandole.join() does
+    torch.set_num_threads(1)  # as in a run
     torch.set_default_dtype(torch.float64)  # so that the order of sums does not show
     DataLoader.__init__ = in_order(DataLoader.__init__)
     torch.nn.functional.dropout = lambda values, *_, **__: values  # what torch.nn.Dropout calls

@@ -108,12 +108,12 @@ def adapted() -> None:
     torch.save({**state, "iter_num": 0, "best_val_loss": 1e9}, "out/ckpt.pt")
 
 
-def smaller(file: str, **numbers: int) -> None:
-    """Change numbers in a file of the program and of its port, such as `name = 5` or `'name': 5`."""
+def smaller(file: str, **numbers: int | str) -> None:
+    """Change numbers in a file of the program and of its port, such as `name = 5`, `'name': 5` or `name = [5, 6]`."""
     for path in Path("..").glob(f"*/{file}"):
         text = path.read_text()
         for name, number in numbers.items():
-            text, found = re.subn(rf"({name}'?(?: =|:| %) )\d+", rf"\g<1>{number}", text)
+            text, found = re.subn(rf"({name}'?(?: =|:| %) )(?:\d+|\[.*\])", rf"\g<1>{number}", text)
             assert found, f"{path} has no {name}"
         path.write_text(text)
 
@@ -138,6 +138,7 @@ def read_aloud() -> None:
         (root / f"annotation_{part}.txt").write_text("".join(lines))
     smaller("config.py", epochs=2, train_batch_size=8, eval_batch_size=4, img_width=48, rnn_hidden=16)
     smaller("config.py", show_interval=1, valid_interval=3, save_interval=3, cpu_workers=0)
+    smaller("model.py", channels="[img_channel, 4, 4, 8, 8, 8, 8, 8]")
 
 
 def sentences() -> None:
