@@ -324,7 +324,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         program = port.PROGRAMS[name]
         missing = [module for module in program["needs"] if importlib.util.find_spec(module) is None]
         if missing:
-            pytest.skip(f"{name} needs {', '.join(missing)}: pip install '.[examples]'")
+            pytest.skip(f"{name} needs {', '.join(missing)}")
         local = Path(os.environ.get("PORTED_SOURCES", ""), "+".join(program["source"].split("/")[-2:]))
         place = next((str(p) for p in (local / "repo", local) if p.is_dir()), None) if local.name else None
         try:
