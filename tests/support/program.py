@@ -103,6 +103,12 @@ def calm() -> None:
     _BatchNorm.forward = lambda self, input: torch.nn.functional.batch_norm(
         input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
     )
+    torch.Tensor.float = torch.Tensor.double
+    torch.distributions.Categorical.sample = lambda self, *_: self.probs.argmax(-1)
+    if importlib.util.find_spec("gymnasium"):
+        import gymnasium
+
+        gymnasium.Env.np_random = property(lambda _: np.random.default_rng(0), lambda *_: None)
     if not torch.cuda.is_available():
         torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self
 

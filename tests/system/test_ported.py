@@ -169,7 +169,9 @@ def scenes() -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """`says`: the losses that it prints, or writes to files like `log`. `steps`: of a run. `seed`: of its history."""
+    """`says`: the losses that it prints, or writes to files like `log`. `steps`: of a run. `seed`: of its history.
+    `calmer`: further arguments where its losses are compared. `ours`: those of the port in its runs. `most`: so many
+    losses are compared, of a program without an end."""
 
     data: Callable[[], None]
     arguments: list[str]
@@ -178,12 +180,17 @@ class Program:
     seed: int = 3
     environ: dict[str, str] = field(default_factory=dict[str, str])
     log: str = ""
+    calmer: list[str] = field(default_factory=list[str])
+    ours: list[str] = field(default_factory=list[str])
+    most: int | None = None
 
 
 MNIST_LOSS = r"Loss: ([\d.]+)"
 OLD_FILES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # the program is of a time before torch 2.6
 TABLE = {
-    "time_sequence": Program(waves, ["--steps", "12"], r"(?m)^(?:test )?loss: (\S+)", 12, environ=OLD_FILES),
+    "time_sequence": Program(
+        waves, ["--steps", "12"], r"(?m)^(?:test )?loss: (\S+)", 12, environ=OLD_FILES, calmer=["--steps", "2"]
+    ),
     "mnist": Program(
         digits("../data", 96, 20),
         ["--batch-size", "16", "--epochs", "2", "--log-interval", "1"],
@@ -198,7 +205,22 @@ TABLE = {
     ),
     "makemore": Program(
         names,
-        ["-i", "names.txt", "--max-steps", "101", "-b", "12", "--n-layer", "2", "--n-embd", "16", "-l", "0.01"],
+        [
+            "-i",
+            "names.txt",
+            "-n",
+            "0",
+            "--max-steps",
+            "102",
+            "-b",
+            "12",
+            "--n-layer",
+            "2",
+            "--n-embd",
+            "16",
+            "-l",
+            "0.01",
+        ],
         r"loss (\d+\.\d+)",
         101,
     ),
@@ -292,6 +314,14 @@ TABLE = {
         12,
         log="runs/*/training.log",
     ),
+    "actor_critic": Program(
+        lambda: None,
+        ["--log-interval", "1"],
+        r"Last reward: ([\d.]+)\tAverage reward: ([\d.]+)",
+        12,
+        ours=["--episodes", "4", "--updates", "12"],
+        most=80,
+    ),
     "ctc": Program(read_aloud, [], r"loss(?:\[ \d+ \])?[=:] +(\d+\.\d+)", 12),
     "language_model": Program(sentences, [], r"Loss: ([\d.]+)", 14),
     "super_resolution": Program(
@@ -364,7 +394,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         program = port.PROGRAMS[name]
         missing = [module for module in program["needs"] if importlib.util.find_spec(module) is None]
         if missing:
-            pytest.skip(f"{name} needs {', '.join(missing)}: pip install '.[examples]'")
+            pytest.skip(f"{name} needs {', '.join(missing)}")
         local = Path(os.environ.get("PORTED_SOURCES", ""), "+".join(program["source"].split("/")[-2:]))
         place = next((str(p) for p in (local / "repo", local) if p.is_dir()), None) if local.name else None
         try:
@@ -387,16 +417,22 @@ def curve(name: str, script: Path) -> list[str]:
     """The losses that a script prints without randomness, from the start."""
     program = TABLE[name]
     begin(name, script)
-    command = [sys.executable, str(PROGRAM), "--calm", str(script), *program.arguments]
-    environ = {**ENVIRON, **program.environ}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    logs = list(Path().glob(program.log)) if program.log else []
-    text = "".join([done.stdout, done.stderr, *(path.read_text() for path in logs)])
-    for path in logs:
-        path.unlink()
-    found = re.finditer(program.says, text)
-    return [number for match in found for number in match.groups() if number]
+    command = [sys.executable, str(PROGRAM), "--calm", str(script), *program.arguments, *program.calmer]
+    environ = {**ENVIRON, **program.environ, "PYTHONUNBUFFERED": "1"}
+    printed = ""
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            printed += line
+            if program.most and len(numbers(program.says, printed)) >= program.most:
+                process.kill()
+    assert program.most or process.returncode == 0, printed
+    printed += "".join(path.read_text() for path in (Path().glob(program.log) if program.log else ()))
+    return numbers(program.says, printed)[: program.most]
+
+
+def numbers(says: str, text: str) -> list[str]:
+    return [number for match in re.finditer(says, text) for number in match.groups() if number]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -421,7 +457,7 @@ def test_the_same_bits_struck_and_resumed(
 ) -> None:  # fmt: skip
     program, ported = TABLE[name], fetched(name)
     begin(name, ported)
-    words = [str(ported), *program.arguments]
+    words = [str(ported), *program.arguments, *program.ours]
     reference, _ = alone(PROGRAM, words, tmp_path / "alone", limit_s=LIMIT_S)
 
     with Elastic(tmp_path / "run", PROGRAM, *words, workers=1, options=[], deadline_s=LIMIT_S) as run:
