@@ -423,7 +423,7 @@ def test_the_same_bits_struck_and_resumed(
         assert finished["fingerprint"] == reference.fingerprint
 
     plan = history(program.seed, workers=2, blows=3, every_s=0.7)
-    told, blows = struck(PROGRAM, words, plan, tmp_path / "struck", reference, pace_s=1.0, limit_s=LIMIT_S)
+    told, blows = struck(PROGRAM, words, plan, tmp_path / "struck", reference, pace_s=5.0, limit_s=LIMIT_S)
     assert not told.complaints, capsys.readouterr().out
     assert told.faults.total() >= 2, f"too little has happened to it:\n{blows}"
     assert told.views >= 3, blows
