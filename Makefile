@@ -7,7 +7,8 @@
 # make test-long the cases that make test leaves out
 # make test-oldest  the fast tests and the demo with the oldest torch that pyproject.toml claims; gigabytes
 # make examples  what the examples need; docs/examples.md has their commands
-# make examples-test  all examples through a random history of joins, leaves and kills
+# make examples-test  all examples, and the ported programs of other people, through a random history of joins, leaves
+#                     and kills; the programs are fetched, or PORTED_SOURCES names a folder with their repositories
 # make simulate  100,000 random schedules of the protocol, on a fake clock and network, others each day (FIRST=0)
 # make check     formatting, lint, strict types
 # make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
@@ -82,7 +83,7 @@ $(OLDEST)/.dev: constraints.txt pyproject.toml
 examples: $(VENV)/.examples
 
 examples-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m examples tests/system/test_examples.py
+	$(BIN)/python -m pytest -m examples tests/system/test_examples.py tests/system/test_ported.py
 
 # What is drawn at random changes from day to day; the seeds are printed, and SEED or FIRST makes the same again.
 DAY := $(shell echo $$(( $$(date +%s) / 86400 )))

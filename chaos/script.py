@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -59,12 +60,13 @@ def alone(script: Path, arguments: Sequence[str], folder: Path, *, limit_s: floa
     environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder), "FARANDOLE_LEDGER": "1"}
     command = [sys.executable, str(script), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
-    if done.returncode != 0 or "\nfingerprint " not in done.stdout:
+    found = re.search(r"^fingerprint (\w+)", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or found is None:
         raise RuntimeError(f"{script} alone: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     counts = count(folder / "ledger")
     epochs, samples = (1 + max(numbers) for numbers in zip(*counts, strict=True))
     assert counts == Counter((epoch, sample) for epoch in range(epochs) for sample in range(samples))
-    return Reference(done.stdout.split("\nfingerprint ")[1].split()[0], counts), done.stdout
+    return Reference(found[1], counts), done.stdout
 
 
 def struck(

@@ -4,21 +4,17 @@ torchvision is loaded also where its wheel was made for another build of torch (
 
 With --calm the program draws nothing at random. It and its port draw their random numbers in another order, so that
 their losses differ. Here what is drawn depends on what it is drawn for, and not on the order: a data loader keeps the
-data's order, a folder's files are in the order of their names, dropout drops nothing, noise is a function of the row
-that it is for. Batch normalization uses its running statistics, which stay as they are, since those of a batch are
-others than those of its micro-batches. Without a GPU, `.cuda()` stays on the CPU. Numbers are printed with nine
-decimals. The program knows nothing of it.
+data's order, dropout drops nothing, noise is a function of the row that it is for. Batch normalization uses its running
+statistics, which stay as they are, since those of a batch are others than those of its micro-batches. Without a GPU,
+`.cuda()` stays on the CPU. The program knows nothing of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
-import re
 import runpy
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +25,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from farandole.data.order import derive, set_random_state
-
-NOT_USED = ("cv2",)  # what programs import and don't use
 
 
 def noise_of(values: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -47,18 +41,6 @@ def integers(low: int, high: int | tuple[int, ...], size: tuple[int, ...] | None
     assert not isinstance(shape, int)
     rows = first + torch.arange(shape[0]) % 4 * (last - first) // 4
     return rows.reshape(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
-
-
-def in_names_order(listed: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return `os.listdir` that sorts."""
-    return lambda *place: sorted(listed(*place))
-
-
-def precise(script: Path) -> Path:
-    """Write a copy of `script` beside it that prints its numbers with nine decimals, and return it."""
-    copy = script.with_name(f"calm_{script.name}")
-    copy.write_text(re.sub(r"(?<=[:%])(\d*)\.\d+f", r"\1.9f", script.read_text()))
-    return copy
 
 
 def without_augmentation() -> None:
@@ -84,16 +66,13 @@ def in_order(begin: Callable[..., None]) -> Callable[..., None]:
 
 def calm() -> None:
     set_random_state(derive(0, "start"))  # as farandole.join() does
+    torch.set_num_threads(1)  # as in a run
     torch.set_default_dtype(torch.float64)  # so that the order of sums does not show
     DataLoader.__init__ = in_order(DataLoader.__init__)
     torch.nn.functional.dropout = lambda values, *_, **__: values  # what torch.nn.Dropout calls
     torch.randn_like = noise_of
     torch.randn = lambda *size, **options: noise_of(torch.zeros(*size, **options))
     torch.randint = integers
-    np.random.normal = lambda _mean=0.0, _deviation=1.0, size=None: noise_of(torch.zeros(size)).numpy()
-    np.random.random = lambda size=None: np.full(size, 0.4)
-    torch.FloatTensor = torch.DoubleTensor
-    os.listdir = in_names_order(os.listdir)
     np.random.randint = lambda low, high=None: int(low if high is None else high) - 1
     np.random.uniform = lambda low, high: (low + high) / 2
     np.random.shuffle = lambda _: None
@@ -102,6 +81,12 @@ def calm() -> None:
     _BatchNorm.forward = lambda self, input: torch.nn.functional.batch_norm(
         input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
     )
+    torch.Tensor.float = torch.Tensor.double
+    torch.distributions.Categorical.sample = lambda self, *_: self.probs.argmax(-1)
+    if importlib.util.find_spec("gymnasium"):
+        import gymnasium
+
+        gymnasium.Env.np_random = property(lambda _: np.random.default_rng(0), lambda *_: None)
     if not torch.cuda.is_available():
         torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self
 
@@ -112,13 +97,9 @@ if __name__ == "__main__":
         import vision
 
         vision.datasets.cifar.check_integrity = lambda fpath, *_: Path(fpath).exists()  # not the checksum: ours is less
-    for name in NOT_USED:
-        if importlib.util.find_spec(name) is None:
-            sys.modules[name] = types.ModuleType(name)
     if sys.argv[1] == "--calm":
         del sys.argv[1]
         calm()
-        sys.argv[1] = str(precise(Path(sys.argv[1])))
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")

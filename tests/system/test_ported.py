@@ -50,7 +50,7 @@ def digits(folder: str, train: int, test: int) -> Callable[[], None]:
 
     def write() -> None:
         raw, draw = Path(folder, "MNIST", "raw"), np.random.default_rng(1)
-        raw.mkdir(parents=True, exist_ok=True)
+        raw.mkdir(parents=True)
         for part, count in (("train", train), ("t10k", test)):
             labels = draw.integers(0, 10, count)
             pictures = draw.integers(0, 60, (count, 28, 28))
@@ -109,35 +109,13 @@ def adapted() -> None:
 
 
 def smaller(file: str, **numbers: int) -> None:
-    """Change numbers in a file of the program and of its port, such as `name = 5` or `'name': 5`."""
+    """Change numbers in a file of the program and of its port, such as `name = 5`."""
     for path in Path("..").glob(f"*/{file}"):
         text = path.read_text()
         for name, number in numbers.items():
-            text, found = re.subn(rf"({name}'?(?: =|:| %) )\d+", rf"\g<1>{number}", text)
+            text, found = re.subn(rf"({name} (?:=|%) )\d+", rf"\g<1>{number}", text)
             assert found, f"{path} has no {name}"
         path.write_text(text)
-
-
-def read_aloud() -> None:
-    """Pictures of words in the folders of Synth90k, which crnn-pytorch learns to read."""
-    from PIL import Image, ImageDraw
-
-    draw, root = random.Random(5), Path("data/mnt/ramdisk/max/90kDICT32px")
-    root.mkdir(parents=True)
-    Path("checkpoints").mkdir()
-    lexicon = ["".join(draw.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=draw.randint(1, 5))) for _ in range(40)]
-    (root / "lexicon.txt").write_text("\n".join(lexicon))
-    for part, count in (("train", 48), ("val", 8)):
-        lines: list[str] = []
-        for n in range(count):
-            word, picture = draw.randrange(len(lexicon)), Image.new("L", (48, 32), draw.randrange(60))
-            place = (draw.randrange(10), draw.randrange(16))
-            ImageDraw.Draw(picture).text(place, lexicon[word], fill=draw.randrange(150, 255))
-            picture.save(root / f"{part}{n}.png")
-            lines.append(f"./{part}{n}.png {word}\n")
-        (root / f"annotation_{part}.txt").write_text("".join(lines))
-    smaller("config.py", epochs=2, train_batch_size=8, eval_batch_size=4, img_width=48, rnn_hidden=16)
-    smaller("config.py", show_interval=1, valid_interval=3, save_interval=3, cpu_workers=0)
 
 
 def sentences() -> None:
@@ -150,25 +128,14 @@ def sentences() -> None:
     smaller("main.py", embed_size=16, hidden_size=16, seq_length=4, num_epochs=2, num_samples=20, step=1)
 
 
-def scenes() -> None:
-    """Coloured pictures in the folders of BSDS300."""
-    from PIL import Image
-
-    draw = np.random.default_rng(6)
-    for part, count in (("train", 48), ("test", 4)):
-        folder = Path("dataset/BSDS300/images", part)
-        folder.mkdir(parents=True)
-        for n in range(count):
-            colours = Image.fromarray(draw.integers(0, 255, (6, 9, 3), dtype=np.uint8))
-            colours.resize((48, 32)).save(folder / f"{n}.png")
-
-
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Program:
-    """`says`: the losses that it prints, or writes to files like `log`. `steps`: of a run. `seed`: of its history."""
+    """`says`: the losses that it prints, or writes to files like `log`. `steps`: of a run. `seed`: of its history.
+    `calmer`: further arguments where its losses are compared. `ours`: those of the port in its runs. `most`: so many
+    losses are compared, of a program without an end."""
 
     data: Callable[[], None]
     arguments: list[str]
@@ -177,12 +144,17 @@ class Program:
     seed: int = 3
     environ: dict[str, str] = field(default_factory=dict[str, str])
     log: str = ""
+    calmer: list[str] = field(default_factory=list[str])
+    ours: list[str] = field(default_factory=list[str])
+    most: int | None = None
 
 
 MNIST_LOSS = r"Loss: ([\d.]+)"
 OLD_FILES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # the program is of a time before torch 2.6
 TABLE = {
-    "time_sequence": Program(waves, ["--steps", "12"], r"(?m)^(?:test )?loss: (\S+)", 12, environ=OLD_FILES),
+    "time_sequence": Program(
+        waves, ["--steps", "12"], r"(?m)^(?:test )?loss: (\S+)", 12, environ=OLD_FILES, calmer=["--steps", "2"]
+    ),
     "mnist": Program(
         digits("../data", 96, 20),
         ["--batch-size", "16", "--epochs", "2", "--log-interval", "1"],
@@ -197,7 +169,22 @@ TABLE = {
     ),
     "makemore": Program(
         names,
-        ["-i", "names.txt", "--max-steps", "101", "-b", "12", "--n-layer", "2", "--n-embd", "16", "-l", "0.01"],
+        [
+            "-i",
+            "names.txt",
+            "-n",
+            "0",
+            "--max-steps",
+            "102",
+            "-b",
+            "12",
+            "--n-layer",
+            "2",
+            "--n-embd",
+            "16",
+            "-l",
+            "0.01",
+        ],
         r"loss (\d+\.\d+)",
         101,
     ),
@@ -291,20 +278,15 @@ TABLE = {
         12,
         log="runs/*/training.log",
     ),
-    "ctc": Program(read_aloud, [], r"loss(?:\[ \d+ \])?[=:] +(\d+\.\d+)", 12),
+    "actor_critic": Program(
+        lambda: None,
+        ["--log-interval", "1"],
+        r"Last reward: ([\d.]+)\tAverage reward: ([\d.]+)",
+        12,
+        ours=["--episodes", "4", "--updates", "12"],
+        most=80,
+    ),
     "language_model": Program(sentences, [], r"Loss: ([\d.]+)", 14),
-    "super_resolution": Program(
-        scenes,
-        ["--upscale_factor", "4", "--batchSize", "8", "--nEpochs", "2", "--threads", "0", "--lr", "0.001"],
-        r"(?:Loss|PSNR): ([\d.]+)",
-        12,
-    ),
-    "wgan_gp": Program(
-        digits("../../data/mnist", 96, 16),
-        ["--batch_size", "8", "--n_epochs", "1", "--n_critic", "2", "--sample_interval", "4"],
-        r"(?:D|G) loss: (-?[\d.]+)",
-        12,
-    ),
 }
 NAMES = [
     pytest.param(name, marks=[pytest.mark.examples, pytest.mark.processes, pytest.mark.timeout(1500)]) for name in TABLE
@@ -363,7 +345,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         program = port.PROGRAMS[name]
         missing = [module for module in program["needs"] if importlib.util.find_spec(module) is None]
         if missing:
-            pytest.skip(f"{name} needs {', '.join(missing)}: pip install '.[examples]'")
+            pytest.skip(f"{name} needs {', '.join(missing)}")
         local = Path(os.environ.get("PORTED_SOURCES", ""), "+".join(program["source"].split("/")[-2:]))
         place = next((str(p) for p in (local / "repo", local) if p.is_dir()), None) if local.name else None
         try:
@@ -386,16 +368,22 @@ def curve(name: str, script: Path) -> list[str]:
     """The losses that a script prints without randomness, from the start."""
     program = TABLE[name]
     begin(name, script)
-    command = [sys.executable, str(PROGRAM), "--calm", str(script), *program.arguments]
-    environ = {**ENVIRON, **program.environ}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    logs = list(Path().glob(program.log)) if program.log else []
-    text = "".join([done.stdout, done.stderr, *(path.read_text() for path in logs)])
-    for path in logs:
-        path.unlink()
-    found = re.finditer(program.says, text)
-    return [number for match in found for number in match.groups() if number]
+    command = [sys.executable, str(PROGRAM), "--calm", str(script), *program.arguments, *program.calmer]
+    environ = {**ENVIRON, **program.environ, "PYTHONUNBUFFERED": "1"}
+    printed = ""
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            printed += line
+            if program.most and len(numbers(program.says, printed)) >= program.most:
+                process.kill()
+    assert program.most or process.returncode == 0, printed
+    printed += "".join(path.read_text() for path in (Path().glob(program.log) if program.log else ()))
+    return numbers(program.says, printed)[: program.most]
+
+
+def numbers(says: str, text: str) -> list[str]:
+    return [number for match in re.finditer(says, text) for number in match.groups() if number]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -420,7 +408,7 @@ def test_the_same_bits_struck_and_resumed(
 ) -> None:  # fmt: skip
     program, ported = TABLE[name], fetched(name)
     begin(name, ported)
-    words = [str(ported), *program.arguments]
+    words = [str(ported), *program.arguments, *program.ours]
     reference, _ = alone(PROGRAM, words, tmp_path / "alone", limit_s=LIMIT_S)
 
     with Elastic(tmp_path / "run", PROGRAM, *words, workers=1, options=[], deadline_s=LIMIT_S) as run:
@@ -435,7 +423,7 @@ def test_the_same_bits_struck_and_resumed(
         assert finished["fingerprint"] == reference.fingerprint
 
     plan = history(program.seed, workers=2, blows=3, every_s=0.7)
-    told, blows = struck(PROGRAM, words, plan, tmp_path / "struck", reference, pace_s=1.0, limit_s=LIMIT_S)
+    told, blows = struck(PROGRAM, words, plan, tmp_path / "struck", reference, pace_s=5.0, limit_s=LIMIT_S)
     assert not told.complaints, capsys.readouterr().out
     assert told.faults.total() >= 2, f"too little has happened to it:\n{blows}"
     assert told.views >= 3, blows
