@@ -304,7 +304,6 @@ def _add_sums(trainer: Any, results: Any, key: str, state: dict[str, Any]) -> No
     value = state["value"].to(device)
     results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **state["options"])
     result = results[key]
-    result.value = value
     if state["samples"] is not None:
         result.cumulated_batch_size = state["samples"].to(device)
     result._forward_cache = None if state["latest"] is None else state["latest"].to(device)
