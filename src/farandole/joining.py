@@ -28,7 +28,7 @@ def join() -> Run:
     """
     global _current
     if _current is not None:
-        if not _current.may_end(interactive=not hasattr(sys.modules["__main__"], "__file__")):
+        if not _current.may_end(interactive=hasattr(sys, "ps1")):
             raise UsageError(
                 "farandole.join() was called before in this process, and that run has not ended; keep the Run that it "
                 "returned"

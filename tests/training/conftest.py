@@ -18,6 +18,10 @@ from tests.support.steps import SEED
 Join = Callable[[str], farandole.Run]
 
 
+class Interrupted(Exception):
+    """What a script of these tests raises in the middle."""
+
+
 @pytest.fixture
 def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
     """Begins a run in a folder of this name, or goes on with it: a process has begun there, and the one before it has

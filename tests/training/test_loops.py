@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,7 @@ from farandole.training.loop import digest_of
 from farandole.training.progress import Length
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, N, data, mlp, per_sample
-from tests.training.conftest import Join
-from tests.training.test_resumed import Interrupted
+from tests.training.conftest import Interrupted, Join
 
 OTHER_N, OTHER_BATCH = 14, 6
 
@@ -391,6 +391,7 @@ def test_a_second_run_begins_when_the_first_one_has_saved(
 
 @pytest.mark.parametrize("place", ["nowhere", "entered", "within"])
 def test_a_run_that_has_not_ended(run: farandole.Run, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys, "ps1", raising=False)
     script = Script(run)
     if place != "nowhere":
         steps = run.steps(script.first, epochs=1)
@@ -399,9 +400,7 @@ def test_a_run_that_has_not_ended(run: farandole.Run, place: str, monkeypatch: p
             next(iter(step))
     with pytest.raises(UsageError, match=r"farandole\.join"):
         farandole.join()
-    monkeypatch.delattr(
-        "__main__.__file__", raising=False
-    )  # as in a notebook, where a cell may be interrupted anywhere
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in a notebook, where a cell may be interrupted anywhere
     other = Script(farandole.join())
     for step in other.run.steps(other.first, epochs=1):
         other.train(step, other.optimizer)

@@ -24,14 +24,10 @@ from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, data, mlp
 from tests.support.streams import Numbers, Resumable, Sized
-from tests.training.conftest import Join
+from tests.training.conftest import Interrupted, Join
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 EPOCHS = 4  # of two steps each
-
-
-class Interrupted(Exception):
-    """What a script of these tests raises in the middle."""
 
 
 class Script:

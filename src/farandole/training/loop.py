@@ -19,7 +19,7 @@
 All objects are complete before the worker requests admission.
 
 A script may have several loops. A position has the loop's number; steps and epochs are numbered through all loops. A
-member that has ended a loop agrees with the others on the next one, in a round of its own (`_meet`), and continues
+member that has ended a loop agrees with the others on the next one, in a round of its own (`_agree_on`), and continues
 without another admission. A worker that joins, or resumes, learns the run's loop with its position, in the script's
 first loop. It goes on to that loop: the loops before it yield nothing, and calls between two loops return what they
 have returned in the run, which is part of the state (docs/design.md, Several loops).
@@ -255,12 +255,12 @@ class Loop:
         assert self._before is not None
         position = self._before.progress.after.next_loop(self._start.facts)
         self._rounds.check_sums()
-        self._meet(position)
+        self._agree_on(position)
         self._rounds.serve(self.gradients.layout, self._expect)
         self.gradients.partials.warm()
         self._begin(position)
 
-    def _meet(self, position: Position) -> None:
+    def _agree_on(self, position: Position) -> None:
         """Agree with the other workers that this loop comes next: a round whose call they all compare."""
         what = f"run.steps, loop {self._start.number} of the script, of {_shown(self._loader, self._length)}"
         rounds = self._rounds

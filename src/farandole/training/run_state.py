@@ -264,7 +264,7 @@ class RunState:
     def snapshot(self, *, own: bool = False) -> dict[str, Any]:
         """Return the state at the step's beginning, by reference. `own`: with the values of this worker alone."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
-        ours = {
+        ours: dict[str, Any] = {
             "learning_rate": self._rates,
             "history": before,
             "origin": self._origin,
