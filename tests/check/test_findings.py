@@ -55,7 +55,7 @@ def counting(*first: int) -> dict[int, Leaves]:
 
 
 ALONE = leg(("alone",), range(STEPS + 1), script=counting(0))
-ALL = ("workers", "join", "loss", "resume")
+ALL = ("workers", "join", "loss", "values", "resume")
 
 
 def outcomes(found: Sequence[Finding]) -> dict[str, str]:
@@ -89,14 +89,15 @@ def test_a_difference_belongs_to_the_event_of_its_step(
     members = [(("w0", "w1"), (0,)), (("w0", "w1", "w2"), (1, 2)), (("w1", "w2"), (3,))]
     run = [each for workers, steps in members for each in leg(workers, steps, unlike=place)]
     found = findings_of_bits(ALONE, run, leg(("alone",), (1, 2, 3)))
-    assert tuple(each.outcome for each in found) == (*expected, "agrees")
+    assert tuple(each.outcome for each in found) == (*expected, "agrees", "agrees")
     [first] = [each.first for each in found if each.first]
     assert (first.step, first.shard, first.name) == place
 
 
 def test_what_nobody_has_computed_does_not_agree() -> None:
     missing = [each for each in joined() if not (isinstance(each, ComputedShard) and (each.step, each.shard) == (0, 1))]
-    assert outcomes(findings_of_bits(ALONE, missing, ())) == dict.fromkeys(ALL, "not compared")
+    found = outcomes(findings_of_bits(ALONE, missing, ()))
+    assert found == {**dict.fromkeys(ALL, "not compared"), "values": "agrees"}
     for step in range(1, STEPS + 1):
         states = [each for each in joined() if not (isinstance(each, StateRecord) and each.step == step)]
         assert "not compared" in outcomes(findings_of_bits(ALONE, states, ())).values()
@@ -186,3 +187,18 @@ def test_a_run_is_complete_with_the_last_states_of_those_who_are_left() -> None:
     assert is_complete(records, 2)
     assert not is_complete(records, 3)
     assert not is_complete(records[:-1], 2)
+
+
+def test_a_sum_that_the_first_workers_have_otherwise_is_each_ones_own() -> None:
+    def totals(*at: object, clock: int = 0) -> dict[int, Leaves]:
+        return {step: {"total": leaf(total), "clock": leaf(clock + step)} for step, total in enumerate(at)}
+
+    alone = leg(("alone",), range(STEPS + 1), script=totals(0, 4, 8, 12))
+    same = [*leg(("w0",), (0, 1), script=totals(0, 4)), *leg(("w1",), (0, 1), script=totals(0, 4))]
+    parts = [*leg(("w0",), (0, 1), script=totals(0, 3, clock=5)), *leg(("w1",), (0, 1), script=totals(0, 1, clock=9))]
+    joiner = [*same, *leg(("w2",), (1,), script=totals(0, 0))]
+    for records, names in ((same, []), (parts, ["total"]), (joiner, [])):
+        [found] = [each for each in findings_of_bits(alone, records, ()) if each.comparison == "values"]
+        assert found.outcome == "agrees"
+        assert [suspect.name for suspect in found.suspects] == names
+        assert found.cause == ("own part" if names else "")

@@ -8,6 +8,7 @@ attribute    it depends on a tensor of the module that is no buffer
 average      it depends on an average of the weights that is not replicated
 rate         the update depends on a plain number
 first        the weights do not come from the run's random numbers
+parts        a plain sum over the inner loop
 sum, tokens  the loss is a sum; a mean over tokens without weight=
 weighed      a mean over tokens with weight=
 norm         the model has batch normalization
@@ -71,7 +72,7 @@ def main(fault: str) -> None:
     rows = Rows(noisy=fault == "generator")
     own = torch.Generator().manual_seed(3)
     loader = run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
-    calls = 0
+    calls, total = 0, 0.0
     length = {"base_steps": 2} if fault == "short" else {"epochs": 3}
     for step in run.steps(loader, **length):
         calls += 1  # noqa: SIM113
@@ -93,6 +94,7 @@ def main(fault: str) -> None:
             elif fault == "average":
                 loss = loss + (average(x) - outputs).square().mean()
             step.backward(loss, weight=weight)
+            total += float(loss) if fault == "parts" else 0.0
         if fault == "raises" and step.number == 1:
             raise ZeroDivisionError("mine")
         if fault == "rate":

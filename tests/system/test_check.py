@@ -35,7 +35,16 @@ def outcomes(found: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def test_a_script_without_a_fault(tmp_path: Path) -> None:
-    assert outcomes(checked(tmp_path, "none", code=0)) == dict.fromkeys((*BITS, "micro"), "agrees")
+    found = checked(tmp_path, "none", code=0)
+    assert outcomes(found) == dict.fromkeys((*BITS, "values", "micro"), "agrees")
+    assert not any(each["cause"] for each in found.values())
+
+
+def test_a_sum_over_the_inner_loop_is_named(tmp_path: Path) -> None:
+    found = checked(tmp_path, "parts", "--no-micro", code=0)
+    assert outcomes(found) == dict.fromkeys((*BITS, "values"), "agrees")
+    assert found["values"]["cause"] == "own part"
+    assert [each["name"] for each in found["values"]["suspects"]] == ["total"]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +61,8 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
 )
 def test_other_bits(tmp_path: Path, fault: str, where: str, name: str, cause: str, suspect: str | None) -> None:
     found = checked(tmp_path, fault, "--no-micro")
-    assert list(found) == list(BITS)
-    before, after = BITS[: BITS.index(where)], BITS[BITS.index(where) + 1 : -1]
+    assert set(found) == {*BITS, "values"}
+    before, after = BITS[: BITS.index(where)], BITS[BITS.index(where) + 1 : -1]  # a resume is compared in any case
     assert {found[each]["outcome"] for each in before} <= {"agrees"}
     assert {found[each]["outcome"] for each in after} <= {"not compared"}
     first = found[where]["first"]
@@ -67,7 +76,7 @@ def test_other_bits(tmp_path: Path, fault: str, where: str, name: str, cause: st
 )
 def test_another_gradient_with_smaller_micro_batches(tmp_path: Path, fault: str, cause: str) -> None:
     found = checked(tmp_path, fault)
-    assert outcomes(found) == {**dict.fromkeys(BITS, "agrees"), "micro": "differs"}
+    assert outcomes(found) == {**dict.fromkeys((*BITS, "values"), "agrees"), "micro": "differs"}
     assert found["micro"]["cause"] == cause
 
 

@@ -30,11 +30,11 @@ from farandole.check.records import (
 )
 from farandole.protocol.messages import MICRO_BATCH
 
-Comparison = Literal["workers", "join", "loss", "resume", "micro"]
+Comparison = Literal["workers", "join", "loss", "values", "resume", "micro"]
 Outcome = Literal["agrees", "differs", "not compared"]
 Cause = Literal[
     "", "generator", "not replicated", "script state", "first state", "samples", "update", "unknown",
-    "sum", "weights", "batch norm", "batch", "random numbers",
+    "own part", "sum", "weights", "batch norm", "batch", "random numbers",
 ]  # fmt: skip
 Compared = StateRecord | ComputedShard
 OF_THE_RUN: tuple[tuple[Comparison, int], ...] = (("workers", 0), ("join", JOIN), ("loss", LOSS))  # and their steps
@@ -80,7 +80,7 @@ def findings_of_bits(alone: Sequence[Record], workers: Sequence[Record], resume:
         part = () if broken else _part(workers, step)
         results.append(reference.compare(comparison, part, range(step, step + 1)))
         broken = results[-1].outcome != "agrees"
-    return [*results, reference.compare("resume", resume, range(JOIN, STEPS))]
+    return [*results, reference.compare_values(workers), reference.compare("resume", resume, range(JOIN, STEPS))]
 
 
 def is_complete(workers: Sequence[Record], expected: int) -> bool:
@@ -108,6 +108,25 @@ class Reference:
         missing = {key for key in self._shards if key[0] in steps} - {_key(each) for each in shards(compared)}
         is_whole = not missing and any(each.step == steps.stop for each in states(compared))
         return Finding(comparison=comparison, outcome="agrees" if is_whole else "not compared")
+
+    def compare_values(self, workers: Sequence[Record]) -> Finding:
+        """Return which values of the script differ in the first workers after step 0: each has only its own part.
+
+        Such a value, as a sum over the inner loop, changes no bit of the training. So the outcome is "agrees".
+        """
+        began = {each.worker for each in states(workers) if each.step == 0}
+        after = [each for each in states(workers) if each.step == 1 and each.worker in began]
+        alone = self._states.get(1)
+        if alone is None or not after:
+            return Finding(comparison="values", outcome="not compared")
+        suspects = {
+            suspect.name: suspect
+            for each in after
+            for suspect in self._suspects(each.script, alone.script)
+            if suspect.kind in ("value", "tensor")
+        }
+        own = tuple(suspects.values())
+        return Finding(comparison="values", outcome="agrees", cause="own part" if own else "", suspects=own)
 
     def _explained(self, comparison: Comparison, one: Compared, other: Compared, name: str) -> Finding:
         shard = one.shard if isinstance(one, ComputedShard) else None

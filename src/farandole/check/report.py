@@ -15,6 +15,7 @@ CAUSES: dict[Cause, str] = {
     "samples": "the dataset makes other samples in each process",
     "update": "the update uses something that is not replicated",
     "unknown": "not known: the loss uses something that is neither replicated nor found in the script",
+    "own part": "a sum over the inner loop has the samples of one worker",
     "sum": "the loss is a sum",
     "weights": "the loss is a mean over tokens, pixels or boxes, whose number differs between micro-batches",
     "batch norm": "batch normalization takes its statistics from the micro-batch",
@@ -27,6 +28,7 @@ REMEDIES: dict[Cause, str] = {
     "first state": "create the model after farandole.join(), with torch's global random numbers",
     "samples": "make a sample from its index and torch's global random numbers alone",
     "update": "run.replicate(...) with all optimizers, schedules and averages",
+    "own part": "step.sum(name=...) or step.mean(name=...) in the inner loop, then step.sums or step.means after it",
     "sum": "reduction='mean'; or step.backward(loss / n, weight=n) with the number n of samples or tokens",
     "weights": "step.backward(loss, weight=n) with the number n of tokens in the micro-batch",
     "batch norm": "nothing, if micro= is the batch that you mean; else nn.GroupNorm, or another micro=",
@@ -39,7 +41,7 @@ def lines_of(findings: Sequence[Finding], workers: int) -> Iterator[str]:
     """Yield the lines of a report. `workers`: those that have begun step 0."""
     titles = {
         "workers": f"{workers} workers", "join": "a worker joins", "loss": "a worker is killed",
-        "resume": "resumed", "micro": "micro-batches",
+        "values": "the script's values", "resume": "resumed", "micro": "micro-batches",
     }  # fmt: skip
     for each in findings:
         yield f"{titles[each.comparison]:<20}{_outcome(each)}"
@@ -51,6 +53,8 @@ def lines_of(findings: Sequence[Finding], workers: int) -> Iterator[str]:
 
 
 def _outcome(finding: Finding) -> str:
+    if finding.comparison == "values":
+        return "each worker has its own" if finding.cause else "the same on each worker"
     if finding.outcome == "agrees":
         return "the same gradient, up to rounding" if finding.comparison == "micro" else "the same bits"
     if finding.outcome == "differs":
@@ -66,7 +70,7 @@ def _where(first: FirstDifference) -> str:
 
 
 def _remedy(finding: Finding) -> str:
-    if not finding.suspects or finding.cause == "generator":
+    if not finding.suspects or finding.cause in ("generator", "own part"):
         return REMEDIES.get(finding.cause, "")
     suspect = finding.suspects[0]
     owner, _, name = suspect.name.rpartition(".")

@@ -39,7 +39,8 @@ def check(
     """Compare three steps alone with three steps of workers that join and die, bit for bit. Exit code 1 if they differ.
 
     Local workers train three steps: some begin, one more joins, one is killed. One process resumes from a checkpoint.
-    If bits differ, the first difference is named, with its likely cause. Then one step is computed with smaller
+    If bits differ, the first difference is named, with its likely cause. Named are also sums over the inner loop, of
+    which each worker has only its own part. Then one step is computed with smaller
     micro-batches, and its gradient compared. Keeps no files.
     """
     cpu.set_for("same")
