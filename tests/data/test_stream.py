@@ -331,7 +331,7 @@ class Part(Sized):
         (Numbers(40), {"drop_last": True}, "samples"),
         ([1.0, 2.0], {"samples": 2}, "samples"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_streams_that_are_refused(dataset: Any, options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError) as error:
