@@ -125,3 +125,15 @@ def test_a_pack_for_other_hosts_names_the_module(place: Path, tmp_path: Path) ->
     assert "farandole_job/inner/train.py" in packed.files
     with pytest.raises(UsageError):
         pack.pack(tmp_path / "project" / "farandole_job", "json.tool")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_elsewhere_on_the_path(place: Path, tmp_path: Path) -> None:
+    """The working folder comes first all the same."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "farandole_job_there.py").write_text("from farandole_job.net import WIDTH\n")
+    sys.path.append(str(other))
+    sources = snapshot.install("farandole_job_there", None)
+    assert (sources.origin.root, sys.path[0]) == (str(other), str(place))
+    assert executed(sources).WIDTH == 3

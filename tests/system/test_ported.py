@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from chaos.script import alone, history, struck
+from chaos.script import PACED, alone, history, struck
 from tests.support.examples import EXAMPLES
 from tests.support.harness import ENVIRON, Elastic
 
@@ -109,13 +109,13 @@ def adapted() -> None:
 
 
 def smaller(file: str, **numbers: int) -> None:
-    """Change numbers in a file of the program and of its port, such as `name = 5`."""
-    for path in Path("..").glob(f"*/{file}"):
-        text = path.read_text()
-        for name, number in numbers.items():
-            text, found = re.subn(rf"({name} (?:=|%) )\d+", rf"\g<1>{number}", text)
-            assert found, f"{path} has no {name}"
-        path.write_text(text)
+    """Change numbers in a file of the program, such as `name = 5`."""
+    path = Path("..", file)
+    text = path.read_text()
+    for name, number in numbers.items():
+        text, found = re.subn(rf"({name} (?:=|%) )\d+", rf"\g<1>{number}", text)
+        assert found, f"{path} has no {name}"
+    path.write_text(text)
 
 
 def sentences() -> None:
@@ -411,12 +411,16 @@ def test_the_same_bits_struck_and_resumed(
     words = [str(ported), *program.arguments, *program.ours]
     reference, _ = alone(PROGRAM, words, tmp_path / "alone", limit_s=LIMIT_S)
 
-    with Elastic(tmp_path / "run", PROGRAM, *words, workers=1, options=[], deadline_s=LIMIT_S) as run:
+    pace = tmp_path / "pace"
+    pace.write_text("0.5")  # seconds a step: else it is over before the stop
+    paced = [str(PROGRAM), *words, "--pace", str(pace)]
+    with Elastic(tmp_path / "run", PACED, *paced, workers=1, options=[], deadline_s=LIMIT_S) as run:
         run.until_step(program.steps // 4)
         run.command("stop")
         run.finish()
         assert run.step < program.steps - 1, "it was over before the stop"
-    with Elastic(tmp_path / "run", PROGRAM, *words, workers=2, options=[], deadline_s=LIMIT_S) as run:
+    pace.unlink()
+    with Elastic(tmp_path / "run", PACED, *paced, workers=2, options=[], deadline_s=LIMIT_S) as run:
         run.finish()
         [finished] = run.events("finished")
         assert finished["equal"]
