@@ -191,7 +191,10 @@ def test_a_run_is_complete_with_the_last_states_of_those_who_are_left() -> None:
 
 def test_a_sum_that_the_first_workers_have_otherwise_is_each_ones_own() -> None:
     def totals(*at: object, clock: int = 0) -> dict[int, Leaves]:
-        return {step: {"total": leaf(total), "clock": leaf(clock + step)} for step, total in enumerate(at)}
+        return {
+            step: {"total": leaf(total), "clock": leaf(clock + step), "noise": leaf(clock + step, "generator")}
+            for step, total in enumerate(at)
+        }
 
     alone = leg(("alone",), range(STEPS + 1), script=totals(0, 4, 8, 12))
     same = [*leg(("w0",), (0, 1), script=totals(0, 4)), *leg(("w1",), (0, 1), script=totals(0, 4))]
