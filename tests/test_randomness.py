@@ -14,6 +14,7 @@ PACKAGE = Path(farandole.__file__).parent
 OF_ITS_OWN = {"Random", "SystemRandom"}
 KEPT = {"getstate", "setstate"}
 SEEDING = {  # the state of a sample, a shard, a step; what a store's client draws is taken back
+    "check/loop.py": {"getstate"},
     "data/order.py": {*KEPT, "seed"},
     "data/cache.py": KEPT,
     "data/object_store.py": KEPT,

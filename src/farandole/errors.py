@@ -6,6 +6,7 @@
     │   ├── LossNotScalar      step.backward(loss) with a loss that is not one number
     │   ├── NotDeterministic       an operator without a deterministic form on CUDA, under --bits same
     │   ├── StepAbandoned      an iteration ended before its last micro-batch: its gradients would be lost
+    │   ├── StreamEnded        a stream has fewer samples than its length, or than the run needs (`data/stream.py`)
     │   ├── UnknownState       a state_dict holds a value that can't be sent without pickling
     │   ├── RunFolderInUse     a second `farandole run`, or a script without a coordinator, in a live run's folder
     │   ├── NoFileLocks        the file system does not support locks (`platform/files.py`)
@@ -22,6 +23,7 @@
     ├── ShardError             a data file (a shard of a data set) is missing, damaged, or can't be reached
     │   └── Torn               the bytes that arrived are not the file (`data/object_store.py`)
     ├── TrainingFailed         a run that Python code has started did not finish (`integrations/ray.py`)
+    ├── ScriptRaised           the script failed in a process of `farandole check` (`check/legs.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample, or its file, can't be decoded
     ├── LoaderDied             DataLoader worker processes keep dying

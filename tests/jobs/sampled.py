@@ -2,7 +2,7 @@
 
     python sampled.py OUT {weighted,batches} [--pace FILE] [--seed-of-weights N]      OUT: the fingerprint, by rank 0
 
-While FILE is there, every micro-batch takes 0.01 s more. With `--seed-of-weights` the script's data have other weights
+While FILE is there, every micro-batch takes as many seconds more as it says. With `--seed-of-weights` the script's data have other weights
 and lengths, as in a worker whose files differ.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -71,8 +72,9 @@ def main() -> None:
     run.replicate(model=model, optimizer=optimizer)
     for step in run.steps(run.loader(given, micro=MICRO), epochs=EPOCHS):
         for rows, targets in step:
-            if args.pace is not None and args.pace.exists():
-                time.sleep(0.01)
+            if args.pace is not None:
+                with suppress(FileNotFoundError):
+                    time.sleep(float(args.pace.read_text()))
             step.backward(F.mse_loss(model(rows), targets))
         optimizer.step()
     if run.is_leader:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import farandole
+
+sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.streams import Noisy, Resumable
 
 SAMPLES, BATCH, MICRO, EPOCHS = 1400, 16, 4, 2

@@ -182,7 +182,9 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
         member=member, exchange=port, checking=nothing, tell=lambda _: None, begin=still, obey=still, take_digest=still,
         pass_idle_rounds=still, until=there, port=SimpleNamespace(receive=lambda _: arriving),
     )  # fmt: skip
-    entrance = SimpleNamespace(first=lambda *_: None, entered=lambda: None, load=lambda _: None)
+    entrance = SimpleNamespace(
+        first=lambda *_: None, entered=lambda: None, load=lambda _: None, is_later=lambda _: False
+    )
     assert play(_join(driver, entrance, view))  # type: ignore[arg-type]
     assert member.synced
     assert port.asked == ([] if owed else ["release 2"])
@@ -196,7 +198,7 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(save_before_
     driver.member, driver.fully_loaded = member, False
     member.phase, member.pending, member.prepared = "candidate", first, 1
     entrance = SimpleNamespace(
-        restore=lambda _: Position(), entered=lambda: None,
+        restore=lambda _: Position(), entered=lambda: None, is_later=lambda _: False,
         first=lambda *_: Task(position=Position(), shards=lambda _: 2, is_step=True),
     )  # fmt: skip
     assert play(join_view(driver, entrance))  # type: ignore[arg-type]

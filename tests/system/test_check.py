@@ -101,7 +101,10 @@ def test_a_loop_that_is_too_short_is_an_error() -> None:
 @pytest.mark.parametrize("leg", ["alone", "workers"])
 def test_an_interrupt_ends_all_and_keeps_nothing(tmp_path: Path, leg: str, signum: int) -> None:
     environ = {**ENVIRON, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([*COMMAND, str(JOB), "none"], env=environ, start_new_session=True)
+    process = subprocess.Popen(
+        [*COMMAND, str(JOB), "none"], env=environ, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+    )  # fmt: skip
 
     def began() -> bool:
         return any(tmp_path.glob(f"farandole-check-*/{leg}-*.jsonl"))

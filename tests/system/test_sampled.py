@@ -23,7 +23,7 @@ def sizes(folder: Path) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("kind", ["weighted", "batches"])
 def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
     out, single, pace = tmp_path / "out", tmp_path / "single", tmp_path / "pace"
-    pace.touch()
+    pace.write_text("0.01")
     options = ["--ledger"]
     with Elastic(tmp_path / "run", JOB, str(out), kind, "--pace", str(pace), workers=2, options=options) as run:
         run.until_step(2)
@@ -54,7 +54,7 @@ def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["weighted", "batches"])
 def test_a_worker_whose_sampler_draws_others_is_refused(tmp_path: Path, kind: str) -> None:
     out, pace = tmp_path / "out", tmp_path / "pace"
-    pace.touch()
+    pace.write_text("0.2")  # until the other worker has come
     job = (str(out), kind, "--pace", str(pace))
     with Elastic(tmp_path / "run", JOB, *job, workers=1, options=[]) as run:
         run.until_step(2)

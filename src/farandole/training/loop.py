@@ -194,6 +194,7 @@ class Loop:
 
     def steps(self) -> Iterator[Step]:
         """Join the view, or go on in it, and yield the steps. See `Run.steps`."""
+        seed, number = self._seed, self._start.number  # in a forked child, what is asked of this loop is refused
         try:
             if self.entered:
                 self._go_on()
@@ -203,7 +204,7 @@ class Loop:
         finally:
             self.left = True
             if not sys.is_finalizing():
-                set_random_state(derive(self._seed, "after loop", self._start.number))
+                set_random_state(derive(seed, "after loop", number))
 
     def _join(self) -> bool:
         """Join the view. Returns False if the run is in a later loop of the script."""

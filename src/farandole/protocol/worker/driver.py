@@ -558,7 +558,7 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[b
     if position is None:
         yield from driver.until(view, lambda: False)
         return False
-    if (yield from do(entrance.is_later, position)):
+    if entrance.is_later(position):
         raise LoopPassed(view, None)
     if not _enter_view(driver, 0, position, view):
         return False
@@ -575,7 +575,7 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
         return False
     round_, position, flags = arriving.header
-    if (yield from do(entrance.is_later, position)):
+    if entrance.is_later(position):
         if not (yield from driver.until(view, lambda: arriving.state is not None)):
             return False
         raise LoopPassed(view, arriving)
