@@ -21,7 +21,7 @@ from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
 
 MARK = "fabricated"  # in every text of theirs
-LOSS = 666.25  # ... and every number
+LOSS = -666.25  # ... and every number
 FAR = 10**6  # a step
 STEERS = f"\x1b]0;{MARK}\x07\x1b[31m\u202e{MARK}"  # a title, a colour, the direction of writing
 ANSWER_S = 20.0

@@ -9,6 +9,7 @@ import re
 import farandole
 from farandole import errors
 from farandole.errors import FarandoleError
+from tests.support.vision_operators import declare
 
 DRAWN = re.compile(r"^    (?P<branch>[│ ├└─]*)(?P<name>[A-Z]\w+)(?: +(?P<what>\S.*))?$")
 
@@ -30,6 +31,7 @@ def drawn() -> dict[str, str]:
 
 def real() -> dict[str, str]:
     """Each error's parent, of those anywhere in the package."""
+    declare()  # some of its modules import torchvision, if it is there
     for module in pkgutil.walk_packages(farandole.__path__, "farandole."):
         if not module.name.endswith(("__main__", "spawned")):  # those do something
             importlib.import_module(module.name)

@@ -2,8 +2,8 @@
 
     python sampled.py OUT {weighted,batches} [--pace FILE] [--seed-of-weights N]      OUT: the fingerprint, by rank 0
 
-While FILE is there, every micro-batch takes as many seconds more as it says. With `--seed-of-weights` the script's data have other weights
-and lengths, as in a worker whose files differ.
+While FILE is there, every micro-batch takes as many seconds more as it says. With `--seed-of-weights` the data have
+other weights and lengths, as in a worker whose files differ.
 """
 
 from __future__ import annotations
