@@ -156,12 +156,15 @@ class Reference:
         return tuple(sorted(suspects, key=lambda each: RANKS.index(each.kind))[:MOST_SUSPECTS])
 
     def _differing_at_first(self, workers: Iterable[Record]) -> set[str]:
-        """Return the names of what differs in the first shard of all, before which both legs have done the same."""
+        """Return the names of what differs in the first shard of all, before which both legs have done the same.
+
+        A worker that computes this shard once more, to check it, has done other shards before. So all must differ.
+        """
         mine = self._shards.get((0, 0, 0))
-        theirs = next((each for each in shards(workers) if _key(each) == (0, 0, 0)), None)
-        if mine is None or theirs is None:
+        theirs = [each.script for each in shards(workers) if _key(each) == (0, 0, 0)]
+        if mine is None or not theirs:
             return set()
-        return {name for name, leaf in theirs.script.items() if mine.script.get(name) != leaf}
+        return {name for name in theirs[0] if all(mine.script.get(name) != leaves.get(name) for leaves in theirs)}
 
 
 def _part(workers: Sequence[Record], step: int) -> list[Record]:
