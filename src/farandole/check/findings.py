@@ -52,7 +52,7 @@ class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptSuspect(msgspec.Struct, frozen=True, kw_only=True):
-    """StateRecord of the script that has probably caused a difference."""
+    """State of the script that has probably caused a difference."""
 
     name: str
     kind: Kind

@@ -36,6 +36,7 @@ import farandole
 from farandole import joining
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
+from farandole.platform import extras
 from farandole.platform.extras import how_to_install
 from farandole.training.step import Step
 from farandole.worker.context import SingleProcess
@@ -101,17 +102,7 @@ _PROG_BAR, _LOGGER, _ON_STEP, _ON_EPOCH, _RANK_ZERO = 1, 2, 4, 8, 16  # options 
 
 def check_version(version: str) -> None:
     """Raise UsageError if this version of lightning is not supported."""
-    oldest, newest = SUPPORTED
-    try:
-        number = tuple(int(part) for part in version.split(".")[:2])
-    except ValueError:
-        number = (0, 0)
-    if not oldest <= number <= newest:
-        names = [".".join(map(str, limit)) for limit in SUPPORTED]
-        raise UsageError(
-            f"lightning {version} is not supported by farandole.integrations.lightning: it takes {names[0]} to "
-            f"{names[1]}: {how_to_install('lightning')}"
-        )
+    extras.check_version("lightning", version, *SUPPORTED)
 
 
 def check_trainer(trainer: Any) -> None:

@@ -40,6 +40,7 @@ import farandole
 from farandole import joining
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
+from farandole.platform import extras
 from farandole.platform.extras import how_to_install
 from farandole.run import Run
 from farandole.training.step import Step
@@ -149,17 +150,7 @@ def _output(metrics: dict[str, float], samples: int) -> Any:
 
 def check_version(version: str) -> None:
     """Raise UsageError if this version of transformers is not supported."""
-    oldest, newest = SUPPORTED
-    try:
-        number = tuple(int(part) for part in version.split(".")[:2])
-    except ValueError:
-        number = (0, 0)
-    if not oldest <= number <= newest:
-        names = [".".join(map(str, limit)) for limit in SUPPORTED]
-        raise UsageError(
-            f"transformers {version} is not supported by farandole.integrations.transformers: it takes {names[0]} to "
-            f"{names[1]}: {how_to_install('transformers')}"
-        )
+    extras.check_version("transformers", version, *SUPPORTED)
 
 
 def check_arguments(args: Any, seed: int) -> None:

@@ -24,6 +24,19 @@ def require_zstd(codec: str) -> None:
         raise UsageError(f"--codec {codec} needs the package zstandard on every worker: {how_to_install('zstd')}")
 
 
+def check_version(package: str, version: str, oldest: tuple[int, int], newest: tuple[int, int]) -> None:
+    """Raise UsageError if `version` of `package` is not supported by farandole."""
+    try:
+        number = tuple(int(part) for part in version.split(".")[:2])
+    except ValueError:
+        number = (0, 0)
+    if not oldest <= number <= newest:
+        first, last = (".".join(map(str, limit)) for limit in (oldest, newest))
+        raise UsageError(
+            f"{package} {version} is not supported, farandole takes {first} to {last}: {how_to_install(package)}"
+        )
+
+
 def how_to_install(extra: str, note: str | None = None, package: Path = Path(__file__).parents[1]) -> str:
     """The install command. `note`: pip's record of the installation (`direct_url.json`), by default that of this one;
     `package`: the folder of farandole's modules.
