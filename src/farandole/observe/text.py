@@ -131,6 +131,11 @@ def _describe(event: events.Event) -> str:
             return f"metrics.jsonl is damaged: {_count(lines, 'line')} skipped"
         case events.LinesLostEvent(worker=worker, lines=lines, reason=reason):
             return f"AT LEAST {_count(lines, 'line')} OF METRICS LOST{f' of {worker}' if worker else ''}: {reason}"
+        case events.ValuesDifferEvent(worker=worker, step=step, name=name, value=value, written=written):
+            return (
+                f"RUN.LOG({name}=...) DIFFERS BETWEEN WORKERS: after step {step} {worker} has {value}, metrics.jsonl "
+                f"has {written} of rank 0; step.mean({name}=...) or step.sum({name}=...) gives that of the whole batch"
+            )
         case events.NotToldEvent(reason=reason):
             return f"could not publish: {reason} (traceback in {COORDINATOR_LOG})"
         case events.TicketIssuedEvent(ticket=ticket):

@@ -112,6 +112,16 @@ class LinesLostEvent(Recorded, frozen=True, kw_only=True):
     index: Count = 0
 
 
+class ValuesDifferEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` has passed another `value` of `name` to `run.log` than rank 0, whose value is `written`."""
+
+    worker: str
+    step: Step
+    name: str
+    value: str
+    written: str
+
+
 class MetricsDamagedEvent(Recorded, frozen=True, kw_only=True):
     lines: Count
 
@@ -636,8 +646,9 @@ Event = (
     | StalledEvent | LoaderReplacedEvent | LedgerIncompleteEvent | StoppingEvent | CutShortEvent | HungEvent
     | FinishedEvent | OverEvent | StrangerEvent | StrangersEvent | MalformedEvent | NotToldEvent | TicketIssuedEvent
     | TicketRevokedEvent | TicketsDamagedEvent | CodeEditedEvent | NumericsEvent | OtherVersionsEvent
-    | SettingChangedEvent | BitsNotPromisedEvent | UnknownOperatorEvent | LinesLostEvent | MetricsDamagedEvent
-    | JournalDamagedEvent | RunStartedEvent | NotRecordedEvent | RecordedAgainEvent | NotShippedEvent
+    | SettingChangedEvent | BitsNotPromisedEvent | UnknownOperatorEvent | LinesLostEvent | ValuesDifferEvent
+    | MetricsDamagedEvent | JournalDamagedEvent | RunStartedEvent | NotRecordedEvent | RecordedAgainEvent
+    | NotShippedEvent
 )  # fmt: skip
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(Event).decode

@@ -10,10 +10,11 @@ Argument: docs/protocol.md, Metrics lines (the last paragraph).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
 
 from farandole.platform.bounds import MAX_COUNT
-from farandole.protocol.values import MAX_LINES, Line, Metrics
+from farandole.protocol.values import MAX_COMPARED, MAX_LINES, Line, Metrics
 
 KEPT_LINES = 100_000
 RECENT_STEPS = 50  # steps of which the median is taken
@@ -27,10 +28,17 @@ class KeptLines:
         self._unsent: deque[Line] = deque()
         self._heard = (-1, 0)
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._newest_logged: dict[tuple[str, ...], Line] = {}  # of each call of `run.log`, by the names
 
     def add(self, line: Line) -> None:
         if isinstance(line.fields, Metrics):
             self._steps_s.append(line.fields.training_s)
+        elif isinstance(line.fields, Mapping):
+            names = tuple(line.fields)
+            self._newest_logged.pop(names, None)
+            self._newest_logged[names] = line
+            if len(self._newest_logged) > MAX_COMPARED:
+                del self._newest_logged[next(iter(self._newest_logged))]
         append(self._unsent, line, KEPT_LINES - len(self._sent))
 
     def send_after(self, newest: tuple[int, int]) -> None:
@@ -49,6 +57,17 @@ class KeptLines:
         """Return the next lines to send, `MAX_LINES` at most."""
         lines = tuple(self._unsent.popleft() for _ in range(min(MAX_LINES, len(self._unsent))))
         self._sent.extend(lines)
+        return lines
+
+    @property
+    def to_compare(self) -> bool:
+        """True if `take_to_compare` would return lines."""
+        return bool(self._newest_logged)
+
+    def take_to_compare(self) -> tuple[Line, ...]:
+        """Return the newest line of each call of `run.log` since the last time, oldest first."""
+        lines = tuple(self._newest_logged.values())
+        self._newest_logged.clear()
         return lines
 
     def median_step_s(self) -> float | None:

@@ -16,6 +16,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.platform.bounds import real, whole
 from farandole.platform.output import LONGEST_NAME, one_line
+from farandole.protocol.values import MAX_COMPARED as MAX_COMPARED
 from farandole.protocol.values import MAX_LINES as MAX_LINES
 from farandole.protocol.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.protocol.values import (
@@ -779,6 +780,7 @@ class Heartbeat(Message):
         blocked_on: the peer that it has waited for beyond the soft limit, "" for none.
         time_us: microseconds in each time class (`SAID` in `values.py`).
         lines: lines of metrics, from rank 0 only.
+        logged: newest lines of `run.log` of another worker, to be compared with rank 0's.
         links: its use of the links to each other host; None: not in this heartbeat.
     """
 
@@ -798,6 +800,7 @@ class Heartbeat(Message):
     time_us: Said = ()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
     links: Annotated[tuple[LinkUse, ...], msgspec.Meta(max_length=MOST_LINKS)] | None = None
+    logged: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_COMPARED)] = ()
 
 
 class Switched(Message):

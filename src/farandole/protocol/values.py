@@ -23,6 +23,7 @@ from farandole.run_options import default
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 1000  # of metrics in a heartbeat
+MAX_COMPARED = 8  # lines of `run.log` in a heartbeat that are only compared with rank 0's
 MAX_LINE_BYTES = 4000  # so that a heartbeat with MAX_LINES fits into a message
 MAX_TEXT = 64 * 1024
 MAX_LOGGED = 100  # values in one call of `run.log`

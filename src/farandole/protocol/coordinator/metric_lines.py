@@ -9,6 +9,7 @@ Argument: docs/protocol.md, Metrics lines 1-4.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol import events
@@ -32,6 +33,7 @@ def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> 
         return
     if beat.view:  # without a view it is in no step
         note_step(state, worker, beat.step)
+    _compare(state, state.logged_values.on_lines(worker.id, beat.logged, state.last_line))
     saves = state.ending is not None and state.ending.saver == worker.id
     if not saves and not any(view.members[:1] == (worker.id,) for view in state.views()):
         return
@@ -92,6 +94,12 @@ def on_restored(state: CoordinatorState, step: int) -> None:
         state.record(events.LinesLostEvent(worker="", lines=_bounded(step - first), reason=reason))
     state.last_line = (step - 1, ALL)  # the steps from there on are new
     state.last_step_line = step - 1
+    state.logged_values.clear()
+
+
+def _compare(state: CoordinatorState, differences: Iterator[events.ValuesDifferEvent]) -> None:
+    for event in differences:
+        state.record(event)
 
 
 def _reach(state: CoordinatorState, sender: str) -> int:
@@ -123,6 +131,7 @@ def _release(state: CoordinatorState, sender: str, step: int) -> None:
             reason = f"no remaining worker has those between line {before[1]} of step {before[0]} and step {line.step}"
             state.record(events.LinesLostEvent(worker="", lines=missing, reason=reason))
         state.actions.append(Log(line))
+        _compare(state, state.logged_values.written(line))
         if isinstance(line.fields, m.Metrics):
             state.last_step_line = line.step
             state.progress.step_took(line.fields.training_s)

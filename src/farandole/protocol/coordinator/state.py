@@ -15,6 +15,7 @@ import msgspec
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol import settings as protocol_settings
+from farandole.protocol.coordinator.logged_values import LoggedValues
 from farandole.protocol.cost import Prices
 from farandole.protocol.difference import Difference, Finish
 from farandole.protocol.events import Event
@@ -722,6 +723,8 @@ class CoordinatorState:
         self.last_step_line = -1
         # The lines that are not written yet, by sender. See `metric_lines.py`.
         self.unwritten_lines: dict[str, deque[m.Line]] = {}
+        # What workers have passed to `run.log`.
+        self.logged_values = LoggedValues()
         # `clock`: when the coordinator last ticked. `times_due`: when the reported times are next written.
         self.clock = self.times_due = 0.0
         # The times that workers have reported, by ID. See `accounting.py`.

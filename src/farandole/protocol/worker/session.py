@@ -292,6 +292,8 @@ class Session:
             if isinstance(message, LAST):
                 while self._leads() and (lines := self._lines.take()):
                     self._outgoing.append(self._heartbeat(0, now, lines))
+                if self._lines.to_compare and not self._leads():
+                    self._outgoing.append(self._heartbeat(0, now, ()))
                 self._was_rank_0 = self._is_rank_0()
             self._outgoing.append(message)
 
@@ -327,7 +329,8 @@ class Session:
         view = member.view
         beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
-            lines=lines, epoch=activity.epoch, shards_computed=activity.shards_computed,
+            lines=lines, logged=() if self._leads() else self._lines.take_to_compare(),
+            epoch=activity.epoch, shards_computed=activity.shards_computed,
             waits_for_peers=activity.waits_for_peers, at_step_start=activity.at_step_start,
             shard_us=activity.shard_us, shards=activity.shards, shards_total=activity.shards_total,
             time_us=activity.time_us, links=activity.links if len(lines) <= m.MAX_LINES // 2 else None,
