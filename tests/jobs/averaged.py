@@ -2,10 +2,11 @@
 
     python averaged.py KIND OUT [--pace FILE] [--die FILE]      OUT: the fingerprint; OUT.best: the best state
 
-KIND: `ema`, torch's AveragedModel beside the model; `lora`, adapters that are trained while the rest is frozen;
-`checkpointing`, blocks with dropout that are computed again in the backward pass.
-While --pace FILE is there, every micro-batch takes 0.01 s more. With --die, a worker that saves while there are three
-of them kills itself before its file is complete. FILE is made then, and no other worker kills itself.
+KIND: `ema`, torch's AveragedModel beside the model; `lora`, adapters that are trained while the rest is frozen, and
+`peft`, those of peft with dropout; `checkpointing`, blocks with dropout that are computed again in the backward pass.
+While --pace FILE is there, every micro-batch takes as many seconds more as it says. With --die, a worker that saves
+while there are three of them kills itself before its file is complete. FILE is made then, and no other worker kills
+itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,11 @@ from torch.utils.data import TensorDataset
 
 import farandole
 
-KINDS = ("ema", "lora", "checkpointing")
+sys.path.append(str(Path(__file__).parents[2]))  # for a run that starts it as a script
+
+from tests.support.vision_operators import declare
+
+KINDS = ("ema", "lora", "peft", "checkpointing")
 ROWS, WIDTH = 60, 8
 EPOCHS, BATCH, MICRO = 30, 12, 2
 STEPS = EPOCHS * ROWS // BATCH
@@ -88,6 +95,11 @@ def main() -> None:
     if args.kind == "lora":
         model.requires_grad_(False)
         model[0], model[3] = Adapted(model[0]), Adapted(model[3])
+    if args.kind == "peft":
+        declare()
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="[03]", lora_dropout=0.1))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.02)
     more: dict[str, Any] = {}
@@ -101,8 +113,9 @@ def main() -> None:
         die_while_saving(run, args.die)
     for step in run.steps(run.loader(data, batch=farandole.GlobalBatch(BATCH, micro=MICRO)), epochs=EPOCHS):
         for rows, targets in step:
-            if args.pace is not None and args.pace.exists():
-                time.sleep(0.01)
+            if args.pace is not None:
+                with suppress(FileNotFoundError):
+                    time.sleep(float(args.pace.read_text()))
             step.backward(F.cross_entropy(model(rows), targets))
         optimizer.step()
         if args.kind == "ema":

@@ -76,7 +76,7 @@ class Collate:
         self.before()
         rows = [list(sample["input_ids"]) for sample in samples]
         inputs, mask = padded(rows, 0), padded([[1] * len(row) for row in rows], 0)
-        if self.model == "classes":
+        if self.model in ("classes", "adapted"):
             labels = torch.tensor([sample["label"] for sample in samples])
         elif self.model == "scores":
             labels = torch.tensor([float(sample["label"]) for sample in samples])
@@ -103,6 +103,11 @@ def model_of(name: str, dropout: float) -> Any:
         max_position_embeddings=16, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         num_labels=1 if name == "scores" else 2,
     )  # fmt: skip
+    if name == "adapted":
+        import peft
+
+        lora = peft.LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=["classifier"])
+        return peft.get_peft_model(BertForSequenceClassification(bert), lora)
     return (BertForSequenceClassification if name in ("classes", "scores") else BertForMaskedLM)(bert)
 
 
@@ -187,6 +192,7 @@ def cases() -> dict[str, Case]:
         "sgd": ("classes", {"optim": "sgd"}, {}),
         "memory": ("classes", {**EACH, "skip_memory_metrics": False}, METRICS),
         "drop_last": ("classes", {**EACH, "dataloader_drop_last": True}, {}),
+        "adapters": ("adapted", {**BEST, "label_names": ["labels"]}, METRICS),
         "backwards": ("backwards", EACH, {}),
         "generated": ("backwards", {**EACH, "predict_with_generate": True, "generation_max_length": 8}, METRICS),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_joins_and_kills_and_alone(tmp_path: Path, kind: str) -> None:
     """The worker that saves the best state is killed while it does; then another one is killed in a step."""
+    if kind == "peft" and find_spec("peft") is None:
+        pytest.skip("adapters need peft")
     out, single, pace, died = (tmp_path / name for name in ("out", "single", "pace", "died"))
-    pace.touch()
+    pace.write_text("0.1" if kind == "peft" else "0.01")  # a worker that imports peft takes longer to begin
     options = [kind, str(out), "--pace", str(pace), "--die", str(died)]
     with Elastic(tmp_path / "run", JOB, *options, workers=2, options=[]) as run:
         run.until_step(2)

@@ -59,7 +59,7 @@ except ImportError as error:
 
 _TheirTrainer: Any = transformers.Trainer
 _TheirCallback: Any = trainer_callback.TrainerCallback
-SUPPORTED = ((5, 24), (5, 24))  # the oldest and the newest version with which the tests pass
+SUPPORTED = ((5, 20), (5, 24))  # the oldest and the newest version with which the tests pass
 PRIVATE: Mapping[str, tuple[str, ...]] = {  # private methods of theirs that are overridden or called
     "_finalize_training": ("self", "trial", "num_train_samples", "start_time"),
     "_get_output_dir": ("self", "trial"),
