@@ -216,11 +216,13 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
 
 def test_a_script_that_refuses_its_arguments_ends_the_run_at_once_and_says_so_once(tmp_path: Path) -> None:
     """Each worker prints the usage and exits, as argparse does; none is started again."""
-    with Elastic(tmp_path / "run", SMALL, "--epochs", "many", "--stall=9", workers=3, options=[]) as run:
+    with Elastic(
+        tmp_path / "run", SMALL, "--epochs", "many", "--stall=9", "--folder", "x", workers=3, options=[]
+    ) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         assert run.output.read_text().count("usage: small.py") == 1
-        assert mentions(run.output.read_text(), "--stall=9", "farandole run"), "an option of ours, in the wrong place"
+        assert mentions(run.output.read_text(), "--stall=9", "--folder", "farandole run"), "ours, in the wrong place"
         assert 1 <= len(run.events("failed")) <= 3
         assert {event["worker"] for event in run.events("failed")} <= {"w1", "w2", "w3"}
         assert not run.events("died")

@@ -35,6 +35,7 @@ def run(
     script: Annotated[str, typer.Argument(help="The training script: a Python file, or the name of a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
+    context: typer.Context,
     wanted: int | None = option("wanted"),
     minimum: int = option("minimum"),
     maximum: int | None = option("maximum"),
@@ -365,4 +366,6 @@ def run(
         tell(note)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
-    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
+    flags = {flag for parameter in context.command.params for flag in parameter.opts}
+    supervisor = Supervisor(settings, script, arguments or [], display, prepare, fresh, specs, flags=flags)
+    raise typer.Exit(supervisor.supervise())

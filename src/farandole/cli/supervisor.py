@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -62,7 +62,6 @@ from farandole.protocol.events import FailedEvent, HostEvent, OverEvent, Startin
 from farandole.protocol.messages import Roster
 from farandole.protocol.metrics import Line, StepLine
 from farandole.protocol.settings import PoolTerms
-from farandole.run_options import RUN_OPTIONS
 
 if TYPE_CHECKING:
     pass
@@ -400,6 +399,8 @@ LOADING_S, LONGEST_WAIT_S = 1.0, 60.0  # first and longest time between messages
 class Supervisor:
     """One run of one script. Use an instance once, from the main thread.
 
+    `flags`: the options of the command, which a script that fails may have got by mistake.
+
     Attributes:
         silence_s: after this long without an answer, a coordinator is killed and a new one is started.
     """
@@ -409,8 +410,10 @@ class Supervisor:
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = "",
         fresh: bool = False, specs: Sequence[PoolTerms] = (), takeover: Takeover | None = None,
+        flags: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._flags = flags
         self._folder = Path(settings.folder)
         self._script = script
         self._arguments = arguments
@@ -461,8 +464,8 @@ class Supervisor:
             say(failure.traceback)
         elif roster.over not in (0, self._code):
             say(f"farandole: error: {roster.reason}")
-        flags = {option.flag for option in RUN_OPTIONS.values()}
-        if failure and (after := [word for word in self._arguments if word.partition("=")[0] in flags]):
+        own = (word for word in self._arguments if word.startswith("--") and word.partition("=")[0] in self._flags)
+        if failure and (after := [*own]):
             say(
                 f"farandole: {', '.join(after)} came after the script's name, so the script got it; options of "
                 f"`farandole run` come before the script"
