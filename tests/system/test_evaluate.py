@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import phases
 from tests.support import forked
 from tests.support.examples import EXAMPLES
 from tests.support.harness import ENVIRON, FARANDOLE, read_lines
@@ -58,3 +59,22 @@ def test_all_checkpoints_of_a_run_and_one(tmp_path: Path) -> None:
     command("evaluate", "--json", out, other / newest.name, *SCRIPT)
     assert [row["step"] for row in rows_of(out)] == [max(logged)]
     assert mentions(command("evaluate", other / newest.name, JOB, "--width", "8", code=2), newest.name)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the harness needs /proc")
+def test_checkpoints_of_several_loops(tmp_path: Path) -> None:
+    """Each is evaluated in the loop in which it was written; what the script computes before a loop is the same."""
+    folder, out = tmp_path / "run", tmp_path / "out.json"
+    options = ("--workers", "1", "--folder", folder, "--checkpoint-every", "60steps", "--keep", "99")
+    command("run", *options, Path(phases.__file__), tmp_path / "printed")
+    (scale,) = {line["scale"] for line in read_lines(folder) if "scale" in line}
+    command("evaluate", folder, "--json", out)
+    rows = rows_of(out)
+    first, second, _ = phases.STEPS
+    steps = [row["step"] for row in rows]
+    assert steps == [59, 119, 179, 239, sum(phases.STEPS) - 1]
+    assert [row["loop_step"] for row in rows] == steps
+    within = [step for step in steps if first <= step + 1 < first + second]  # it has the state before `step + 1`
+    assert [row["step"] for row in rows if "scale" in row] == within == [119, 179]
+    assert {row["scale"] for row in rows if "scale" in row} == {scale}
