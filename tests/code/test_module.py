@@ -6,6 +6,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from multiprocessing import spawn
 from pathlib import Path
 
@@ -137,3 +138,17 @@ def test_a_module_elsewhere_on_the_path(place: Path, tmp_path: Path) -> None:
     sources = snapshot.install("farandole_job_there", None)
     assert (sources.origin.root, sys.path[0]) == (str(other), str(place))
     assert executed(sources).WIDTH == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "runs"),
+    [
+        (b"import torch", True), (b"#!/usr/bin/env python3", True), (b"", True), (b"#!/bin/sh", False),
+        (b"\x7fELF\x02\x01\x01\x00", False),
+    ],
+)  # fmt: skip
+def test_a_program_that_is_not_python_is_refused(tmp_path: Path, first: bytes, runs: bool) -> None:
+    program = tmp_path / "tool"
+    program.write_bytes(first + b"\nprint(1)\n")
+    with nullcontext() if runs else pytest.raises(UsageError):
+        check_script(str(program))

@@ -131,12 +131,16 @@ def check_name(folder: Path | None, script: str) -> None:
 
 
 def check_script(script: str) -> None:
-    """Raises UsageError if `script` is neither a readable file nor a module."""
+    """Raises UsageError if `script` is neither a readable file nor a module, or is no Python program."""
     try:
-        with Path(Origin.from_script(script).script).open("rb"):
-            return
+        with Path(Origin.from_script(script).script).open("rb") as file:
+            first = file.readline(200)
     except OSError as error:
         raise UsageError(f"script {script}: {error.strerror}; give the path of a file, or a module's name") from None
+    if b"\0" in first or (first.startswith(b"#!") and b"python" not in first):
+        raise UsageError(
+            f"script {script}: it is no Python program; call `farandole run train.py` in it, in place of `python train.py`"
+        )
 
 
 # --- verbose ----------------------------------------------------------------------------------------------------------
