@@ -139,7 +139,7 @@ def check_script(script: str) -> None:
         raise UsageError(f"script {script}: {error.strerror}; give the path of a file, or a module's name") from None
     if b"\0" in first or (first.startswith(b"#!") and b"python" not in first):
         raise UsageError(
-            f"script {script}: it is no Python program; call `farandole run train.py` in it, in place of `python train.py`"
+            f"script {script}: it is no Python program; let it call `farandole run` where it calls `python`"
         )
 
 
