@@ -1,9 +1,10 @@
 """Three loops: on one data set, on another one with a frozen trunk and a new head, and one that is left early.
 
-    python phases.py OUT [--pace FILE] [--other-data FILE]      OUT: the fingerprint, by one worker
+    python phases.py OUT [--pace FILE] [--other-data FILE] [--per-worker]      OUT: the fingerprint, by one worker
 
 While --pace FILE is there, every micro-batch takes as many seconds more as it says, 0.05 if it is empty. A worker that
-starts while --other-data FILE is there has one more sample in the second data set.
+starts while --other-data FILE is there has one more sample in the second data set. With --per-worker each worker adds
+4 samples to a batch, 6 in the second loop, and the third one is not left early.
 """
 
 from __future__ import annotations
@@ -37,19 +38,26 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--other-data", type=Path)
+    parser.add_argument("--per-worker", action="store_true")
     args = parser.parse_args()
     run = farandole.join()
     torch.manual_seed(3)
     trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2))
     head = nn.Linear(8, 3)
     model = nn.Sequential(trunk, head)
-    pretraining = torch.optim.Adam(model.parameters(), lr=0.01)
+    pretraining: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if args.per_worker:  # one rule must fit all optimizers
+        pretraining = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     finetuning = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
     run.replicate(model=model, pretraining=pretraining, finetuning=finetuning, best=0.0)
     more = args.other_data is not None and args.other_data.exists()
     first, second = rows(FIRST, 5), rows(SECOND + more, 6)
-    first_loader = run.loader(first, batch=farandole.GlobalBatch(8, micro=2))
-    second_loader = run.loader(second, batch=farandole.GlobalBatch(12, micro=3))
+    first_batch: farandole.Batch = farandole.GlobalBatch(8, micro=2)
+    second_batch: farandole.Batch = farandole.GlobalBatch(12, micro=3)
+    if args.per_worker:
+        first_batch, second_batch = farandole.PerWorkerBatch(4, micro=2), farandole.PerWorkerBatch(6, micro=3)
+    first_loader = run.loader(first, batch=first_batch)
+    second_loader = run.loader(second, batch=second_batch)
 
     def train(step: farandole.Step, optimizer: torch.optim.Optimizer) -> None:
         for inputs, targets in step:
@@ -79,7 +87,7 @@ def main() -> None:
     for step in run.steps(first_loader, base_steps=100):
         train(step, finetuning)
         run.state.best = max(run.state.best, step.means["accuracy"])
-        if step.number == sum(STEPS) - 1:
+        if step.number == sum(STEPS) - 1 and not args.per_worker:
             break
     with run.once() as mine:
         if mine:

@@ -116,3 +116,28 @@ def test_members_with_other_data_in_the_second_loop(tmp_path: Path) -> None:
         assert run.step == FIRST - 1, "no step of the loop that differs"
         reason = run.events("over")[-1]["reason"]
         assert all(worker in reason for worker in both)
+
+
+@pytest.mark.processes
+def test_a_batch_that_follows_the_workers_in_each_loop(tmp_path: Path) -> None:
+    pace = tmp_path / "pace"
+    pace.touch()
+    options = [str(tmp_path / "out"), "--pace", str(pace), "--per-worker"]
+    with Elastic(tmp_path / "run", JOB, *options, workers=1, options=["--seed", "3"]) as run:
+        run.until_step(2)
+        run.command("scale", "2")
+        _, second = run.until_members(2)
+        pace.unlink()
+        run.until(lambda: any("scale" in line for line in read_lines(tmp_path / "run")), "the second loop")
+        pace.touch()
+        run.signal(second, signal.SIGKILL)
+        run.until_members(2, without=(second,))
+        pace.unlink()
+        run.finish()
+        assert run.events("finished"), "all workers have the same state"
+    lines = [line for line in read_lines(tmp_path / "run") if "samples_per_s" in line]
+    assert [line["step"] for line in lines] == list(range(len(lines)))
+    second_loop = {line["step"] for line in read_lines(tmp_path / "run") if "scale" in line}
+    full = [line for line in lines if line["samples"] % line["workers"] == 0]
+    sizes = {(line["step"] in second_loop, line["workers"], line["samples"] // line["workers"]) for line in full}
+    assert sizes >= {(False, 1, 4), (False, 2, 4), (True, 1, 6), (True, 2, 6)}

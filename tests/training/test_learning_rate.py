@@ -6,6 +6,7 @@ The reference is plain PyTorch that is told each step's batch and rate.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from farandole.errors import UsageError
-from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.batch import GlobalBatch, PerWorkerBatch
 from farandole.plan.rules import (
     AdaScale,
     Facts,
@@ -82,19 +83,47 @@ def test_a_short_windows_gradient_has_the_weight_of_its_samples_for_good() -> No
         assert float(optimizer.state[weight]["momentum_buffer"]) == pytest.approx(buffer, rel=1e-12)
 
 
-def test_the_rate_inside_the_buffer_is_mxnets_form_of_momentum() -> None:
-    """v <- mu v - k eta g, w <- w + v, on one weight."""
+@pytest.mark.parametrize("loops", [(6,), (2, 2, 2), (3, 3)])
+def test_the_rate_inside_the_buffer_is_mxnets_form_of_momentum(loops: tuple[int, ...]) -> None:
+    """v <- mu v - k eta g, w <- w + v, on one weight, in one loop or in several."""
     weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
-    scaled = LearningRate(PerWorkerBatch(4, micro=4, rule=RateInBuffer()), {"o": optimizer})
+    policy = PerWorkerBatch(4, micro=4, rule=RateInBuffer())
+    scaled = LearningRate(policy, {"o": optimizer})
     velocity, expected = 0.0, 1.0
-    for workers, gradient in [(1, 1.0), (1, -0.5), (4, 2.0), (4, 1.0), (2, 3.0), (1, 1.0)]:
+    for number, (workers, gradient) in enumerate([(1, 1.0), (1, -0.5), (4, 2.0), (4, 1.0), (2, 3.0), (1, 1.0)]):
+        if number in accumulate(loops):
+            scaled.end()
+            scaled = LearningRate(policy, {"o": optimizer}, scaled)
         weight.grad = torch.tensor([gradient], dtype=torch.float64)
         scaled.step_ended(4 * workers, 4 * workers, None)
         optimizer.step()
         velocity = 0.5 * velocity - 0.1 * workers * gradient
         expected += velocity
         assert float(weight.detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_after_a_loop_its_factor_is_gone() -> None:
+    """The next loop has a factor of its own, or a constant batch, with the same optimizer."""
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer, expected = torch.optim.SGD([weight], lr=0.1), 1.0
+    before = None
+    for policy, workers, factor in (
+        (PerWorkerBatch(4, micro=4, rule=LinearScaling()), 4, 4),
+        (PerWorkerBatch(8, micro=4, rule=LinearScaling()), 2, 2),
+        (GlobalBatch(8, micro=4), 1, 1),
+        (PerWorkerBatch(4, micro=4, rule=LinearScaling()), 3, 3),
+    ):
+        scaled = LearningRate(policy, {"o": optimizer}, before)
+        samples = policy.base * workers if isinstance(policy, PerWorkerBatch) else 8
+        for _ in range(2):
+            weight.grad = torch.tensor([1.0], dtype=torch.float64)
+            scaled.step_ended(samples, samples, None)
+            optimizer.step()
+            expected -= 0.1 * factor
+            assert float(weight.detach()) == pytest.approx(expected, rel=1e-12)
+        scaled.end()
+        before = scaled
 
 
 def expected(rule: Rule, whole: list[float], windows: list[float], momentum: float = 0.9) -> list[float]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.batch import GlobalBatch, PerWorkerBatch
 from farandole.plan.rules import Facts, Memory, Rule, SquareRoot
 from farandole.training import learning_rate
 from farandole.training.learning_rate import LearningRate
@@ -127,6 +127,26 @@ def test_what_is_remembered_is_handed_on_and_the_groups_stay_the_users_own() -> 
         left = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         assert left == groups
     assert float(weight.detach()) == pytest.approx(adam(HISTORIES[0], decoupled=True, amsgrad=False)[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_what_an_optimizer_remembers_goes_on_in_the_next_loops(decoupled: bool) -> None:
+    """The second loop has a constant batch of the base's size: as if there were one loop."""
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer = make_adam(decoupled=decoupled)([weight])
+    following, constant = PerWorkerBatch(4, micro=4, rule=SquareRoot(steps=0)), GlobalBatch(4, micro=4)
+    loops = [(following, [2, 4, 4]), (constant, [1, 1]), (following, [3, 0.5]), (constant, [1, 1, 1])]
+    gradients, before = iter(GRADIENTS), None
+    for policy, ks in loops:
+        rates = LearningRate(policy, {"o": optimizer}, before)
+        for k in ks:
+            weight.grad = torch.tensor([next(gradients)], dtype=torch.float64)
+            rates.step_ended(int(4 * k), int(4 * k), None)
+            optimizer.step()
+        rates.end()
+        before = rates
+    expected = adam([k for _, ks in loops for k in ks], decoupled=decoupled, amsgrad=False)
+    assert float(weight.detach()) == pytest.approx(expected[-1], rel=1e-9)
 
 
 def test_a_group_that_is_added_later_is_counted_from_there() -> None:

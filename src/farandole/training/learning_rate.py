@@ -17,6 +17,9 @@ weight.
 
 The memory of all this is part of the run's state: the rule's memory, the sum of gains, and for each optimizer the last
 factor and its counts.
+
+Each loop of a script has its own rule, with a new memory. What belongs to an optimizer goes on in the next loop: its
+counts of moments, also where that loop has a constant batch; and momentum buffers get PyTorch's form when a loop ends.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
@@ -173,6 +177,8 @@ SET = ("lr", "betas", "alpha", "eps", "weight_decay")  # a group's values that a
 class LearningRate:
     """The rates of `optimizers`, by name, under a batch policy. With a constant batch it changes nothing.
 
+    `before`: those of the script's loop before, which has ended.
+
     Attributes:
         factor: this step's factor, when its exchange is over; 1 before.
         gains: the sum of all steps' factors, for a rule that uses it as its clock; 0 for others. `gains_before`: the
@@ -182,25 +188,48 @@ class LearningRate:
         UsageError: the rule does not support one of the optimizers. The message names rules that do.
     """
 
-    def __init__(self, policy: BatchPolicy, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, policy: BatchPolicy, optimizers: Mapping[str, torch.optim.Optimizer], before: LearningRate | None = None
+    ) -> None:
         self.factor = 1.0
         self.gains_before = self.gains = 0.0
         self._stretch = 1.0  # factor on momentum buffers during this step's update
         self._policy = policy if isinstance(policy, PerWorkerBatch) else None
-        self._optimizers = list(optimizers.values())
+        self._optimizers = dict(optimizers)
         self._memory = dict(self._policy.rule.begin()) if self._policy else {}
         self._last: dict[str, float] = {}  # factor of each optimizer's newest update
         self._moments: dict[str, Moments] = {}
         self._set: dict[str, list[dict[str, Any]]] = {}
         self._stretched: dict[str, float] = {}
-        if self._policy is None:
-            return
+        self._hooks: list[RemovableHandle] = []
         for name, optimizer in optimizers.items():
-            _check_fits(self._policy.rule, name, optimizer)
-            if self._policy.rule.acts_on == "moments":
-                self._moments[name] = Moments(name, optimizer)
-            optimizer.register_step_pre_hook(partial(self._before, name))
-            optimizer.register_step_post_hook(partial(self._after, name))
+            if self._policy is not None:
+                _check_fits(self._policy.rule, name, optimizer)
+            if self._policy is None or self._policy.rule.acts_on == "moments":
+                moments = before._moments.get(name) if before and before._optimizers.get(name) is optimizer else None
+                if moments is None and self._policy is not None:
+                    moments = Moments(name, optimizer)
+                if moments is not None:
+                    self._moments[name] = moments
+            if self._policy is not None or self._moments.get(name):
+                self._hooks += (
+                    optimizer.register_step_pre_hook(partial(self._before, name)),
+                    optimizer.register_step_post_hook(partial(self._after, name)),
+                )
+
+    def end(self) -> None:
+        """Let go of the optimizers when the loop has ended."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for name, optimizer in self._optimizers.items():
+            self._after(name, optimizer)  # restores the rates after an update that raised
+            if self._acts_on == "buffer":
+                _stretch(optimizer, self._last.pop(name, 1.0))
+
+    @property
+    def _acts_on(self) -> str:
+        return self._policy.rule.acts_on if self._policy else "rate"
 
     @property
     def measures_noise(self) -> bool:
@@ -215,7 +244,9 @@ class LearningRate:
     @property
     def learning_rate(self) -> float | None:
         """The rate of the first optimizer's first group, without the factor; None without any optimizer."""
-        return next((float(group["lr"]) for o in self._optimizers for group in o.param_groups if "lr" in group), None)
+        return next(
+            (float(group["lr"]) for o in self._optimizers.values() for group in o.param_groups if "lr" in group), None
+        )
 
     def step_ended(self, samples: int, whole: int, noise: Noise | None) -> None:
         """Compute the factor of a step when its exchange is over, before the optimizer's update.
@@ -255,19 +286,18 @@ class LearningRate:
 
     def _momentum(self) -> float:
         """Return the largest momentum, or beta1, of all groups: the longest memory."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        groups = [group for optimizer in self._optimizers.values() for group in optimizer.param_groups]
         return max((float(g.get("momentum") or g.get("betas", (0.0,))[0]) for g in groups), default=0.0)
 
     def _before(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._after(name, optimizer)  # restores the rates after an update that raised
-        assert self._policy is not None
         factor, last = self.factor, self._last.get(name, 1.0)
         self._last[name] = factor
         self._set[name] = [{key: group[key] for key in SET if key in group} for group in optimizer.param_groups]
         if name in self._moments:
             self._moments[name].set(factor, stays=self._stretch == 1)
             return
-        if self._policy.rule.acts_on == "buffer":
+        if self._acts_on == "buffer":
             _stretch(optimizer, last / factor)
         else:
             _stretch(optimizer, self._stretch)
@@ -308,8 +338,10 @@ def _check_fits(rule: Rule, name: str, optimizer: torch.optim.Optimizer) -> None
     )
 
 
-def learning_rate_of(policy: BatchPolicy, objects: Mapping[str, object]) -> LearningRate:
-    """Return the rates of the optimizers among a run's replicated objects.
+def learning_rate_of(
+    policy: BatchPolicy, objects: Mapping[str, object], before: LearningRate | None = None
+) -> LearningRate:
+    """Return the rates of the optimizers among a run's replicated objects. `before`: those of the loop before.
 
     Raises:
         UsageError: the batch grows with the workers, and no optimizer is replicated whose rate could follow it.
@@ -317,4 +349,4 @@ def learning_rate_of(policy: BatchPolicy, objects: Mapping[str, object]) -> Lear
     optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
     if not optimizers and not isinstance(policy, GlobalBatch):
         raise UsageError("PerWorkerBatch: no optimizer is replicated, so no learning rate can follow the batch")
-    return LearningRate(policy, optimizers)
+    return LearningRate(policy, optimizers, before)

@@ -164,7 +164,9 @@ class Loop:
         self._current: Step | None = None
         self.lines = MetricLines(context)
         self.clock = before.clock if before else StepClock(context.meter)
-        self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
+        self.learning_rate = learning = learning_rate_of(
+            loader.batch, replica.objects, before.learning_rate if before else None
+        )
         self.gradients = gradients(
             replica, memory=context.memory, measures_noise=learning.measures_noise, codec=CODECS[codec]
         )
@@ -307,6 +309,7 @@ class Loop:
         """Let go of the script's objects. `loader`: what goes on to read, if it is this loop's."""
         self.gradients.unhook()
         self._guard.end()
+        self.learning_rate.end()
         if loader is not self._loader:
             self._loader.close()
 
