@@ -27,7 +27,7 @@ import msgspec
 # Ray stores this class by its value, because this module is the driver's main module. So the nodes need farandole only
 # in the interpreter of the agent, and nothing here may use farandole.
 
-UNSERVED_S = 30.0  # an actor without a ticket ends after this time: its run is gone
+UNSERVED_S = 60.0  # an actor without a ticket ends after this time: its run is gone
 READ_S = 1.0  # after the agent's end, the time for its last output
 DIE_WITH = (  # the agent is killed when the actor's process ends, for any reason; then this becomes the agent
     "import ctypes,os,sys\n"

@@ -162,7 +162,7 @@ def test_after_a_crash_of_the_run_actors_end_by_themselves_and_one_that_waited_a
         run.until(lambda: len(cluster.actors()) == NODES + 1, "one that waits")
         run.process.kill()
         run.process.wait()
-        until(lambda: cluster.actors() == [], "their ends", 120)
+        until(lambda: cluster.actors() == [], "their ends", 180)
     assert cluster.processes() == []
 
 
