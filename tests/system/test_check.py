@@ -88,6 +88,13 @@ def test_a_script_that_fails_shows_its_own_traceback_once() -> None:
     assert "farandole/check" not in done.stderr
 
 
+def test_a_script_that_refuses_its_arguments_shows_its_usage_and_no_traceback() -> None:
+    done = run([*COMMAND, str(JOB), "nonsense"], env=ENVIRON, timeout=100)
+    assert done.returncode == 1
+    assert mentions(done.stderr, JOB.name, "nonsense")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_loop_that_is_too_short_is_an_error() -> None:
     done = run([*COMMAND, str(JOB), "short"], env=ENVIRON, timeout=100)
     assert done.returncode == 2

@@ -146,6 +146,8 @@ def run_alone(script: str, arguments: list[str], parent: int) -> NoReturn:
         launcher.run_alone(script, arguments)
     except FarandoleError as error:
         failure = Failure(kind="usage" if isinstance(error, UsageError) else "other", text=str(error))
+    except SystemExit:  # of the script, or of the loop after its steps: the output says why
+        raise
     except BaseException as error:  # noqa: BLE001  any exception of the script is reported to the parent
         failure = Failure(kind="script", text=launcher.traceback_of(error, sys.argv[0]))
     if failure is not None:
