@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from farandole.check.records import JOIN, STEPS
+from tests.support.examples import EXAMPLES
 from tests.support.fake_worker import until
 from tests.support.forked import ENVIRON, run
 from tests.support.harness import FARANDOLE
@@ -89,9 +90,9 @@ def test_a_script_that_fails_shows_its_own_traceback_once() -> None:
 
 
 def test_a_script_that_refuses_its_arguments_shows_its_usage_and_no_traceback() -> None:
-    done = run([*COMMAND, str(JOB), "nonsense"], env=ENVIRON, timeout=100)
+    done = run([*COMMAND, str(EXAMPLES / "digits.py"), "--nonsense"], env=ENVIRON, timeout=100)
     assert done.returncode == 1
-    assert mentions(done.stderr, JOB.name, "nonsense")
+    assert mentions(done.stderr, "digits.py", "--nonsense")
     assert "Traceback" not in done.stderr
 
 
