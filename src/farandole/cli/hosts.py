@@ -18,7 +18,7 @@ from farandole.platform.output import one_line, tell
 if TYPE_CHECKING:
     from farandole.pool.ssh import HostLine, RemoteCommand
 
-app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file; see docs/ssh.md.")
+app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
 Ssh = Annotated[str, typer.Option("--ssh", help="Command to use instead of ssh, such as `ssh -F other`.")]
 Python = Annotated[str, typer.Option("--python", help="Python interpreter of hosts whose line names none.")]
