@@ -13,6 +13,7 @@ from farandole.cli import (
     check,
     control,
     data,
+    doctor,
     evaluate,
     folders,
     hosts,
@@ -50,6 +51,7 @@ app.command("scale", rich_help_panel=CHANGE)(control.scale)
 app.command("release", rich_help_panel=CHANGE)(control.release)
 app.command("stop", rich_help_panel=CHANGE)(control.stop)
 app.add_typer(control.app, name="ticket", rich_help_panel=CHANGE)
+app.command("doctor", rich_help_panel=MACHINES)(doctor.doctor)
 app.add_typer(hosts.app, name="hosts", rich_help_panel=MACHINES)
 app.add_typer(instance.app, name="pool", rich_help_panel=MACHINES)
 app.command("numerics", rich_help_panel=MACHINES)(reproduce.numerics)
