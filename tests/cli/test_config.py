@@ -165,6 +165,7 @@ def test_an_option_that_is_given_twice_is_named(words: str, names: str) -> None:
 
 def test_what_may_be_repeated_is_accepted() -> None:
     run = COMMANDS.get_command(None, "run")
-    values = run.make_context("run", "-v -v --pool local --pool ssh,hosts=h train.py --seed 1 --seed 2".split()).params
+    words = ["-v", "-v", "--pool", "local", "--pool", "ssh,hosts=h", "train.py", "--seed", "1", "--seed", "2"]
+    values = run.make_context("run", words).params
     assert (values["verbose"], values["pool"]) == (2, ["local", "ssh,hosts=h"])
     assert values["arguments"] == ["--seed", "1", "--seed", "2"]

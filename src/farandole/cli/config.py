@@ -45,7 +45,7 @@ _WORDS = {
 class ConfigCommand(OnceCommand):
     """A command whose options may also be in the file of its option `config`."""
 
-    def make_parser(self, ctx: typer.Context) -> Any:
+    def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         for param in self.params:
             if isinstance(param, TyperOption) and param.is_bool_flag and not param.secondary_opts:
@@ -61,7 +61,9 @@ class ConfigCommand(OnceCommand):
         where = f"--config {path}"
         values = self._values(read_toml(Path(path), where), where)
         if values.get("arguments") and "script" not in values:
-            raise UsageError(f"{where}: arguments = ... belong to a script: add script = ..., or give them after SCRIPT")
+            raise UsageError(
+                f"{where}: arguments belong to a script: add script = ..., or write both on the command line"
+            )
         if given.get("script") is not None:
             values = {name: value for name, value in values.items() if name not in SCRIPT}
         if ctx.parent is not None and ctx.parent.params.get("verbose"):  # `farandole -v run`
@@ -72,7 +74,7 @@ class ConfigCommand(OnceCommand):
         """Return the values of the file's keys, by the names of the command's parameters."""
         keys: dict[str, tuple[str, bool]] = {}  # the parameter, and True unless the key is the other name of a switch
         for param in self.params:
-            if param.name is not None and param.name != "config":
+            if param.name != "config":
                 names = (*param.opts, *param.secondary_opts) if isinstance(param, TyperOption) else (param.name,)
                 for name in names:
                     if name.startswith("--") or not isinstance(param, TyperOption):
@@ -99,7 +101,7 @@ class ConfigCommand(OnceCommand):
 
 
 def _check_type(hint: Any, name: str, value: Any, where: str) -> None:
-    """Raise `UsageError` if the value has another type than the parameter of the command. Tables are for `pool` only."""
+    """Raise `UsageError` if the value has another type than the parameter. Only `pool` takes tables."""
     kind = next((each for each in get_args(hint) if each is not NoneType), hint)
     if get_args(kind):
         single = (str, dict) if name == "pool" else (str,)

@@ -1,4 +1,4 @@
-"""`farandole doctor`: whether this machine, and the hosts of a file, are ready for a run, with a remedy for the rest."""
+"""`farandole doctor`: checks if this machine, and the hosts of a file, are ready for a run, with remedies."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def doctor(
     facts = asyncio.run(ssh_check.local_facts(remote_command))
     checks = machine_check.machine_checks(machine_check.Machine(facts, listen, runs))
     if lines:
-        own, reports = asyncio.run(ssh_check.survey_with_local(lines, remote_command, at))
-        checks += machine_check.host_checks(reports, own)
+        reports = asyncio.run(ssh_check.survey(lines, remote_command, at))
+        checks += machine_check.host_checks(reports, ssh_check.with_reference(facts, reports))
     if as_json:
         tell(escaped(msgspec.json.format(msgspec.json.encode({"checks": checks}), indent=2).decode()))
     else:
@@ -58,6 +58,6 @@ def doctor(
 
         Console(highlight=False).print(checks_table(checks))
         count = Counter(check.outcome for check in checks)
-        tell(f"{count['ok']} ok, {count['warning']} warnings, {count['failed']} failed")
+        tell(f"{count['ok']} ok, {count['warning']} warning, {count['failed']} failed")
     if any(check.outcome == "failed" for check in checks):
         raise typer.Exit(1)

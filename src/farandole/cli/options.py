@@ -65,7 +65,7 @@ PASS_ON = {"allow_interspersed_args": False}  # arguments after the script belon
 class OnceCommand(TyperCommand):
     """A command that refuses an option that is given twice. The parser alone would take the last one."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # that is the completion of a shell
             given, _, order = self.make_parser(ctx).parse_args(args=[*args])
             self.check_given(ctx, given)

@@ -37,7 +37,7 @@ def read_toml(path: Path, where: str) -> dict[str, Any]:
 
 
 def _reason(where: str, text: str, error: str) -> str:
-    """Return what is wrong. The parser does not name the key that is given twice: it is the last one before the error."""
+    """Return what is wrong. The parser does not name a key that is given twice: it is the last one before the error."""
     if "overwrite" not in error and "twice" not in error:
         return f"{where}: invalid TOML: {error}"
     lines = text.splitlines()

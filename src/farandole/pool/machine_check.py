@@ -36,6 +36,7 @@ SHM_BYTES = 128 << 20  # containers get 64 MB unless they ask for more
 OPEN_FILES = 1024  # the coordinator holds one for each connection
 PROCESSES = 512  # of all workers and their loaders; threads count as well
 NOT_FOR_USERS = {"dev", "bench", "study", "examples", "demo"}  # extras for the work on farandole itself
+UNKNOWN = "unknown: farandole is not installed, so it has no metadata"
 TIME_ERROR = 5  # adjtimex(2): the kernel's clock is not synchronised
 _REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[[^]]*\])?[^;]*?(?:[>=]=([\d.]+)[^;]*)?(?:;(.*))?""")
 _EXTRA = re.compile(r"""extra == ['"]([\w-]+)['"]""")
@@ -60,7 +61,7 @@ class Machine(NamedTuple):
 
 def machine_checks(machine: Machine) -> list[MachineCheck]:
     """Check this machine. Raises nothing."""
-    return [_checked(name, check, machine) for name, check in CHECKS.items()]
+    return [checked(name, check, machine) for name, check in CHECKS.items()]
 
 
 def host_checks(reports: Sequence[HostReport], own: HostFacts) -> list[MachineCheck]:
@@ -81,7 +82,8 @@ def _host_rows(report: HostReport, own: HostFacts) -> Iterator[MachineCheck]:
         yield MachineCheck(name=name, outcome="ok", found=text)
 
 
-def _checked(name: str, check: Callable[[Machine], MachineCheck], machine: Machine) -> MachineCheck:
+def checked(name: str, check: Callable[[Machine], MachineCheck], machine: Machine) -> MachineCheck:
+    """Return the row of one check, also if it raises."""
     try:
         row = check(machine)
     except UsageError as error:
@@ -117,8 +119,6 @@ def _system(machine: Machine) -> MachineCheck:
 def _python(machine: Machine) -> MachineCheck:
     del machine
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    if sys.version_info < (3, 10):
-        return failed(found, "use Python 3.10 or newer")
     if sys.implementation.name != "cpython" or sys.maxsize < 1 << 32:
         return failed(found, "use CPython for 64 bits: torch has no other")
     return ok(found)
@@ -183,16 +183,21 @@ def _required() -> list[Requirement]:
 def _packages(machine: Machine) -> MachineCheck:
     del machine
     needed = [each for each in _required() if not each.extra and each.package != "torch"]
+    if not needed:
+        return ok(UNKNOWN)
     wrong = [text for text in map(unmet, needed) if text]
     if wrong:
         return failed("; ".join(wrong), f"install farandole again: {how_to_install('tls')}")
-    return ok(", ".join(f"{each.package} {version(each.package)}" for each in needed) or "unknown: not installed")
+    return ok(", ".join(f"{each.package} {version(each.package)}" for each in needed))
 
 
 def _extras(machine: Machine) -> MachineCheck:
     del machine
     extras: dict[str, list[str]] = {}
-    for each in _required():
+    required = _required()
+    if not required:
+        return ok(UNKNOWN)
+    for each in required:
         if each.extra and each.extra not in NOT_FOR_USERS:
             extras.setdefault(each.extra, []).append(unmet(each))
     there = [name for name, wrong in extras.items() if not any(wrong)]
@@ -211,21 +216,21 @@ def _torch(machine: Machine) -> MachineCheck:
     except PackageNotFoundError:
         installed = ""
     if facts.without:
-        found = f"torch {installed} can't be loaded: {facts.without}" if installed else "torch is not installed"
-        return failed(found, f"install torch for this Python: {sys.executable} -m pip install torch")
+        again = " --force-reinstall" if installed else ""
+        return failed(f"can't be loaded: {facts.without}", f"{sys.executable} -m pip install{again} torch")
     loaded = facts.numerics.get(numeric_facts.TORCH, "")
     found = f"{loaded}, built for {facts.build}"
     least = next((each for each in _required() if each.package == "torch"), None)
     if least is not None and _numbers(loaded) < _numbers(least.least):
         return failed(found, f"farandole needs torch {least.least} or newer: pip install --upgrade torch")
     if installed and _numbers(installed) != _numbers(loaded):
-        return warning(f"{found}, but {installed} is installed", "remove one of both: another folder is before it in PYTHONPATH")
-    if not _is_claimed(loaded, facts.build):
+        return warning(f"{found}, but {installed} is installed", "remove one of both, such as a folder in PYTHONPATH")
+    if not is_claimed(loaded, facts.build):
         return warning(f"{found}, which its version does not say", "install torch again")
     return ok(found)
 
 
-def _is_claimed(torch: str, build: str) -> bool:
+def is_claimed(torch: str, build: str) -> bool:
     """Return False if the end of torch's version, as +cpu or +cu128, names another build."""
     local = torch.partition("+")[2]
     if local == "cpu":
@@ -236,12 +241,20 @@ def _is_claimed(torch: str, build: str) -> bool:
 
 
 def _gpus(machine: Machine) -> MachineCheck:
-    facts, there = machine.facts, len(_nvidia_devices())
+    return judge_gpus(machine.facts, len(_nvidia_devices()))
+
+
+def judge_gpus(facts: HostFacts, there: int) -> MachineCheck:
+    """Compare the GPUs that torch finds with the number of NVIDIA's devices that the system has."""
     if facts.without:
-        return ok(f"{there} of NVIDIA; torch can't be loaded")
+        return ok("unknown without torch")
+    if not there and not facts.gpus:
+        return ok("none")
     found = f"torch finds {facts.gpus}, the system has {there} of NVIDIA"
     if there and not facts.gpus:
-        remedy = "install torch built for CUDA" if facts.build == "CPU" else "check the driver, and CUDA_VISIBLE_DEVICES"
+        remedy = (
+            "install torch built for CUDA" if facts.build == "CPU" else "check the driver, and CUDA_VISIBLE_DEVICES"
+        )
         return warning(f"{found}; torch is built for {facts.build}", f"{remedy}; workers use the CPU otherwise")
     return ok(found)
 
@@ -285,14 +298,16 @@ def _open_files(machine: Machine) -> MachineCheck:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_limit(soft)}, at most {_limit(hard)}"
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
-        return warning(found, f"raise it: ulimit -Hn {OPEN_FILES}, LimitNOFILE=, or docker run --ulimit nofile={OPEN_FILES}")
+        return warning(
+            found, f"raise it: LimitNOFILE={OPEN_FILES} of the service, or docker run --ulimit nofile={OPEN_FILES}"
+        )
     return ok(found)
 
 
 def _processes(machine: Machine) -> MachineCheck:
     del machine
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    free = _free_processes()
+    free = free_processes()
     found = f"{_limit(soft)} for this user" + ("" if free is None else f", {free} left in this container or service")
     if soft != resource.RLIM_INFINITY and soft < PROCESSES and os.geteuid():
         return warning(found, f"raise it: ulimit -u {PROCESSES}")
@@ -301,12 +316,13 @@ def _processes(machine: Machine) -> MachineCheck:
     return ok(found)
 
 
-def _free_processes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def free_processes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Return how many processes the control group may still start, None if that is unlimited or unknown."""
     with contextlib.suppress(OSError, ValueError):
         paths = [line.partition("::")[2].strip("/") for line in own.read_text().splitlines() if line.startswith("0::")]
-        folder = next(place for place in (*(root / path for path in paths), root, root / "pids") if (place / "pids.max").exists())
-        return int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text())
+        for folder in (*(root / path for path in paths), root, root / "pids"):
+            if (folder / "pids.max").exists():
+                return int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text())
     return None
 
 
@@ -316,7 +332,11 @@ def _limit(value: int) -> str:
 
 def _clock(machine: Machine) -> MachineCheck:
     del machine
-    state = _clock_state()
+    return judge_clock(_clock_state())
+
+
+def judge_clock(state: int | None) -> MachineCheck:
+    """`state`: the result of adjtimex(2), None if it is unknown."""
     if state is None:
         return ok("unknown: this system does not say if its clock is synchronised")
     if state == TIME_ERROR:

@@ -217,7 +217,9 @@ def problems(report: HostReport, own: HostFacts) -> list[HostProblem]:
     facts = report.facts
     if facts is None:
         remedy = next((each for each in REMEDIES.values() if report.error.endswith(f": {each}")), "")
-        return [HostProblem(report.error.removesuffix(f": {remedy}"), remedy or f"try `ssh {report.line.name}` by hand")]
+        return [
+            HostProblem(report.error.removesuffix(f": {remedy}"), remedy or f"try `ssh {report.line.name}` by hand")
+        ]
     found: list[HostProblem] = []
     if facts.without:
         found.append(
@@ -232,7 +234,9 @@ def problems(report: HostReport, own: HostFacts) -> list[HostProblem]:
         if unlike.bits:
             details = "; ".join(unlike.words(numeric_facts.ELSEWHERE))
             found.append(
-                HostProblem(f"its results differ from here ({details})", "use the same there, or --bits portable or any")
+                HostProblem(
+                    f"its results differ from here ({details})", "install the same there, or use --bits portable or any"
+                )
             )
     if abs(report.clock_s) > CLOCK_S + report.within_s:
         found.append(
@@ -246,7 +250,8 @@ def problems(report: HostReport, own: HostFacts) -> list[HostProblem]:
         if error and not other:
             found.append(
                 HostProblem(
-                    f"it does not reach this machine ({error})", "open the run's port, and name an address with --listen"
+                    f"it does not reach this machine ({error})",
+                    "open the run's port, and name an address with --listen",
                 )
             )
         elif error:
@@ -262,17 +267,19 @@ Listen = tuple[str, int]  # an address of this machine, and a port; "" and 0: an
 
 
 async def survey_with_local(
-    lines: Sequence[HostLine], remote_command: RemoteCommand, own: Listen = ("", 0)
+    lines: Sequence[HostLine], remote_command: RemoteCommand
 ) -> tuple[HostFacts, list[HostReport]]:
-    """The facts of this machine, and all reports. If it has no torch, the first host's numerics are the reference.
+    """The facts of this machine, and all reports."""
+    local, reports = await asyncio.gather(local_facts(remote_command), survey(lines, remote_command))
+    return with_reference(local, reports), reports
 
-    `own`: where the hosts are to reach this machine.
-    """
-    local, reports = await asyncio.gather(local_facts(remote_command), survey(lines, remote_command, own))
-    if local.without:
-        numerics = next((each.facts.numerics for each in reports if each.facts and each.facts.numerics), {})
-        local = msgspec.structs.replace(local, numerics=numerics)
-    return local, reports
+
+def with_reference(local: HostFacts, reports: Sequence[HostReport]) -> HostFacts:
+    """The facts of this machine. If it has no torch, the first host's numerics are the reference."""
+    if not local.without:
+        return local
+    numerics = next((each.facts.numerics for each in reports if each.facts and each.facts.numerics), {})
+    return msgspec.structs.replace(local, numerics=numerics)
 
 
 async def local_facts(remote_command: RemoteCommand) -> HostFacts:
@@ -291,10 +298,8 @@ async def local_facts(remote_command: RemoteCommand) -> HostFacts:
     )
 
 
-async def survey(
-    lines: Sequence[HostLine], remote_command: RemoteCommand, own: Listen = ("", 0)
-) -> list[HostReport]:
-    """The reports on all hosts, in their order."""
+async def survey(lines: Sequence[HostLine], remote_command: RemoteCommand, own: Listen = ("", 0)) -> list[HostReport]:
+    """The reports on all hosts, in their order. `own`: where the hosts are to reach this machine."""
     visits = [Visit(line, remote_command) for line in lines]
     opened: dict[Listen, int | str] = {}
     try:
