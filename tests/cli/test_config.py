@@ -100,6 +100,7 @@ REFUSED = [
     ("wanted = 4", r"'wanted'"),
     ("[run]\nworkers = 4", r"'run'"),
     ("config = 'other.toml'", r"'config'"),
+    ("workers = 4", r"script"),
     ("workers = 4\nseed = 1\nworkers = 5\nkeep = 3\n", r"line 3: workers\b"),
     ("workers = 4\nworkers = 5", r"line 2: workers\b"),
     ("pool = 'local'\n[[pool]]\nkind = 'local'\n", "pool"),

@@ -54,15 +54,24 @@ class ConfigCommand(OnceCommand):
         return parser
 
     def check_given(self, ctx: typer.Context, given: Mapping[str, Any]) -> None:
-        """Read the file, so that its values replace the defaults."""
-        path = given.get("config")
-        if path is None or given.get("help"):
+        """Read the file, so that its values replace the defaults.
+
+        Raises:
+            UsageError: the file is invalid, or no script is given.
+        """
+        if given.get("help"):
             return
+        path, values = given.get("config"), dict[str, Any]()
         where = f"--config {path}"
-        values = self._values(read_toml(Path(path), where), where)
+        if path is not None:
+            values = self._values(read_toml(Path(path), where), where)
         if values.get("arguments") and "script" not in values:
             raise UsageError(
                 f"{where}: arguments belong to a script: add script = ..., or write both on the command line"
+            )
+        if given.get("script") is None and "script" not in values:
+            raise UsageError(
+                f"{where + ': ' if path else ''}the script is missing; give SCRIPT, or `script` in the file of --config"
             )
         if given.get("script") is not None:
             values = {name: value for name, value in values.items() if name not in SCRIPT}

@@ -68,11 +68,11 @@ class OnceCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # that is the completion of a shell
             given, _, order = self.make_parser(ctx).parse_args(args=[*args])
-            self.check_given(ctx, given)
             for param, times in Counter(order).items():
                 if times > 1 and isinstance(param, TyperOption) and not (param.multiple or param.count):
                     names = " or ".join(name for name in (*param.opts, *param.secondary_opts) if name[:2] == "--")
                     raise UsageError(f"{names} is given {times} times; give it once")
+            self.check_given(ctx, given)
         return super().parse_args(ctx, args)
 
     def check_given(self, ctx: typer.Context, given: Mapping[str, Any]) -> None:

@@ -42,9 +42,11 @@ def run(
     script: Annotated[
         str,
         typer.Argument(
-            help="The training script: a Python file, or the name of a module. Not required if --config names one."
+            metavar="SCRIPT",
+            help="The training script: a Python file, or the name of a module. --config may name it instead.",
+            show_default=False,
         ),
-    ],
+    ] = "",
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
     config: Annotated[
