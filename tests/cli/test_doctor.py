@@ -75,6 +75,28 @@ def test_the_table_fits_80_columns_and_has_each_check(farandole: Callable[..., t
     assert all(any(line.startswith(name) for line in out.splitlines()) for name in CHECKS)
 
 
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] == "aiohttp":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+sys.meta_path.insert(0, Missing())
+sys.argv = ["farandole", "doctor"]
+from farandole.cli import main
+main()
+"""
+
+
+@pytest.mark.processes
+def test_a_package_without_which_nothing_can_be_checked_is_named() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "aiohttp" in done.stderr
+    assert "pip install" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [("--listen a:b:c", "--listen a:b:c"), ("--hosts none.txt", "none.txt"), ("--hosts empty.txt", "empty.txt")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,8 @@ import typer
 
 from farandole.cli.folders import Place
 from farandole.cli.hosts import Python, Ssh, hosts_of
+from farandole.errors import FarandoleError
+from farandole.platform.extras import how_to_install
 from farandole.platform.output import escaped, tell
 
 
@@ -34,15 +35,15 @@ def doctor(
     Python, torch, packages, memory, limits, clock, address and disk; with --hosts each host too, over SSH. Exit code 1
     if a check has failed; a warning does not count.
     """
-    from farandole.pool import machine_check, ssh_check
-    from farandole.pool.ssh import RemoteCommand
-
-    at = "", 0
-    with contextlib.suppress(ImportError):  # the row `address` shows it
+    try:
         from farandole.coordinator import listener
+        from farandole.pool import machine_check, ssh_check
+        from farandole.pool.ssh import RemoteCommand
+    except ImportError as error:  # such as aiohttp, without which nothing can be checked
+        raise FarandoleError(f"{error}: a package of farandole is missing; {how_to_install('tls')}") from None
 
-        host, port = listener.parse(listen)
-        at = ("", 0) if listener.is_loopback(host) else (host, port)
+    host, port = listener.parse(listen)
+    at = ("", 0) if listener.is_loopback(host) else (host, port)
     lines, remote_command = hosts_of(hosts, ssh, python) if hosts else ([], RemoteCommand())
     facts = asyncio.run(ssh_check.local_facts(remote_command))
     checks = machine_check.machine_checks(machine_check.Machine(facts, listen, runs))
