@@ -84,6 +84,7 @@ def test_a_check_that_raises_has_failed() -> None:
         (facts(), "ok", TORCH),
         (facts(without="No module named 'torch'"), "failed", "No module named 'torch'"),
         (facts(version="1.13.1"), "failed", "1.13.1"),
+        (facts(version="2.9.1"), "failed", "2.9.1"),
         (facts(version="99.0.0"), "warning", "99.0.0"),
         (facts(version=TORCH.partition("+")[0] + "+cu128", build="CPU"), "warning", "CPU"),
     ],
