@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,15 @@ def mentioned(page: str) -> Iterator[list[str]]:
             yield shlex.split(span)
 
 
-def check(words: list[str], *, is_whole: bool = True) -> None:
-    """Parse one. Raises an error that names the word that is not accepted."""
+def check(words: list[str], *, is_whole: bool = True, config: str = "") -> None:
+    """Parse one. Raises an error that names the word that is not accepted. `config`: what the file of --config has."""
+    if config and "--config" in words:
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(config)
+            file.flush()
+            at = words.index("--config") + 1
+            check([*words[:at], file.name, *words[at + 1 :]], is_whole=is_whole)
+        return
     command = COMMANDS.get_command(None, words[0])
     if command is None:
         raise UsageError(f"no command {words[0]}")
@@ -51,15 +59,16 @@ def check(words: list[str], *, is_whole: bool = True) -> None:
             raise
         return
     if words[0] == "run":
-        pools([text for text in context.params["pool"] or () if not text.endswith(".toml")])
+        pools([text for text in context.params["pool"] or () if not str(text).endswith(".toml")])
 
 
 @every(PAGES)
 def test_the_commands_of_a_page_are_accepted(page: Path) -> None:
     text = page.read_text()
+    config = next((block for block in blocks(text, "toml") if "script = " in block), "")
     for words, is_whole in [(words, True) for words in commands(text)] + [(words, False) for words in mentioned(text)]:
         try:
-            check(words, is_whole=is_whole)
+            check(words, is_whole=is_whole, config=config)
         except Exception as error:
             raise AssertionError(f"farandole {shlex.join(words)}: {error}") from error
 
@@ -82,6 +91,13 @@ def test_a_wrong_one_is_found(wrong: str, line: str) -> None:
     [words] = commands(f"```\nfarandole {line}\n```")
     with pytest.raises(Exception, match=wrong):
         check(words)
+
+
+def test_a_wrong_key_of_the_file_is_found() -> None:
+    check(["run", "--config", "run.toml", "--workers", "2"], config='script = "train.py"')
+    for config in ('script = "train.py"\nwrokers = 2', 'script = "train.py"\n[[pool]]\nkind = "shs"', "workers = 2"):
+        with pytest.raises(Exception, match=r"wrokers|shs|script"):
+            check(["run", "--config", "run.toml", "--workers", "2"], config=config)
 
 
 def test_a_wrong_option_in_a_sentence_is_found_and_a_missing_argument_is_none() -> None:

@@ -59,3 +59,19 @@ def test_a_shell_completes_commands_and_options() -> None:
             [sys.executable, "-c", COMPLETE], env=environ, capture_output=True, text=True, timeout=200, check=False
         )
         assert expected in done.stdout.split(), done.stderr
+
+
+def test_each_command_has_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        get_command(app)(["--help"], prog_name="farandole")
+    groups: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if title := re.match("╭─ (.*?) ─", line):
+            groups[title[1]] = []
+        elif line.startswith("│"):
+            groups[[*groups][-1]].append(line.strip("│ "))
+    del groups["Options"]
+    shown_names = [line.split()[0] for lines in groups.values() for line in lines]
+    assert sorted(shown_names) == sorted(name for name, each in command.commands.items() if not each.hidden)
+    assert "Commands" not in groups, "the group of what has none"

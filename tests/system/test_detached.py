@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -17,10 +18,17 @@ pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
 
 
-def test_it_returns_at_once_and_attach_watches_to_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_file", [False, True])
+def test_it_returns_at_once_and_attach_watches_to_the_end(tmp_path: Path, in_file: bool) -> None:
+    """Its options are on the command line or in a file, which the detached process reads again."""
     folder, pace, out = tmp_path / "run", tmp_path / "pace", tmp_path / "out"
     pace.touch()
     command = [*FARANDOLE, "run", "--detach", "--folder", str(folder), str(JOB), str(out), "--pace", str(pace)]
+    if in_file:
+        words = json.dumps([str(out), "--pace", str(pace)])  # TOML writes these texts as JSON does
+        file = tmp_path / "run.toml"
+        file.write_text(f'script = "{JOB}"\narguments = {words}\ndetach = true\nfolder = "{folder}"\nseed = 0\n')
+        command = [*FARANDOLE, "run", "--config", str(file)]
     begun = run(command, env=ENVIRON, timeout=90)
     assert begun.returncode == 0, begun.stdout + begun.stderr
     assert "farandole attach" in begun.stdout

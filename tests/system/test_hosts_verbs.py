@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -65,6 +66,18 @@ def test_check_says_who_is_ready_and_what_is_wrong_with_the_others(rack: Verbs) 
     assert told["nobody@nowhere.invalid"]
     assert rack.name(0) not in told
     assert "3 of 5 hosts" in done.stdout
+
+
+def test_doctor_has_a_row_for_each_host(rack: Verbs) -> None:
+    rack.write(rack.line(0), rack.line(1))
+    rack.hosts.end(rack.hosts.addresses[1])
+    command = [*FARANDOLE, "doctor", "--json", "--ssh", rack.hosts.ssh, "--hosts", str(rack.file)]
+    done = forked.run(command, env=forked.ENVIRON, timeout=120)
+    rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1
+    assert rows[f"host {rack.name(0)}"]["outcome"] == "ok"
+    assert rows[f"host {rack.name(1)}"]["outcome"] == "failed"
+    assert rows[f"host {rack.name(1)}"]["remedy"]
 
 
 def test_run_labels_lines_and_gives_the_exit_codes(rack: Verbs) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from farandole.cli import worker
-from farandole.cli.options import PASS_ON, check_words
+from farandole.cli.options import PASS_ON, OnceCommand, check_words
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import output
 from farandole.platform.output import guard, say
@@ -24,7 +24,7 @@ from farandole.settings import verbosity
 # The commands of a host, by themselves: the modules of all others would take a third of a second of each new host.
 # They are built at import, so that processes that are forked after it need not build them.
 _of_host = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_of_host.command("join", context_settings=PASS_ON)(worker.join)
+_of_host.command("join", cls=OnceCommand, context_settings=PASS_ON)(worker.join)
 _of_host.command("agent", hidden=True)(worker.agent)
 _HOST_COMMANDS = {"join", "agent"}
 _host_command = typer.main.get_command(_of_host)

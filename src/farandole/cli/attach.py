@@ -79,8 +79,10 @@ async def _watch(folder: Path, display: object) -> int | None:
     return code if ends or killed else None
 
 
-def detach(words: list[str], folder: Path | None, script: str) -> None:
+def detach(words: list[str], folder: Path | None, script: str, *, is_word: bool) -> None:
     """Starts `farandole WORDS` again, detached from this terminal. Returns once the run has begun.
+
+    `is_word`: --detach is one of the words; otherwise it is in the file of --config.
 
     Raises:
         FarandoleError: the run ended before that; the error holds its last line of output.
@@ -91,8 +93,8 @@ def detach(words: list[str], folder: Path | None, script: str) -> None:
 
     place = ["--folder", str(folder := new_folder(script))] if folder is None else []
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    at = words.index("--detach")
-    words = [*words[:at], *place, *words[at + 1 :]]
+    at = words.index("--detach" if is_word else "run")
+    words = [*words[:at], *([] if is_word else ["run"]), "--no-detach", *place, *words[at + 1 :]]
     before = (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else 0
     with append(folder / OUTPUT) as output:
         process = subprocess.Popen(

@@ -36,7 +36,9 @@ def check(
     ] = None,
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
 ) -> None:
-    """Compare three steps alone with three steps of workers that join and die, bit for bit. Exit code 1 if they differ.
+    """Check that a script computes the same bits whoever joins or dies.
+
+    Exit code 1 if bits differ.
 
     Local workers train three steps: some begin, one more joins, one is killed. One process resumes from a checkpoint.
     If bits differ, the first difference is named, with its likely cause. Named are also sums over the inner loop, of

@@ -13,6 +13,7 @@ from farandole.cli import (
     check,
     control,
     data,
+    doctor,
     evaluate,
     folders,
     hosts,
@@ -23,6 +24,7 @@ from farandole.cli import (
     worker,
 )
 from farandole.cli import pool as instance
+from farandole.cli.config import ConfigCommand
 from farandole.cli.options import PASS_ON, Verbose, bound
 from farandole.platform.output import tell
 
@@ -31,36 +33,39 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+TRAIN, CHECK, WATCH, CHANGE = "Train", "Check and measure", "Watch", "Change a live run"
+MACHINES, COST, DATA = "Machines", "Cost", "Data and results"
 ANYWHERE = {"ignore_unknown_options": True}  # unknown options belong to the script too, at any place
-app.command("run", context_settings=PASS_ON)(run.run)
-app.command("join", context_settings=PASS_ON)(worker.join)
-app.command("probe", context_settings=PASS_ON)(data.probe)
-app.command("check", context_settings=PASS_ON)(check.check)
-app.command("rehearse", context_settings=ANYWHERE)(reproduce.rehearse)
-app.command("replay", context_settings=ANYWHERE)(reproduce.replay)
-app.command("evaluate", context_settings=ANYWHERE)(evaluate.evaluate)
-app.command("scale")(control.scale)
-app.command("release")(control.release)
-app.command("status")(inspect.status)
-app.command("top")(inspect.top)
-app.command("trace")(inspect.trace)
-app.command("dashboard")(inspect.dashboard)
-app.command("report")(inspect.report)
-app.command("account")(inspect.account)
-app.command("simulate")(market.simulate)
-app.command("plan")(market.plan)
-app.command("stop")(control.stop)
-app.command("attach")(attach.attach)
+app.command("run", rich_help_panel=TRAIN, cls=ConfigCommand, context_settings=PASS_ON)(run.run)
+app.command("join", rich_help_panel=TRAIN, context_settings=PASS_ON)(worker.join)
+app.command("rehearse", rich_help_panel=TRAIN, context_settings=ANYWHERE)(reproduce.rehearse)
+app.command("replay", rich_help_panel=TRAIN, context_settings=ANYWHERE)(reproduce.replay)
+app.command("status", rich_help_panel=WATCH)(inspect.status)
+app.command("top", rich_help_panel=WATCH)(inspect.top)
+app.command("attach", rich_help_panel=WATCH)(attach.attach)
+app.command("dashboard", rich_help_panel=WATCH)(inspect.dashboard)
+app.command("report", rich_help_panel=WATCH)(inspect.report)
+app.command("account", rich_help_panel=WATCH)(inspect.account)
+app.command("trace", rich_help_panel=WATCH)(inspect.trace)
+app.command("scale", rich_help_panel=CHANGE)(control.scale)
+app.command("release", rich_help_panel=CHANGE)(control.release)
+app.command("stop", rich_help_panel=CHANGE)(control.stop)
+app.add_typer(control.app, name="ticket", rich_help_panel=CHANGE)
+app.command("doctor", rich_help_panel=MACHINES)(doctor.doctor)
+app.add_typer(hosts.app, name="hosts", rich_help_panel=MACHINES)
+app.add_typer(instance.app, name="pool", rich_help_panel=MACHINES)
+app.command("numerics", rich_help_panel=MACHINES)(reproduce.numerics)
+app.add_typer(data.app, name="data", rich_help_panel=DATA)
+app.command("evaluate", rich_help_panel=DATA, context_settings=ANYWHERE)(evaluate.evaluate)
+app.add_typer(folders.app, name="runs", rich_help_panel=DATA)
+app.command("check", rich_help_panel=CHECK, context_settings=PASS_ON)(check.check)
+app.command("probe", rich_help_panel=CHECK, context_settings=PASS_ON)(data.probe)
+app.add_typer(verb.app, name="bench", rich_help_panel=CHECK)
+app.command("plan", rich_help_panel=COST)(market.plan)
+app.command("simulate", rich_help_panel=COST)(market.simulate)
 app.command("agent", hidden=True)(worker.agent)
 app.command("instance", hidden=True)(instance.instance)
 app.command("host", hidden=True)(hosts.host)
-app.command("numerics")(reproduce.numerics)
-app.add_typer(verb.app, name="bench")
-app.add_typer(control.app, name="ticket")
-app.add_typer(instance.app, name="pool")
-app.add_typer(data.app, name="data")
-app.add_typer(hosts.app, name="hosts")
-app.add_typer(folders.app, name="runs")
 
 
 def _version(requested: bool) -> None:

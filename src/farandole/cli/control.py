@@ -30,7 +30,7 @@ def scale(
     pool: Annotated[str, typer.Option("--pool", help="Set the target of this pool.")] = "",
     run: RunOption = None,
 ) -> None:
-    """Set the target number of workers of a live run; workers join or leave between two steps."""
+    """Set the number of workers; they join or leave between two steps."""
     with live(run) as api:
         api.scale(workers, pool)
     tell(f"target: {workers} workers{f' of {pool}' if pool else ''}")
@@ -45,7 +45,10 @@ def release(
     name: Annotated[str, typer.Argument(help="A worker's id or a host's name, from `farandole status`.")],
     run: RunOption = None,
 ) -> None:
-    """Remove a worker or a host between two steps, and lower the target worker count."""
+    """Remove a worker or a host between two steps.
+
+    The target number of workers becomes lower too.
+    """
     with live(run) as api:
         released = api.release(name)
     tell(f"{', '.join(released)} asked to leave")
@@ -57,7 +60,7 @@ def release(
 
 
 def stop(run: RunOption = None) -> None:
-    """Save the state of a live run and end it; all workers stop after the same step."""
+    """Save the state of a run and end it, after the same step."""
     connection = live(run)
     with connection as api:
         api.stop("farandole stop", 0)

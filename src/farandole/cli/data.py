@@ -415,7 +415,10 @@ def probe(
     seconds: Annotated[float, typer.Option("--seconds", help="How long to time the steps after the first.")] = 10.0,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; use the run's number.")] = 1,
 ) -> None:
-    """Time the steps of a script in one process, and say if data or compute limits them. Writes nothing."""
+    """Time a script's steps: do data or compute limit them?
+
+    The script runs in one process. Writes nothing.
+    """
     if seconds <= 0 or threads < 1:
         raise UsageError(f"--seconds {seconds:g} --threads {threads}: more than 0 seconds, at least 1 thread")
     check_script(script)

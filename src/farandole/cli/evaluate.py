@@ -42,7 +42,7 @@ def evaluate(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file, for programs.")
     ] = None,
 ) -> None:
-    """Evaluate a run's checkpoints with the script's own model and metrics.
+    """Evaluate a run's checkpoints by the script's own evaluations.
 
     The script runs in one process and trains nothing. Its loop body runs once for each checkpoint, with
     `step.ends_epoch` true. What `run.evaluate` returns and `run.log` gets is the checkpoint's row. Code after the loop

@@ -18,7 +18,7 @@ from farandole.platform.output import one_line, tell
 if TYPE_CHECKING:
     from farandole.pool.ssh import HostLine, RemoteCommand
 
-app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file; see docs/ssh.md.")
+app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
 Ssh = Annotated[str, typer.Option("--ssh", help="Command to use instead of ssh, such as `ssh -F other`.")]
 Python = Annotated[str, typer.Option("--python", help="Python interpreter of hosts whose line names none.")]
@@ -32,7 +32,7 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
     from farandole.observe.tables import hosts_table, ports_table
     from farandole.pool import ssh_check
 
-    lines, remote_command = _hosts(file, ssh, python)
+    lines, remote_command = hosts_of(file, ssh, python)
     this_machine, reports = asyncio.run(ssh_check.survey_with_local(lines, remote_command))
     console = Console(highlight=False)
     console.print(hosts_table(reports, this_machine), soft_wrap=True)
@@ -62,7 +62,7 @@ def run(
     """Run COMMAND in the shell of every host at once. Exit code 0 if it succeeds on all."""
     from farandole.pool import ssh_everywhere
 
-    lines, remote_command = _hosts(file, ssh)
+    lines, remote_command = hosts_of(file, ssh)
     text = command[0] if len(command) == 1 else " ".join(map(_quoted, command))
     width = max(len(line.name) for line in lines)
 
@@ -91,7 +91,7 @@ def copy(
 
     from farandole.pool import ssh_everywhere
 
-    lines, remote_command = _hosts(file, ssh)
+    lines, remote_command = hosts_of(file, ssh)
     size = ssh_everywhere.size(source)
     console = Console(highlight=False, soft_wrap=True)
     columns = (
@@ -131,7 +131,7 @@ def clean(
     from farandole.pool.agent import mark
     from farandole.pool.ssh import run_command
 
-    lines, remote_command = _hosts(file, ssh, python)
+    lines, remote_command = hosts_of(file, ssh, python)
     check_private(run_)
     if is_locked(run_):
         raise UsageError(
@@ -166,7 +166,8 @@ def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")
         tell(f"ended process {pid}: {one_line(command)}")
 
 
-def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[HostLine], RemoteCommand]:
+def hosts_of(file: Path, ssh: str, python: str = "python3") -> tuple[list[HostLine], RemoteCommand]:
+    """Returns the lines of a hosts file, and how to run commands there. Raises UsageError: it names no host."""
     from farandole.pool.ssh import SSH, RemoteCommand, read
 
     lines = list(read(file).values())

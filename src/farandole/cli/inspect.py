@@ -42,7 +42,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show a run's progress and workers; after its end, its outcome and last checkpoint."""
+    """Show a run's progress and workers, or its outcome."""
     answer = _ask(run)
     if as_json:
         import msgspec
@@ -93,9 +93,9 @@ def top(
         typer.Option("--ticket", metavar="FILE", help="Ticket of a run on another machine; - for standard input."),
     ] = None,
 ) -> None:
-    """Watch a run's progress, workers, events and cost. If several runs are alive, show one line for each.
+    """Watch a run, or several: progress, workers, events and cost.
 
-    If the output is not a terminal, print once.
+    If several runs are alive, show one line for each. If the output is not a terminal, print once.
     """
     if run is not None and ticket is not None:
         raise UsageError("top: --run and --ticket can't be combined; give one of them")
@@ -237,7 +237,7 @@ def account(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show how a run's workers spent their time, the run's goodput, and its cost."""
+    """Show where the time of a run's workers went, and its cost."""
     import msgspec
 
     from farandole.cli.options import read
@@ -300,7 +300,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run: pictures, events, machines and cost."""
+    """Write one HTML page about a run, or a comparison of several."""
     from farandole.cli.options import read
     from farandole.observe.report import draw, run_content
     from farandole.observe.report import report as page_of
@@ -328,7 +328,7 @@ def dashboard(
     run: RunOption = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1.", show_default="any")] = 0,
 ) -> None:
-    """Show a run in the browser: its workers over time, curves and cost, with buttons to scale, release and stop."""
+    """Show a run in the browser, with buttons to change it."""
     asyncio.run(_serve(place_of(run), port))
 
 
@@ -397,9 +397,9 @@ def trace(
         ),
     ] = None,
 ) -> None:
-    """Record what each worker of a live run does in its next steps; open the file at ui.perfetto.dev.
+    """Record what each worker does in the next steps of a run.
 
-    Ctrl-C ends the recording and writes the file.
+    Open the file at ui.perfetto.dev. Ctrl-C ends the recording and writes the file.
     """
     from farandole.observe.trace import trace as trace_of
     from farandole.protocol.messages import MOST_STEPS

@@ -275,7 +275,10 @@ def simulate(
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Play strategies on traces of a spot market, and compare their cost. Starts nothing."""
+    """Compare the cost of strategies on traces of a spot market.
+
+    Starts nothing.
+    """
     from farandole.market import comparison, model
     from farandole.market.strategies import BUDGET, BY_NAME, STRATEGIES
     from farandole.market.traces import SpotMarket
@@ -400,7 +403,10 @@ def plan(
     beginnings: Beginnings = 10,
     json: JsonFile = None,
 ) -> None:  # fmt: skip
-    """Find the strategy, the number of machines and the zone that make a job cheapest. Starts nothing."""
+    """Find the machines, zones and strategy that make a job cheapest.
+
+    Starts nothing.
+    """
     from farandole.market import planning
     from farandole.market.batches import read_batches
     from farandole.market.comparison import fixed_size

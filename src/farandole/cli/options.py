@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from functools import wraps
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from farandole.code.pack import Origin
 from farandole.errors import UsageError
 from farandole.platform import output
 from farandole.platform.bounds import MAX_COUNT, MAX_WORKERS, real, whole
 from farandole.platform.output import LONGEST_NAME, is_name, is_text
+from farandole.platform.toml import read_toml
 from farandole.protocol.cost import Prices
 from farandole.run_options import RUN_OPTIONS
 from farandole.settings import verbosity
@@ -60,14 +62,33 @@ WHOLE = {  # bounds of the integer options that `run_options.py` does not declar
 PASS_ON = {"allow_interspersed_args": False}  # arguments after the script belong to the script
 
 
+class OnceCommand(TyperCommand):
+    """A command that refuses an option that is given twice. The parser alone would take the last one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # that is the completion of a shell
+            given, _, order = self.make_parser(ctx).parse_args(args=[*args])
+            for param, times in Counter(order).items():
+                if times > 1 and isinstance(param, TyperOption) and not (param.multiple or param.count):
+                    names = " or ".join(name for name in (*param.opts, *param.secondary_opts) if name[:2] == "--")
+                    raise UsageError(f"{names} is given {times} times; give it once")
+            self.check_given(ctx, given)
+        return super().parse_args(ctx, args)
+
+    def check_given(self, ctx: typer.Context, given: Mapping[str, Any]) -> None:
+        """A command may look at what the command line gives, by the names of its parameters."""
+
+
 def bound(app: typer.Typer) -> None:
-    """Makes each command check its numeric options before it begins.
+    """Makes each command check its numeric options before it begins, and refuse an option that is given twice.
 
     Hidden commands are left out: farandole starts them, with numbers that were checked already.
     """
     for verb in app.registered_commands:
         if verb.callback is not None and not verb.hidden:
             verb.callback = _checked(verb.callback)
+            if verb.cls is None or not issubclass(verb.cls, OnceCommand):
+                verb.cls = OnceCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
             bound(group.typer_instance)
@@ -180,11 +201,7 @@ Verbose = Annotated[
 def read(path: Path) -> Prices:
     """Returns the prices in the file. Raises UsageError, with the reason, if it can't be read or is invalid."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"prices {path}: {error.strerror}") from None
-    try:
-        prices = msgspec.convert(_parsed(path, content), Prices, strict=True)
+        prices = msgspec.convert(_parsed(path), Prices, strict=True)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"prices {path}: {error}; the file holds a date, and tables [pools] and [hosts] of prices"
@@ -198,22 +215,17 @@ def read(path: Path) -> Prices:
     return prices
 
 
-def _parsed(path: Path, content: bytes) -> Any:
+def _parsed(path: Path) -> Any:
     if path.suffix == ".json":
         try:
-            return msgspec.json.decode(content)
+            return msgspec.json.decode(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"prices {path}: {error.strerror}") from None
         except msgspec.DecodeError as error:
             raise UsageError(f"prices {path}: invalid JSON: {error}") from None
     if path.suffix != ".toml":
         raise UsageError(f"prices {path}: its name must end in .toml or .json")
-    if sys.version_info < (3, 11):
-        raise UsageError(f"prices {path}: TOML files need Python 3.11; use a .json file")
-    import tomllib
-
-    try:
-        table = tomllib.loads(content.decode())
-    except ValueError as error:
-        raise UsageError(f"prices {path}: invalid TOML: {error}") from None
+    table = read_toml(path, f"prices {path}")
     day = table.get("date")
     return {**table, "date": day.isoformat()} if type(day) is date else table
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # --- pool -------------------------------------------------------------------------------------------------------------
 
-app = typer.Typer(no_args_is_help=True, help="List the EC2 instances of runs; make user data for launch templates.")
+app = typer.Typer(no_args_is_help=True, help="List EC2 instances of runs; make data for launch templates.")
 ENDED = ("terminated",)
 
 

@@ -70,7 +70,7 @@ def rehearse(
         Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
     ] = None,
 ) -> None:
-    """Train in one process as if workers joined and left, with the bits of such a run."""
+    """Train in one process as if workers joined and left: same bits."""
     check_script(script)
     cpu.set_for(bits)
     from farandole.worker.context import read_history
@@ -132,7 +132,10 @@ def replay(
         Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
     ] = None,
 ) -> None:
-    """Train a run again in one process, from its journal, and compare the bits. Exit code 1 if they differ."""
+    """Train a run again in one process, and compare the bits.
+
+    The run's journal says which worker did what. Exit code 1 if bits differ.
+    """
     folder = folder and folder.absolute()
     settings, lines = settings_of(run), _lines(run)
     cpu.set_for(settings.bits)
@@ -337,8 +340,9 @@ def numerics(
         ),
     ] = "",
 ) -> None:
-    """Show what this machine's libraries compute. With --against, print one sentence; exit code 0 if all bits are
-    equal, else 1.
+    """Show which bits this machine computes, or if it may join a run.
+
+    With --against, print one sentence; exit code 0 if all bits are equal, else 1.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")

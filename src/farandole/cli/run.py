@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
@@ -30,12 +30,34 @@ from farandole.run_options import DATA, LIMITS, MACHINES, WATCHING, WORKERS, def
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
+PoolArgument: TypeAlias = Any  # a text of the command line, or a table [[pool]] of --config
+
+
+def _pool(argument: PoolArgument) -> PoolArgument:
+    return argument  # a table would become text otherwise
+
 
 def run(
-    script: Annotated[str, typer.Argument(help="The training script: a Python file, or the name of a module.")],
+    context: typer.Context,
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT",
+            help="The training script: a Python file, or the name of a module. --config may name it instead.",
+            show_default=False,
+        ),
+    ] = "",
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
-    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE.toml",
+            help="File with options of this command, as `workers = 4`; also `script` and `arguments`. The command line "
+            "wins over it, with --no-NAME for a switch that it turns on.",
+        ),
+    ] = None,
     wanted: int | None = option("wanted"),
     minimum: int = option("minimum"),
     maximum: int | None = option("maximum"),
@@ -84,9 +106,10 @@ def run(
     ] = None,
     ledger: bool = option("ledger"),
     pool: Annotated[
-        list[str] | None,
+        list[PoolArgument] | None,
         typer.Option(
             "--pool",
+            parser=_pool,
             metavar="KIND[,KEY=VALUE]...|FILE.toml",
             help="Where workers run, in order of preference: `local,size=2`, `ssh,hosts=hosts.txt`, "
             "`ec2,template=NAME,size=8`.",
@@ -239,14 +262,18 @@ def run(
     standstill_s: float = option("standstill_s"),
     stop_s: float = option("stop_s"),
 ) -> None:
-    """Start a run on this machine, with its coordinator and workers, and show it until it ends."""
-    del verbose
+    """Start a run, and show it until it ends.
+
+    Its coordinator and workers run on this machine, or its workers in pools.
+    """
+    del config, verbose  # `ConfigCommand` has read the file
     check_script(script)
     origin = Origin.from_script(script)
     if module and not origin.module:
         raise UsageError(f"-m {script}: {Path.cwd()} has a file of this name; leave out -m, or rename one of them")
     if detached:
-        detach(sys.argv[1:], folder, script)
+        given = context.get_parameter_source("detached")
+        detach(sys.argv[1:], folder, script, is_word=given is not None and given.name == "COMMANDLINE")
         return
     if not (fresh or prepare or pool):  # --prepare may install the modules that would be loaded
         from farandole.pool.local import load_ahead

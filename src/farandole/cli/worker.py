@@ -53,7 +53,7 @@ def join(
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Join a live run as one more worker, until the run ends or releases it."""
+    """Join a run as one more worker, until it ends or releases it."""
     del verbose
     if die_with:
         from farandole.platform.process import die_with_parent

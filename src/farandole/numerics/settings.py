@@ -234,6 +234,13 @@ def devices() -> int:
     return torch.cuda.device_count()
 
 
+def build() -> str:
+    """Return what the installed torch was built for: "CPU", or a version of CUDA or ROCm."""
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+
+
 def begin(device: torch.device, bits: str) -> None:
     """Prepare `device` before the script's first work there. It does nothing for a CPU.
 

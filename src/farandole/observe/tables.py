@@ -1,4 +1,4 @@
-"""The tables of `farandole status`, `numerics` and `hosts check`. Pure: values in, rich renderables out."""
+"""The tables of `farandole status`, `numerics`, `hosts check` and `doctor`. Pure: values in, rich renderables out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from farandole.observe import text
 from farandole.observe.past import Past
 from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
+from farandole.pool.machine_check import MachineCheck
 from farandole.pool.ssh_check import HostFacts, HostReport, problems
 from farandole.protocol import numeric_facts
 from farandole.protocol.coordinator.failures import FATAL, JOINER_TRIAL_STEPS
@@ -139,6 +140,20 @@ def hosts_table(reports: Sequence[HostReport], own: HostFacts) -> Table:
         clock = f"{each.clock_s:+.2f} s"
         table.add_row(*map(_cell_text, (name, slots, can, *_facts(each.facts, _bits(each.facts, own), clock))))
     table.add_row(*map(_cell_text, (RUN, "", "", *_facts(own, "", ""))))
+    return table
+
+
+OUTCOMES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+def checks_table(checks: Sequence[MachineCheck]) -> Table:
+    """Returns a table of the checks of `farandole doctor`; a remedy is below what was found."""
+    table = _table("check", "", "found")
+    for check in checks:
+        found = _cell_text(check.found)
+        if check.remedy:
+            found.append("\n-> " + one_line(check.remedy), style="bold")
+        table.add_row(_cell_text(check.name), Text(check.outcome, style=OUTCOMES[check.outcome]), found)
     return table
 
 

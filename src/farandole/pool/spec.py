@@ -7,6 +7,7 @@
     --pool ray,size=8,num_gpus=1                          actors of a Ray cluster, see docs/ray.md
     --pool kubernetes,namespace=ml,image=IMAGE,size=8     pods, see docs/kubernetes.md
     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
+    --config run.toml                                    the same tables beside other options, see `cli/config.py`
 
 Every pool has a `kind`. It may have a `name` (default: its kind) and a `size`, the most workers that it ever has. The
 other keys belong to the kind. The order of the pools is the order of preference.
@@ -17,7 +18,6 @@ looked up in the entry point group `farandole.pools`, to which an installed pack
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, cast
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_WORKERS
 from farandole.platform.output import LONGEST_NAME, is_name
+from farandole.platform.toml import read_toml
 from farandole.pool.base import PoolContext, PoolKind, RemotePool
 from farandole.protocol.settings import PoolTerms
 
@@ -109,15 +110,17 @@ def kind_of(name: str, where: str = "--pool") -> PoolKind:
         raise UsageError(f"{where}: the package of the pool {name!r} can't be imported: {error}") from error
 
 
-def pools(arguments: Sequence[str]) -> tuple[PoolTerms, ...]:
-    """Return the pools of all `--pool` arguments, in their order.
+def pools(arguments: Sequence[str | Mapping[str, Any]]) -> tuple[PoolTerms, ...]:
+    """Return the pools of all `--pool` arguments, and of all tables [[pool]] of `--config`, in their order.
 
     Raises:
         UsageError: an argument is invalid; the message names it.
     """
     result: list[PoolTerms] = []
     for text in arguments:
-        if text.endswith(".toml"):
+        if not isinstance(text, str):
+            result.append(_pool(text, f"[[pool]] {len(result) + 1}"))
+        elif text.endswith(".toml"):
             result += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
         else:
             result.append(_pool(_keys(text), f"--pool {text}"))
@@ -143,14 +146,7 @@ def _keys(text: str) -> dict[str, Any]:
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
-    if sys.version_info < (3, 11):
-        raise UsageError(f"--pool {path}: TOML needs Python 3.11; give each pool as --pool KIND,KEY=VALUE")
-    import tomllib
-
-    try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--pool {path}: {error.strerror if isinstance(error, OSError) else error}") from None
+    content = read_toml(path, f"--pool {path}")
     tables: Any = content.pop("pool", None)
     if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"--pool {path}: the file must hold one table [[pool]] for each pool, and nothing else")

@@ -287,7 +287,7 @@ def failure_reason(output: str, code: int) -> str:
         if any(pattern in line for line in lines):
             message = next(line for line in lines if pattern in line)
             return f"{message[:LAST_WORDS]}: {remedy}"
-    return lines[-1][-LAST_WORDS:] if lines else f"ssh ended with code {code}"
+    return lines[-1][-LAST_WORDS:] if lines else f"the command ended with code {code}"
 
 
 # --- reach ------------------------------------------------------------------------------------------------------------

@@ -22,15 +22,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from farandole import __version__
-from farandole.errors import FarandoleError
 from farandole.platform import cpu
 from farandole.platform.output import tell
 from farandole.platform.process import within
-from farandole.pool.ssh import HostLine, RemoteCommand, failure_reason
+from farandole.pool.ssh import LOCAL, REMEDIES, HostLine, RemoteCommand, failure_reason
 from farandole.protocol import numeric_facts
 
 # --- on the host ------------------------------------------------------------------------------------------------------
@@ -57,6 +57,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `without`: why no worker can run there, "" if one can. `address`: the address at which this host was reached over
     SSH, "" on the same machine. `numerics`: see `control/status.py`. `free_bytes`: on the disk of the agents' folders.
+    `build`: what its torch was built for. `no_memory`: why its workers can't share memory, "" if they can.
     """
 
     python: str
@@ -65,7 +66,9 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     address: str = ""
     gpus: int = 0
+    build: str = ""
     without: str = ""
+    no_memory: str = ""
     numerics: dict[str, str] = {}
 
 
@@ -84,15 +87,16 @@ def serve_checks() -> None:
 
 
 def host_facts() -> HostFacts:
-    numerics, gpus, without = dict[str, str](), 0, ""
+    numerics, gpus, build, without, no_memory = dict[str, str](), 0, "", "", ""
     try:
         cpu.set_for("same")
         from farandole.numerics import settings
         from farandole.training import run_state
 
-        numerics, gpus = dict(run_state.local_facts(1, "same", {})), settings.devices()
-    except (ImportError, OSError, FarandoleError) as error:
-        without = str(error)
+        numerics, gpus, build = dict(run_state.local_facts(1, "same", {})), settings.devices(), settings.build()
+        no_memory = _memory_error()
+    except Exception as error:  # noqa: BLE001  a damaged installation of torch may raise anything
+        without = str(error) or type(error).__name__
     home = Path.home()
     return HostFacts(
         python=platform.python_version(),
@@ -101,9 +105,22 @@ def host_facts() -> HostFacts:
         free_bytes=shutil.disk_usage(home).free if home.exists() else 0,
         address=_server_address(os.environ.get("SSH_CONNECTION", "")),
         gpus=gpus,
+        build=build,
         without=without,
+        no_memory=no_memory,
         numerics=numerics,
     )
+
+
+def _memory_error() -> str:
+    """Returns why a worker can't get memory that the others of its host can map, "" if it can."""
+    from farandole.collective.arena import PAGE, SEGMENT_BYTES, Segment
+
+    try:
+        Segment(0, SEGMENT_BYTES).take(PAGE)
+    except (OSError, AttributeError) as error:  # AttributeError: another system than Linux
+        return str(error)
+    return ""
 
 
 def _server_address(connection: str) -> str:
@@ -133,9 +150,9 @@ def _answer(words: list[str]) -> PortAnswer:
         return PortAnswer(error=(error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer")
 
 
-def listen(address: str) -> int:
+def listen(address: str, port: int = 0) -> int:
     """Open a port at the address that echoes what it receives, until this process ends. Raises OSError."""
-    server = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    server = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     threading.Thread(target=_serve, args=(server,), daemon=True).start()
     return server.getsockname()[1]
 
@@ -185,57 +202,112 @@ class HostReport:
     ports: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def problems(report: HostReport, own: HostFacts) -> list[str]:
-    """The reasons why no worker of this host could join a run of this machine, each with a remedy; empty: it can."""
+class HostProblem(NamedTuple):
+    """A reason why no worker of a host could join a run of this machine, and what to do."""
+
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.found}: {self.remedy}"
+
+
+def problems(report: HostReport, own: HostFacts) -> list[HostProblem]:
+    """The reasons why no worker of this host could join a run of this machine; empty: it can."""
     facts = report.facts
     if facts is None:
-        return [report.error]
-    texts: list[str] = []
+        remedy = next((each for each in REMEDIES.values() if report.error.endswith(f": {each}")), "")
+        return [
+            HostProblem(report.error.removesuffix(f": {remedy}"), remedy or f"try `ssh {report.line.name}` by hand")
+        ]
+    found: list[HostProblem] = []
     if facts.without:
-        texts.append(f"no worker can run there ({facts.without}); install torch there, or name another Python")
+        found.append(
+            HostProblem(f"no worker can run there ({facts.without})", "install torch there, or name another Python")
+        )
     if facts.farandole != own.farandole:
-        texts.append(f"farandole {facts.farandole} there, {own.farandole} here: install the same version")
+        found.append(
+            HostProblem(f"farandole {facts.farandole} there, {own.farandole} here", "install the same version")
+        )
     if facts.numerics and own.numerics:
         unlike = numeric_facts.numeric_differences(own.numerics.items(), facts.numerics.items())
         if unlike.bits:
             details = "; ".join(unlike.words(numeric_facts.ELSEWHERE))
-            texts.append(f"its results differ from here: a run with both needs --bits portable or any ({details})")
+            found.append(
+                HostProblem(
+                    f"its results differ from here ({details})", "install the same there, or use --bits portable or any"
+                )
+            )
     if abs(report.clock_s) > CLOCK_S + report.within_s:
-        texts.append(f"its clock is {report.clock_s:+.0f} s off: tickets and notices depend on it; set it by NTP")
+        found.append(
+            HostProblem(f"its clock is {report.clock_s:+.0f} s off", "set it by NTP: tickets and notices depend on it")
+        )
     if facts.free_bytes < DISK_BYTES:
-        texts.append(f"{facts.free_bytes / 1e9:.1f} GB are free in its home folder: make room for code and logs")
+        found.append(
+            HostProblem(f"{facts.free_bytes / 1e9:.1f} GB are free in its home folder", "make room for code and logs")
+        )
     for other, error in report.ports.items():
         if error and not other:
-            texts.append(
-                f"it does not reach this machine ({error}): open the run's port, and name an address with --listen"
+            found.append(
+                HostProblem(
+                    f"it does not reach this machine ({error})",
+                    "open the run's port, and name an address with --listen",
+                )
             )
         elif error:
-            texts.append(
-                f"it does not reach {other} ({error}): open all ports between hosts, or name interface=ADDRESS"
+            found.append(
+                HostProblem(
+                    f"it does not reach {other} ({error})", "open all ports between hosts, or name interface=ADDRESS"
+                )
             )
-    return texts
+    return found
+
+
+Listen = tuple[str, int]  # an address of this machine, and a port; "" and 0: any
 
 
 async def survey_with_local(
     lines: Sequence[HostLine], remote_command: RemoteCommand
 ) -> tuple[HostFacts, list[HostReport]]:
-    """The facts of this machine, and all reports. If it has no torch, the first host's numerics are the reference."""
-    local, reports = await asyncio.gather(asyncio.to_thread(host_facts), survey(lines, remote_command))
-    if local.without:
-        numerics = next((each.facts.numerics for each in reports if each.facts and each.facts.numerics), {})
-        local = msgspec.structs.replace(local, numerics=numerics)
-    return local, reports
+    """The facts of this machine, and all reports."""
+    local, reports = await asyncio.gather(local_facts(remote_command), survey(lines, remote_command))
+    return with_reference(local, reports), reports
 
 
-async def survey(lines: Sequence[HostLine], remote_command: RemoteCommand) -> list[HostReport]:
-    """The reports on all hosts, in their order."""
+def with_reference(local: HostFacts, reports: Sequence[HostReport]) -> HostFacts:
+    """The facts of this machine. If it has no torch, the first host's numerics are the reference."""
+    if not local.without:
+        return local
+    numerics = next((each.facts.numerics for each in reports if each.facts and each.facts.numerics), {})
+    return msgspec.structs.replace(local, numerics=numerics)
+
+
+async def local_facts(remote_command: RemoteCommand) -> HostFacts:
+    """The facts of this machine, from a process of its own: a damaged torch may end the process that loads it."""
+    visit = Visit(HostLine(name=LOCAL, address=LOCAL), remote_command)
+    try:
+        await visit.reach()
+    finally:
+        await visit.end()
+    return visit.report.facts or HostFacts(
+        python=platform.python_version(),
+        farandole=__version__,
+        cores=os.cpu_count() or 1,
+        free_bytes=0,
+        without=visit.report.error,
+    )
+
+
+async def survey(lines: Sequence[HostLine], remote_command: RemoteCommand, own: Listen = ("", 0)) -> list[HostReport]:
+    """The reports on all hosts, in their order. `own`: where the hosts are to reach this machine."""
     visits = [Visit(line, remote_command) for line in lines]
+    opened: dict[Listen, int | str] = {}
     try:
         await asyncio.gather(*(visit.reach() for visit in visits))
         alive = [visit for visit in visits if visit.report.facts is not None]
         ssh_address = next((v.report.facts.address for v in alive if v.report.facts and v.report.facts.address), "")
         await asyncio.gather(*(visit.listen(_own_address(ssh_address)) for visit in alive))
-        await asyncio.gather(*(visit.connect(alive) for visit in alive))
+        await asyncio.gather(*(visit.connect(alive, own, opened) for visit in alive))
         return [visit.report for visit in visits]
     finally:
         await asyncio.gather(*(visit.end() for visit in visits))
@@ -287,8 +359,8 @@ class Visit:
         answer = await self._ask(f"listen {self._address}")
         self._port, self._closed = int(answer.number), answer.error
 
-    async def connect(self, others: Sequence[Visit]) -> None:
-        """Phase 3, second half."""
+    async def connect(self, others: Sequence[Visit], own: Listen, opened: dict[Listen, int | str]) -> None:
+        """Phase 3, second half. `opened`: the ports of this machine that are open, or why one can't be."""
         assert self.report.facts is not None
         for other in others:
             if other is not self:
@@ -297,13 +369,16 @@ class Visit:
                     if other._closed
                     else (await self._ask(f"reach {other._address} {other._port}")).error
                 )
-        own = _own_address(self.report.facts.address)
-        try:
-            port = listen(own)
-        except OSError as error:
-            self.report.ports[""] = f"{own}: {error.strerror}"
-            return
-        self.report.ports[""] = (await self._ask(f"reach {own} {port}")).error
+        host, port = own
+        address = _own_address(self.report.facts.address) if host in ("", "0.0.0.0", "::") else host
+        place = (host or address, port)
+        if place not in opened:
+            try:
+                opened[place] = listen(*place)
+            except OSError as error:
+                opened[place] = f"{place[0]}: {error.strerror}"
+        at = opened[place]
+        self.report.ports[""] = at if isinstance(at, str) else (await self._ask(f"reach {address} {at}")).error
 
     async def end(self) -> None:
         if self._process is None:
