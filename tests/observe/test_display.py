@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.observe.live import Display, LiveDisplay, PlainDisplay, open_display
 from farandole.observe.tables import status_table
-from farandole.observe.text import describe
+from farandole.observe.text import describe, progress
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import account
 from farandole.protocol.coordinator.failures import FATAL
@@ -117,15 +120,85 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     assert "unheard-of" not in text
 
 
-def test_what_several_workers_print_before_training_is_shown_once() -> None:
+def test_what_several_workers_print_is_shown_once() -> None:
     stream = io.StringIO()
     display = plain(stream)
     display.outputs([("w1", "usage"), ("w2", "usage"), ("w2", "w2's own"), ("w1", "usage"), ("w1", ""), ("w2", "")])
     display.line(an(events.ViewEvent, members=("w1", "w2")))
-    display.outputs([("w1", "usage"), ("w2", "usage")])
-    lines = without_control(stream.getvalue()).splitlines()
-    assert [line for line in lines if "usage" in line] == ["w1 | usage", "w1 | usage", "w1 | usage", "w2 | usage"]
-    assert "w2 | w2's own" in lines
+    display.outputs([("w2", "epoch 0"), ("", "... 7 lines"), ("w1", "usage"), ("w1", "epoch 0"), ("", "... 7 lines")])
+    lines = [line for line in without_control(stream.getvalue()).splitlines() if not re.match(r"\d", line)]
+    assert lines == [
+        "w1 | usage", "w2 | w2's own", "w1 | usage", "w1 | ",
+        "w2 | epoch 0", "... 7 lines", "w1 | usage", "... 7 lines",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [plain, live])
+def test_times_never_go_backwards(make: Callable[[io.StringIO], Display]) -> None:
+    """Lines of steps come late, those of `run.log` have no time, one clock is ahead, another one behind."""
+    stream, now = io.StringIO(), time.time()
+    display = make(stream)
+    with display:
+        for at in (now - 50, now + 3600):
+            display.line(an(events.ReadyEvent, time=at))
+            display.line(an(events.ViewEvent, members=("w1",), time=at))
+        for number in range(3):
+            display.line(msgspec.structs.replace(step(number, total=3), time=now - 90 + number))
+            display.line(LogLine(step=number, fields={"accuracy": 0.5}))
+        display.line(an(events.SavedEvent, time=now - 80))
+        display.line(an(events.OverEvent, time=now - 70))
+    times = re.findall(r"(?:^|\r)(\d\d:\d\d:\d\d) ", without_control(stream.getvalue()), re.M)
+    assert len(times) >= 7
+    assert times[0] == time.strftime("%H:%M:%S", time.localtime(now - 50))
+    assert times == sorted(times) or times[-1] < times[0], "it was midnight meanwhile"
+    assert times[-1] < time.strftime("%H:%M:%S", time.localtime(now + 1800)), "not in the future"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        an(events.FinishedEvent),
+        an(events.FailedEvent),
+        an(events.ViewEvent, members=()),
+        an(events.StateLostEvent),
+        an(events.OverEvent),
+    ],
+)
+def test_the_last_row_is_the_last_step_and_before_the_end(end: events.Event) -> None:
+    stream = io.StringIO()
+    with PlainDisplay(stream, lambda: 100.0) as display:
+        for number in range(3):
+            display.line(step(number, total=3))
+        display.line(end)
+        display.line(an(events.OverEvent))
+    _titles, _first, last, *after = stream.getvalue().splitlines()
+    assert last.split()[1] == "3/3"
+    assert not any("3/3" in line for line in after)
+
+
+def test_the_last_step_is_on_the_terminal_although_it_was_just_drawn() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(Console(file=stream, force_terminal=True, width=200), lambda: 100.0) as display:
+        for number in range(30):
+            display.line(step(number, total=30))
+        display.line(an(events.FinishedEvent))
+        drawn = re.findall(r"step (\d+) of 30", stream.getvalue())
+    assert (drawn[0], drawn[-1]) == ("1", "30")
+
+
+def test_the_bar_does_not_have_the_colour_of_failures() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=200, color_system="truecolor")
+    for done in (10, 50, 100):
+        console.print(progress(done, 100, 0, ()))
+    *drawn, _ = stream.getvalue().split("of 100")
+    for text in drawn:
+        done = Text.from_ansi(text.splitlines()[-1]).spans[0].style
+        assert isinstance(done, Style)
+        assert done.color is not None
+        red, green, blue = done.color.get_truecolor()
+        assert red < green
+        assert red < blue
 
 
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
@@ -155,10 +228,10 @@ def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
         assert stream.getvalue().count("\n") == 1 + 3
         display.line(an(events.OverEvent, code=0, reason="why"))
     titles, *rows, last, over = stream.getvalue().splitlines()
-    assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
-    assert [row.split()[1] for row in rows] == ["0/50", "16/50", "32/50"]
+    assert titles.split() == ["Time", "Steps", "Epoch", "Workers", "Speed", "Loss", "LR"]
+    assert [row.split()[1] for row in rows] == ["1/50", "17/50", "33/50"]
     assert rows[1].split()[2:] == ["1", "2/4", "100/s", "0.12346", "0.25", "x", "2"]
-    assert last.split()[1] == "39/50"
+    assert last.split()[1] == "40/50"
     assert mentions(over, "over", "why")
     assert {row.index("0.12346") for row in rows} == {titles.index("Loss") - 3}, "columns are aligned"
 
@@ -199,7 +272,7 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
         display.refresh()
     assert drawn in (4, 5)
     last = without_control(stream.getvalue()).rpartition("step ")[2]
-    assert mentions(last, "999 of 2000", "epoch 0", "8 min")
+    assert mentions(last, "1000 of 2000", "epoch 0", "8 min")
     assert mentions(last, "loss 0.5", "learning rate 0.1 x 3", "batch 50", "100 samples/s")
     assert mentions(last, 1, 2, "w2")
     assert mentions(last, "goodput 57.1 %", "0.0009722")
