@@ -394,7 +394,7 @@ class Pools:
 
 END_S = 8.0  # for the coordinator to end once the run is over, and for its last lines to arrive
 FOLDER_S = 1.0  # between two checks that the run's folder exists
-LOADING_S, LONGEST_WAIT_S = 1.0, 60.0  # first and longest time between messages while no worker has connected
+LOADING_S, LONGEST_WAIT_S = 5.0, 60.0  # first and longest time between messages while no worker has connected
 
 
 class Supervisor:
