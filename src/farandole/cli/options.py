@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from functools import wraps
 from pathlib import Path
@@ -137,6 +138,16 @@ def check_script(script: str) -> None:
             return
     except OSError as error:
         raise UsageError(f"script {script}: {error.strerror}; give the path of a file, or a module's name") from None
+
+
+def show_script_help(script: str, arguments: Sequence[str] | None) -> None:
+    """If the script's arguments ask for its help, runs the script alone to show it, and raises Exit or SystemExit."""
+    words = list(arguments or ())
+    if words == ["-h"] or "--help" in itertools.takewhile(lambda word: word != "--", words):
+        from farandole.script import show_help
+
+        show_help(script, words)
+        raise typer.Exit
 
 
 # --- verbose ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import typer
 from farandole.cli.attach import detach
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, exports_of
 from farandole.cli.folders import lives
-from farandole.cli.options import Verbose, check_name, check_script, option, part
+from farandole.cli.options import Verbose, check_name, check_script, option, part, show_script_help
 from farandole.cli.resume import GivenOptions, settle
 from farandole.code.pack import Origin
 from farandole.control.run_folder import CHECKPOINTS, SETTINGS
@@ -246,6 +246,7 @@ def run(
     origin = Origin.from_script(script)
     if module and not origin.module:
         raise UsageError(f"-m {script}: {Path.cwd()} has a file of this name; leave out -m, or rename one of them")
+    show_script_help(script, arguments)
     if detached:
         detach(sys.argv[1:], folder, script)
         return

@@ -459,6 +459,8 @@ class Supervisor:
         elif failure:
             say(f"farandole: {roster.reason}:")
             say(failure.traceback)
+            if (log := self._folder / LOGS / f"{failure.worker}.log").exists():
+                say(f"farandole: the whole traceback is in {log}")
         elif roster.over not in (0, self._code):
             say(f"farandole: error: {roster.reason}")
         flags = {option.flag for option in RUN_OPTIONS.values()}
