@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
+from tests.support.summary_rows import rows_of
 from tests.support.terminal import OnATerminal, lines_of
 
 pytestmark = [pytest.mark.processes]
@@ -21,8 +22,8 @@ SMALL_STEPS, SMALL_SAMPLES = 54, 6 * 130
 
 def summary_in(text: str) -> dict[str, str]:
     """By the names of its rows."""
-    rows = text[text.rindex("\noutcome ") :].splitlines()
-    return {row[:14].strip(): row[14:] for row in rows if row[:14].strip() and not row.startswith("farandole")}
+    rows = text[text.rindex("\noutcome ") + 1 :].splitlines()
+    return rows_of([row for row in rows if not row.startswith("farandole")])
 
 
 def of(path: Path) -> dict[str, str]:

@@ -17,7 +17,15 @@ from rich.style import Style
 from rich.text import Text
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
-from farandole.observe.live import Display, LiveDisplay, PlainDisplay, open_display
+from farandole.observe.live import (
+    Display,
+    LiveDisplay,
+    PlainDisplay,
+    Recent,
+    list_picture,
+    open_display,
+    picture,
+)
 from farandole.observe.tables import status_table
 from farandole.observe.text import describe, progress
 from farandole.protocol import events
@@ -348,3 +356,38 @@ def test_the_status_table_names_stragglers() -> None:
     assert mentions(first, "w2", "host-w2", "0.48", 4, 16)
     assert mentions(second, "w3", "host-w3", "0.70", 5, 16)
     assert re.search(r"^w1\b.*\b1\.00\b.*\b7\b.*\b16\b", text, re.M)
+
+
+NARROW = 80
+LONG_HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
+
+
+def test_tables_and_figures_fit_a_narrow_terminal() -> None:
+    workers = tuple(
+        WorkerStatus(id=f"w{rank + 10}", host=LONG_HOST, pid=1234567, pool="on-demand", rank=rank, state="member",
+                     speed=0.98, shards=120, of=1280)
+        for rank in range(3)
+    )  # fmt: skip
+    status = Status(
+        run="20261125-140844-train", coordinator=CoordinatorStatus(pid=9, address="a"),
+        view=ViewStatus(number=3, size=3), step=1234567, epoch=123, wanted=16, minimum=1, maximum=None,
+        state="training", reason="", code=None, workers=workers, samples_per_s=123456.0, loss=0.5, total=2_000_000,
+    )  # fmt: skip
+    recent = Recent()
+    for number in range(3):
+        recent.line(step_line(1234564 + number, total=2_000_000, epoch=123, seconds=0.5, time=1000 + number * 0.5))
+    stalled = msgspec.structs.replace(status, state="stopping", reason="a reason that takes more room than there is")
+    for table in (
+        status_table(status), picture(status, recent), list_picture(dict.fromkeys(("a", "b" * 50), stalled)),
+    ):  # fmt: skip
+        console = Console(file=io.StringIO(), width=NARROW)
+        console.print(table)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, text.splitlines())) <= NARROW
+        assert mentions(text, "1234567 of 2000000"), "in one line"
+    for table in (status_table(status), picture(status, recent)):
+        console = Console(file=io.StringIO(), width=NARROW)
+        console.print(table)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert len(re.findall(r"^w\d+ +\d +member .* 1234567 +on-demand +0\.98 +120 of 1280 *$", text, re.M)) == 3
+        assert "".join(re.findall(r"^(?:w10 +0 +member +| {22})(\S+)", text, re.M)[:3]) == LONG_HOST

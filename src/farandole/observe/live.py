@@ -569,7 +569,8 @@ def list_picture(runs: Mapping[str, Status | None]) -> Table:
     """Returns a table of several runs, by the names of their folders. A status of None means: no answer now."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("run", "state", "step", "epoch", "workers", "samples/s", "loss"):
-        table.add_column(title, justify="left" if title in ("run", "state") else "right")
+        is_text = title in ("run", "state")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text)
     for name, status in runs.items():
         if status is None:
             table.add_row(_text(name), "no answer")

@@ -6,6 +6,7 @@ the code that prints them must remove control characters, as the display does.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from abc import ABC, abstractmethod
 from array import array
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.observe.past import Past, after, goes_on, with_step
-from farandole.observe.text import in_words, number, rate_words, traffic_words
+from farandole.observe.text import COLUMNS, in_words, number, rate_words, traffic_words
 from farandole.platform.output import one_line
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import Account, AccountReader, WorkerAccount
@@ -495,6 +496,7 @@ def _text(value: str) -> Text:
 
 PAUSES = 12  # the longest pauses are shown
 LOGGED = 12  # logged names that are shown
+NAME, PAUSE = 14, 13  # width of a row's name, and of a pause's time
 SHOWN_S = 0.001  # shorter times are not shown
 EXTRA_PARTS = "evaluation, run.once and pauses"
 
@@ -508,7 +510,15 @@ def summary(
     were not written completely.
     """
     rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
-    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
+    return ["", *(line for name, text in rows for line in _in_columns(name, one_line(text)))]
+
+
+def _in_columns(name: str, text: str) -> list[str]:
+    """Returns a row, in as many lines as it needs to fit a terminal. Only a longer word, such as a path, is wider."""
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=f"{name:<{NAME}}", subsequent_indent=" " * (NAME if name else NAME + PAUSE),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _rows(course: Course, account: Account | None, over: events.OverEvent | None) -> Iterator[tuple[str, str]]:

@@ -107,7 +107,7 @@ def workers_table(status: Status) -> Table:
     """Returns a table of the workers in rank order; workers without a rank come last."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("worker", "rank", "state", "host", "pid", "pool", "speed", "shards"):
-        table.add_column(title)
+        table.add_column(title, no_wrap=title not in ("host", "pool"), overflow="fold")
     order = sorted(status.workers, key=lambda w: (w.rank is None, w.rank or 0))
     for w in order:
         rank, speed = "" if w.rank is None else str(w.rank), "" if w.speed is None else f"{w.speed:.2f}"

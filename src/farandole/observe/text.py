@@ -282,7 +282,8 @@ def _last_line(text: str) -> str:
 # Lines of figures that `farandole top` and the live display of `farandole run` share. They take values and return
 # text or a rich renderable. Unknown values are not shown.
 
-BAR = 40  # width in characters
+COLUMNS = 80  # of a terminal: tables fit into so many
+BAR = 40  # width in characters; less where the words need the room
 BAR_STYLE = "cyan"  # not rich's own, which is red: red stands for failures
 
 
@@ -292,10 +293,13 @@ def progress(step: int, total: int | None, epoch: int, steps: Sequence[StepLine]
     `step` is the number of steps done; `steps` are the newest ones.
     """
     row = Table.grid(padding=(0, 2))
+    if total:
+        row.add_column(max_width=BAR)
+    row.add_column(no_wrap=True)
     remaining_s = left_s(total, steps)
     remaining = "" if remaining_s is None else f", {in_words(remaining_s)} left"
     words = f"step {step_words(step, total)}, epoch {epoch}{remaining}"
-    bar = [ProgressBar(total, step, BAR, complete_style=BAR_STYLE, finished_style=BAR_STYLE)] if total else []
+    bar = [ProgressBar(total, step, complete_style=BAR_STYLE, finished_style=BAR_STYLE)] if total else []
     row.add_row(*bar, Text(words))
     return row
 
@@ -421,6 +425,7 @@ WIDTHS = (8, 9, 5, 7, 8, 10, 10)  # minimum, in characters
 class ProgressRows:
     """`rows` returns the row of a step, after a header if one is due. Call `passed` for other lines that are printed.
 
+    Rows fit into `COLUMNS`: the gaps are narrower if numbers need more room than they usually do.
     Column "Steps" has the number of steps done: in the last row, all of them.
     """
 
@@ -440,7 +445,7 @@ class ProgressRows:
             f"{line.workers}/{wanted}" if wanted else str(line.workers),
             "" if samples_per_s is None else f"{rate_words(samples_per_s)}/s",
             "" if line.loss is None else number(line.loss),
-            "" if line.learning_rate is None else number(line.learning_rate),
+            "" if line.learning_rate is None else f"{number(line.learning_rate)}{factor_words(line)}",
         )
         longest = 2 * len(str(line.total)) + 1 if line.total else 0
         least = (WIDTHS[0], max(WIDTHS[1], longest), *WIDTHS[2:])
@@ -451,11 +456,12 @@ class ProgressRows:
             self._rows = self._others = 0
         self._widths = widths
         self._rows += 1
-        return [*header, f"{_aligned(cells, widths)}{factor_words(line)}".rstrip()]
+        return [*header, _aligned(cells, widths).rstrip()]
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= COLUMNS else " "
+    return gap.join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 # --- flow -------------------------------------------------------------------------------------------------------------
