@@ -26,9 +26,11 @@ from farandole.observe.live import (
     open_display,
     picture,
 )
-from farandole.observe.tables import status_table
+from farandole.observe.tables import hosts_table, status_table
 from farandole.observe.text import describe, progress
-from farandole.protocol import events
+from farandole.pool.ssh import HostLine
+from farandole.pool.ssh_check import HostFacts, HostReport
+from farandole.protocol import events, numeric_facts
 from farandole.protocol.coordinator.account import account
 from farandole.protocol.coordinator.failures import FATAL
 from farandole.protocol.metrics import Line, LogLine, as_written
@@ -391,3 +393,14 @@ def test_tables_and_figures_fit_a_narrow_terminal() -> None:
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert len(re.findall(r"^w\d+ +\d +member .* 1234567 +on-demand +0\.98 +120 of 1280 *$", text, re.M)) == 3
         assert "".join(re.findall(r"^(?:w10 +0 +member +| {22})(\S+)", text, re.M)[:3]) == LONG_HOST
+
+
+def test_the_table_of_hosts_fits_a_narrow_terminal() -> None:
+    facts = HostFacts(python="3.11.7", farandole="0.1.0", cores=128, free_bytes=740 * 10**9, gpus=8,
+                      numerics={numeric_facts.TORCH: "2.13.0+cu130"})  # fmt: skip
+    report = HostReport(line=HostLine(name=LONG_HOST, address=LONG_HOST, slots=8), facts=facts, clock_s=-0.02)
+    console = Console(file=io.StringIO(), width=NARROW)
+    console.print(hosts_table([report], facts), soft_wrap=True)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= NARROW
+    assert len(re.findall(r" 3.11.7 +0.1.0 +2.13.0\+cu130 +8 +128 +.* 740 GB *$", text, re.M)) == 2

@@ -401,6 +401,7 @@ class Course(RunReader):
 # The account of a run as a table. Pure: it takes a value and returns a rich renderable.
 
 UNKNOWN = "unknown"
+CLASSES_SHOWN = 5  # in one table of the workers
 
 
 def account_table(account: Account, *, workers: bool = False) -> Group:
@@ -411,7 +412,7 @@ def account_table(account: Account, *, workers: bool = False) -> Group:
     if account.traffic.at_least_bytes:
         parts += [Text(), _hosts_table(account.traffic)]
     if workers and account.workers:
-        parts += [Text(), _workers_table(account.workers)]
+        parts += [part for table in _workers_tables(account.workers) for part in (Text(), table)]
     return Group(*parts)
 
 
@@ -471,20 +472,24 @@ def _classes(account: Account) -> Table:
     return table
 
 
-def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
-    """Returns a table of each worker's time, in seconds."""
+def _workers_tables(workers: tuple[WorkerAccount, ...]) -> Iterator[Table]:
+    """Yields tables of each worker's time, in seconds, each with a few of the classes, so that it fits a terminal."""
     classes = [name for name in CLASSES if any(name in each.seconds for each in workers)]
-    table = _table("worker", "host", "seconds", *classes)
-    for each in workers:
-        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in classes)
-        table.add_row(_text(each.worker), _text(each.host), f"{each.total_s:.1f}", *spent)
-    return table
+    for first in range(0, max(len(classes), 1), CLASSES_SHOWN):
+        shown = classes[first : first + CLASSES_SHOWN]
+        table = _table("worker", *(["host", "seconds"] if first == 0 else []), *shown)
+        for each in workers:
+            head = [_text(each.host), f"{each.total_s:.1f}"] if first == 0 else []
+            spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in shown)
+            table.add_row(_text(each.worker), *head, *spent)
+        yield table
 
 
 def _table(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column, title in enumerate(titles):
-        table.add_column(title, justify="left" if column == 0 or title in ("", "host") else "right")
+        words = title in ("", "host")
+        table.add_column(title, justify="left" if column == 0 or words else "right", no_wrap=not words, overflow="fold")
     return table
 
 
