@@ -41,6 +41,7 @@ from farandole.numerics import settings as numeric_settings
 from farandole.platform.output import say
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED
 from farandole.protocol.messages import DataUnavailable, HostPreemption, ScriptFailed
+from farandole.protocol.values import FAILURES
 from farandole.run import Run
 from farandole.settings import OF_LAUNCHERS, Settings, leave_launcher
 from farandole.training.loop import use
@@ -218,7 +219,7 @@ def _exited(exit_: SystemExit, where: str) -> ScriptFailed:
     if isinstance(exit_.code, str):
         print(exit_.code, file=sys.stderr)  # as Python does
     code = _code(exit_)
-    return ScriptFailed(traceback=f"the script exited with code {code} {where}", code=(code & 0xFF) or 1)
+    return ScriptFailed(traceback=f"the script exited with code {code} {where}", code=code if code in FAILURES else 1)
 
 
 def _where(error: BaseException, file: str) -> str:

@@ -403,4 +403,4 @@ def test_the_table_of_hosts_fits_a_narrow_terminal() -> None:
     console.print(hosts_table([report], facts), soft_wrap=True)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= NARROW
-    assert len(re.findall(r" 3.11.7 +0.1.0 +2.13.0\+cu130 +8 +128 +.* 740 GB *$", text, re.M)) == 2
+    assert len(re.findall(r" 3.11.7 +2.13.0\+cu130 +0.1.0 +8 +128 +.* 740 GB *$", text, re.M)) == 2

@@ -180,6 +180,15 @@ def test_a_run_whose_folder_is_gone_has_its_outcome() -> None:
     assert not mentions(found["figures"], "unknown")
 
 
+def test_a_run_without_a_step_has_its_outcome_alone() -> None:
+    over = an(events.OverEvent, code=2, reason="the script failed on w1", time=120.0)
+    found = told(an(events.StartingEvent, worker="w1", time=90.0), an(events.FailedEvent, worker="w1"), over)
+    assert list(found) == ["outcome", "steps"]
+    assert mentions(found["outcome"], "failed", "exit code 2")
+    assert mentions(found["steps"], 0)
+    assert len(told(*began(), *steps(0, 0), over)) > 2
+
+
 def test_a_long_text_goes_on_below_its_beginning() -> None:
     many: dict[str, Any] = {f"name{n}": n for n in range(LOGGED)}
     path = f"/home/{'x' * COLUMNS}/step-9.pt"

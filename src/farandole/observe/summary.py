@@ -536,6 +536,9 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
         yield "outcome", f"{past.outcome} ({past.reason}{code})"
     if course.began is None or course.ended is None or account is None:
         return
+    if not course.steps and not past.checkpoint and course.save is None:
+        yield "steps", "0: nothing was trained"
+        return
     if course.logged:
         shown = [f"{name} {number(value)}" for name, value in course.logged.items()]
         yield "logged", ", ".join(shown[:LOGGED]) + (f" and {len(shown) - LOGGED} more" if shown[LOGGED:] else "")

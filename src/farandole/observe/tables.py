@@ -130,7 +130,7 @@ RUN = "this machine"
 
 def hosts_table(reports: Sequence[HostReport], own: HostFacts) -> Table:
     """Returns a table of the facts of each host; the last line is this machine."""
-    table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
+    table = _table("host", "slots", "ready", "Python", "torch", "farandole", "GPUs", "cores", "bits", "clock", "free")
     for each in reports:
         name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, own) else "yes"
         if each.facts is None:
@@ -155,7 +155,7 @@ def ports_table(reports: Sequence[HostReport]) -> Table:
 def _facts(facts: HostFacts, bits: str, clock: str) -> tuple[str, ...]:
     torch = facts.numerics.get(numeric_facts.TORCH, "none")
     free = f"{facts.free_bytes / 1e9:.0f} GB"
-    return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
+    return facts.python, torch, facts.farandole, str(facts.gpus), str(facts.cores), bits, clock, free
 
 
 def _bits(facts: HostFacts, own: HostFacts) -> str:
