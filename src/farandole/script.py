@@ -255,8 +255,8 @@ def _users_frames(raised: traceback.TracebackException, file: str) -> list[trace
     start = next((number for number, frame in enumerate(frames) if frame.filename == file), 0)
     not_inner = [number for number, frame in enumerate(frames) if not frame.filename.startswith(_INNER)]
     end = max(not_inner, default=-1)  # later frames are those of the package that raised it
-    if raised.exc_type is not None and issubclass(raised.exc_type, SyntaxError):
-        end = len(frames)  # the place of the error follows the frames
+    if hasattr(raised, "lineno"):  # a SyntaxError: the place of the error follows the frames
+        end = len(frames)
     return [frame for number, frame in enumerate(frames) if number >= start and (number > end or number in not_inner)]
 
 

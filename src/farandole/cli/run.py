@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ import typer
 from farandole.cli.attach import detach
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, exports_of
 from farandole.cli.folders import lives
-from farandole.cli.options import Verbose, check_name, check_script, option, part, show_script_help
+from farandole.cli.options import PASS_ON, Verbose, bound, check_name, check_script, option, part, show_script_help
 from farandole.cli.resume import GivenOptions, settle
 from farandole.code.pack import Origin
 from farandole.control.run_folder import CHECKPOINTS, SETTINGS
@@ -382,3 +382,12 @@ def starting(wanted: int | None, pools: Sequence[str]) -> str:
     """Returns the first line of a run: `wanted` workers are started, in the pools of these names if there are any."""
     workers = "workers" if wanted is None else f"{wanted} worker{'' if wanted == 1 else 's'}"
     return f"starting {workers} in {', '.join(pools)}" if pools else f"starting {workers} (loading torch)"
+
+
+def command_alone() -> Callable[..., object]:
+    """Returns `farandole` with this command alone: the modules of all others would take a quarter of a second."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(lambda: None)
+    app.command("run", context_settings=PASS_ON)(run)
+    bound(app)
+    return typer.main.get_command(app)
