@@ -22,6 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import torch
+
+import farandole
 from farandole import joining
 from farandole.code import snapshot
 from farandole.control import ticket as tickets
@@ -38,8 +41,10 @@ from farandole.numerics import settings as numeric_settings
 from farandole.platform.output import say
 from farandole.protocol.coordinator.state import EXIT_DATA_UNAVAILABLE, EXIT_EVICTED
 from farandole.protocol.messages import DataUnavailable, HostPreemption, ScriptFailed
+from farandole.protocol.values import FAILURES
 from farandole.run import Run
 from farandole.settings import OF_LAUNCHERS, Settings, leave_launcher
+from farandole.training.loop import use
 from farandole.worker import process_exit
 from farandole.worker.connection import Connected
 from farandole.worker.process_exit import ScriptSignals
@@ -131,6 +136,34 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
     return _joined(script)
 
 
+def show_help(script: str, args: list[str]) -> None:
+    """Run `script` with `args`, which ask for its help, in this process. It can't train.
+
+    Raises:
+        UsageError: the script does not end by it, and goes on to train.
+        SystemExit: the script has exited, or has failed before it could show its help.
+    """
+
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        del arguments, options
+        raise UsageError(
+            f"{script} {' '.join(args)}: the script shows no help and goes on to run.steps(...); the options of "
+            f"farandole are shown by `farandole run --help`"
+        )
+
+    os.environ |= dict.fromkeys(("FARANDOLE_TICKET", "FARANDOLE_FOLDER", "FARANDOLE_HISTORY"), "")
+    use(refuse)
+    executed = snapshot.install(script, None)
+    sys.argv = [executed.file, *args]
+    try:
+        executed.run()
+    except FarandoleError:
+        raise
+    except Exception as error:  # noqa: BLE001  any exception of the script is shown
+        say(traceback_of(error, executed.file))
+        sys.exit(1)
+
+
 def _joined(script: str) -> Run:
     """Return the run that the script has joined. Raises UsageError if there is none."""
     run = joining.current()
@@ -148,8 +181,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         except SystemExit as exit_:
             run = joining.current()
             if run is None and not _comes_from_us(exit_):
-                reason = f"the script exited with code {_code(exit_)} before it called farandole.join()"
-                return _fail(ScriptFailed(traceback=reason))
+                return _fail(_exited(exit_, "before it called farandole.join()"))
             if run is None or run.dismissed:
                 return _dismissed(exit_)
             if _code(exit_) == 0:
@@ -159,7 +191,7 @@ def _run(script: str, executed: snapshot.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _dismissed(exit_)
-        return _fail(ScriptFailed(traceback=traceback_of(exit_, executed.file)))
+        return _fail(_exited(exit_, f"in {_where(exit_, executed.file)}"))
     except BaseException as raised:  # noqa: BLE001  any exception of the script is reported to the run
         error = numeric_settings.explained(raised)
         if isinstance(error, WorkerSuperseded):  # the run continues with another process in this one's place
@@ -175,21 +207,57 @@ def _run(script: str, executed: snapshot.Sources) -> int:
             return _fail(DataUnavailable(reason=text) if data_unavailable else ScriptFailed(traceback=text))
         text = traceback_of(error, executed.file)
         if Settings.read().pool:  # the command that runs the run prints it
-            _put_aside(text)
+            _put_aside("".join(traceback.format_exception(error)).rstrip())
         else:
             say(text)
         return _fail(ScriptFailed(traceback=text))
     return 0
 
 
+def _exited(exit_: SystemExit, where: str) -> ScriptFailed:
+    """Return the report that the script called `sys.exit`, as argparse does after wrong arguments."""
+    if isinstance(exit_.code, str):
+        print(exit_.code, file=sys.stderr)  # as Python does
+    code = _code(exit_)
+    return ScriptFailed(traceback=f"the script exited with code {code} {where}", code=code if code in FAILURES else 1)
+
+
+def _where(error: BaseException, file: str) -> str:
+    """Return the script's line at which `error` was raised, or which has called what raised it."""
+    lines = [number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f"{file}, line {lines[-1]}" if lines else file
+
+
+# --- traceback --------------------------------------------------------------------------------------------------------
+#
+# A traceback for users: from the script's own frame on, and without frames of farandole and torch that only lead to
+# other code, such as those between a call of a module and its `forward`. Where such a package raises the exception
+# itself, its last frames stay. The worker's log has the whole traceback.
+
+_INNER = (*(os.path.dirname(package.__file__ or "") + os.sep for package in (farandole, torch)), "<frozen ")
+
+
 def traceback_of(error: BaseException, file: str) -> str:
-    """Return the traceback of an exception of the script, from its frame in `file` on, after a hint if there is one."""
-    at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename != file:
-        at = at.tb_next
-    text = "".join(traceback.format_exception(type(error), error, at or error.__traceback__)).rstrip()
+    """Return the traceback of an exception of the script in `file` for users, after a hint if there is one."""
+    whole = traceback.TracebackException.from_exception(error)
+    chain = [whole]
+    for each in chain:
+        each.stack[:] = _users_frames(each, file)
+        linked = (each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ()))
+        chain += [other for other in linked if other is not None]
+    text = "".join(whole.format()).rstrip()
     hint = _hint(error)
     return f"{hint}\n{text}" if hint else text
+
+
+def _users_frames(raised: traceback.TracebackException, file: str) -> list[traceback.FrameSummary]:
+    frames = list(raised.stack)
+    start = next((number for number, frame in enumerate(frames) if frame.filename == file), 0)
+    not_inner = [number for number, frame in enumerate(frames) if not frame.filename.startswith(_INNER)]
+    end = max(not_inner, default=-1)  # later frames are those of the package that raised it
+    if hasattr(raised, "lineno"):  # a SyntaxError: the place of the error follows the frames
+        end = len(frames)
+    return [frame for number, frame in enumerate(frames) if number >= start and (number > end or number in not_inner)]
 
 
 def _hint(error: BaseException) -> str:

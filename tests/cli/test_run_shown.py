@@ -12,17 +12,20 @@ import pytest
 
 from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
+from tests.support.mentioned import mentions
+from tests.support.summary_rows import rows_of
 from tests.support.terminal import OnATerminal, lines_of
 
 pytestmark = [pytest.mark.processes]
 JOBS = Path(__file__).parents[1] / "jobs"
 SMALL_STEPS, SMALL_SAMPLES = 54, 6 * 130
+STEPS_AN_EPOCH = 8  # of printing.py
 
 
 def summary_in(text: str) -> dict[str, str]:
     """By the names of its rows."""
-    rows = text[text.rindex("\noutcome ") :].splitlines()
-    return {row[:14].strip(): row[14:] for row in rows if row[:14].strip() and not row.startswith("farandole")}
+    rows = text[text.rindex("\noutcome ") + 1 :].splitlines()
+    return rows_of([row for row in rows if not row.startswith("farandole")])
 
 
 def of(path: Path) -> dict[str, str]:
@@ -77,8 +80,8 @@ def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: P
         assert attached.wait(200) == 0
         found = of(run.output)
     text = run.output.read_text()
-    assert ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"] in [line.split() for line in text.splitlines()]
-    assert re.search(rf"^\d\d:\d\d:\d\d +{SMALL_STEPS - 1}/{SMALL_STEPS} +5 +[12]/2 +[\d.]+/s +\S+ +\S+$", text, re.M)
+    assert ["Time", "Steps", "Epoch", "Workers", "Speed", "Loss", "LR"] in [line.split() for line in text.splitlines()]
+    assert re.search(rf"^\d\d:\d\d:\d\d +{SMALL_STEPS}/{SMALL_STEPS} +5 +[12]/2 +[\d.]+/s +\S+ +\S+$", text, re.M)
     assert re.match(r"finished\b.*\bexit code 0\b", found["outcome"])
     assert re.findall(r"[\d,]*\d", found["steps"]) == [str(SMALL_STEPS), str(SMALL_STEPS), f"{SMALL_SAMPLES:,}"]
     [again] = re.findall(r"^\d+", found["taken again"])
@@ -87,6 +90,30 @@ def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: P
     assert "dollars" not in found, "nobody has named a price"
     assert Path(found["model"]).exists()
     assert of(shown) == found
+
+
+def test_what_the_workers_print_and_log_is_shown_once_and_times_never_go_backwards(tmp_path: Path) -> None:
+    with Elastic(tmp_path / "run", JOBS / "printing.py", workers=2, options=["--min", "2"]) as run:
+        run.finish()
+        text = run.output.read_text()
+        logs = [path.read_text() for path in (run.folder / "logs").glob("w*.log")]
+    lines = text.splitlines()
+    last = 3 * STEPS_AN_EPOCH - 1
+    for printed in (
+        "before join", "on standard error", "UserWarning: a warning", "INFO after join", "after the loop",
+        *(f"{how} step {number}" for how in ("printed", "logged") for number in range(last + 1)),
+    ):  # fmt: skip
+        assert len([line for line in lines if re.search(rf"\b{printed}$", line)]) == 1, printed
+    assert len(logs) == 2
+    for log in logs:
+        assert mentions(log, f"printed step {last}")
+    assert mentions(lines[0], "2 workers")
+    times = re.findall(r"^\d\d:\d\d:\d\d", text, re.M)
+    assert times == sorted(times) or times[-1] < times[0], "it was midnight meanwhile"
+    rows = [line.split()[1] for line in lines if re.match(r"[\d:]{8} +\d+/", line)]
+    assert rows[-1] == f"{last + 1}/{last + 1}"
+    [ended] = run.events("over")
+    assert len([line for line in lines if ended["reason"] in line and not line.startswith("outcome ")]) == 1
 
 
 def test_the_second_ctrl_c_says_how_far_it_was(tmp_path: Path) -> None:

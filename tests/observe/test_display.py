@@ -10,14 +10,27 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
-from farandole.observe.live import Display, LiveDisplay, PlainDisplay, open_display
-from farandole.observe.tables import status_table
-from farandole.observe.text import describe
-from farandole.protocol import events
+from farandole.observe.live import (
+    Display,
+    LiveDisplay,
+    PlainDisplay,
+    Recent,
+    list_picture,
+    open_display,
+    picture,
+)
+from farandole.observe.tables import hosts_table, status_table
+from farandole.observe.text import describe, progress
+from farandole.pool.ssh import HostLine
+from farandole.pool.ssh_check import HostFacts, HostReport
+from farandole.protocol import events, numeric_facts
 from farandole.protocol.coordinator.account import account
 from farandole.protocol.coordinator.failures import FATAL
 from farandole.protocol.metrics import Line, LogLine, as_written
@@ -117,15 +130,85 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     assert "unheard-of" not in text
 
 
-def test_what_several_workers_print_before_training_is_shown_once() -> None:
+def test_what_several_workers_print_is_shown_once() -> None:
     stream = io.StringIO()
     display = plain(stream)
     display.outputs([("w1", "usage"), ("w2", "usage"), ("w2", "w2's own"), ("w1", "usage"), ("w1", ""), ("w2", "")])
     display.line(an(events.ViewEvent, members=("w1", "w2")))
-    display.outputs([("w1", "usage"), ("w2", "usage")])
-    lines = without_control(stream.getvalue()).splitlines()
-    assert [line for line in lines if "usage" in line] == ["w1 | usage", "w1 | usage", "w1 | usage", "w2 | usage"]
-    assert "w2 | w2's own" in lines
+    display.outputs([("w2", "epoch 0"), ("", "... 7 lines"), ("w1", "usage"), ("w1", "epoch 0"), ("", "... 7 lines")])
+    lines = [line for line in without_control(stream.getvalue()).splitlines() if not re.match(r"\d", line)]
+    assert lines == [
+        "w1 | usage", "w2 | w2's own", "w1 | usage", "w1 | ",
+        "w2 | epoch 0", "... 7 lines", "w1 | usage", "... 7 lines",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [plain, live])
+def test_times_never_go_backwards(make: Callable[[io.StringIO], Display]) -> None:
+    """Lines of steps come late, those of `run.log` have no time, one clock is ahead, another one behind."""
+    stream, now = io.StringIO(), time.time()
+    display = make(stream)
+    with display:
+        for at in (now - 50, now + 3600):
+            display.line(an(events.ReadyEvent, time=at))
+            display.line(an(events.ViewEvent, members=("w1",), time=at))
+        for number in range(3):
+            display.line(msgspec.structs.replace(step(number, total=3), time=now - 90 + number))
+            display.line(LogLine(step=number, fields={"accuracy": 0.5}))
+        display.line(an(events.SavedEvent, time=now - 80))
+        display.line(an(events.OverEvent, time=now - 70))
+    times = re.findall(r"(?:^|\r)(\d\d:\d\d:\d\d) ", without_control(stream.getvalue()), re.M)
+    assert len(times) >= 7
+    assert times[0] == time.strftime("%H:%M:%S", time.localtime(now - 50))
+    assert times == sorted(times) or times[-1] < times[0], "it was midnight meanwhile"
+    assert times[-1] < time.strftime("%H:%M:%S", time.localtime(now + 1800)), "not in the future"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        an(events.FinishedEvent),
+        an(events.FailedEvent),
+        an(events.ViewEvent, members=()),
+        an(events.StateLostEvent),
+        an(events.OverEvent),
+    ],
+)
+def test_the_last_row_is_the_last_step_and_before_the_end(end: events.Event) -> None:
+    stream = io.StringIO()
+    with PlainDisplay(stream, lambda: 100.0) as display:
+        for number in range(3):
+            display.line(step(number, total=3))
+        display.line(end)
+        display.line(an(events.OverEvent))
+    _titles, _first, last, *after = stream.getvalue().splitlines()
+    assert last.split()[1] == "3/3"
+    assert not any("3/3" in line for line in after)
+
+
+def test_the_last_step_is_on_the_terminal_although_it_was_just_drawn() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(Console(file=stream, force_terminal=True, width=200), lambda: 100.0) as display:
+        for number in range(30):
+            display.line(step(number, total=30))
+        display.line(an(events.FinishedEvent))
+        drawn = re.findall(r"step (\d+) of 30", stream.getvalue())
+    assert (drawn[0], drawn[-1]) == ("1", "30")
+
+
+def test_the_bar_does_not_have_the_colour_of_failures() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=200, color_system="truecolor")
+    for done in (10, 50, 100):
+        console.print(progress(done, 100, 0, ()))
+    *drawn, _ = stream.getvalue().split("of 100")
+    for text in drawn:
+        done = Text.from_ansi(text.splitlines()[-1]).spans[0].style
+        assert isinstance(done, Style)
+        assert done.color is not None
+        red, green, blue = done.color.get_truecolor()
+        assert red < green
+        assert red < blue
 
 
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
@@ -155,10 +238,10 @@ def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
         assert stream.getvalue().count("\n") == 1 + 3
         display.line(an(events.OverEvent, code=0, reason="why"))
     titles, *rows, last, over = stream.getvalue().splitlines()
-    assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
-    assert [row.split()[1] for row in rows] == ["0/50", "16/50", "32/50"]
+    assert titles.split() == ["Time", "Steps", "Epoch", "Workers", "Speed", "Loss", "LR"]
+    assert [row.split()[1] for row in rows] == ["1/50", "17/50", "33/50"]
     assert rows[1].split()[2:] == ["1", "2/4", "100/s", "0.12346", "0.25", "x", "2"]
-    assert last.split()[1] == "39/50"
+    assert last.split()[1] == "40/50"
     assert mentions(over, "over", "why")
     assert {row.index("0.12346") for row in rows} == {titles.index("Loss") - 3}, "columns are aligned"
 
@@ -199,7 +282,7 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
         display.refresh()
     assert drawn in (4, 5)
     last = without_control(stream.getvalue()).rpartition("step ")[2]
-    assert mentions(last, "999 of 2000", "epoch 0", "8 min")
+    assert mentions(last, "1000 of 2000", "epoch 0", "8 min")
     assert mentions(last, "loss 0.5", "learning rate 0.1 x 3", "batch 50", "100 samples/s")
     assert mentions(last, 1, 2, "w2")
     assert mentions(last, "goodput 57.1 %", "0.0009722")
@@ -275,3 +358,49 @@ def test_the_status_table_names_stragglers() -> None:
     assert mentions(first, "w2", "host-w2", "0.48", 4, 16)
     assert mentions(second, "w3", "host-w3", "0.70", 5, 16)
     assert re.search(r"^w1\b.*\b1\.00\b.*\b7\b.*\b16\b", text, re.M)
+
+
+NARROW = 80
+LONG_HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
+
+
+def test_tables_and_figures_fit_a_narrow_terminal() -> None:
+    workers = tuple(
+        WorkerStatus(id=f"w{rank + 10}", host=LONG_HOST, pid=1234567, pool="on-demand", rank=rank, state="member",
+                     speed=0.98, shards=120, of=1280)
+        for rank in range(3)
+    )  # fmt: skip
+    status = Status(
+        run="20261125-140844-train", coordinator=CoordinatorStatus(pid=9, address="a"),
+        view=ViewStatus(number=3, size=3), step=1234567, epoch=123, wanted=16, minimum=1, maximum=None,
+        state="training", reason="", code=None, workers=workers, samples_per_s=123456.0, loss=0.5, total=2_000_000,
+    )  # fmt: skip
+    recent = Recent()
+    for number in range(3):
+        recent.line(step_line(1234564 + number, total=2_000_000, epoch=123, seconds=0.5, time=1000 + number * 0.5))
+    stalled = msgspec.structs.replace(status, state="stopping", reason="a reason that takes more room than there is")
+    for table in (
+        status_table(status), picture(status, recent), list_picture(dict.fromkeys(("a", "b" * 50), stalled)),
+    ):  # fmt: skip
+        console = Console(file=io.StringIO(), width=NARROW)
+        console.print(table)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, text.splitlines())) <= NARROW
+        assert mentions(text, "1234567 of 2000000"), "in one line"
+    for table in (status_table(status), picture(status, recent)):
+        console = Console(file=io.StringIO(), width=NARROW)
+        console.print(table)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert len(re.findall(r"^w\d+ +\d +member .* 1234567 +on-demand +0\.98 +120 of 1280 *$", text, re.M)) == 3
+        assert "".join(re.findall(r"^(?:w10 +0 +member +| {22})(\S+)", text, re.M)[:3]) == LONG_HOST
+
+
+def test_the_table_of_hosts_fits_a_narrow_terminal() -> None:
+    facts = HostFacts(python="3.11.7", farandole="0.1.0", cores=128, free_bytes=740 * 10**9, gpus=8,
+                      numerics={numeric_facts.TORCH: "2.13.0+cu130"})  # fmt: skip
+    report = HostReport(line=HostLine(name=LONG_HOST, address=LONG_HOST, slots=8), facts=facts, clock_s=-0.02)
+    console = Console(file=io.StringIO(), width=NARROW)
+    console.print(hosts_table([report], facts), soft_wrap=True)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= NARROW
+    assert len(re.findall(r" 3.11.7 +2.13.0\+cu130 +0.1.0 +8 +128 +.* 740 GB *$", text, re.M)) == 2

@@ -43,6 +43,7 @@ OUTCOMES = [
     ((*TRAINED, SAVED, over(143)), "stopped", 143, "", "/c/step-10.pt"),
     ((*TRAINED, SAVED, over(0)), "stopped", 0, "", "/c/step-10.pt"),
     ((*TRAINED, over(1)), "failed", 1, "", ""),
+    ((*TRAINED, over(2)), "failed", 2, "", ""),  # with the script's exit code
     ((*TRAINED, FINISHED, over(1)), "failed", 1, "abc", ""),
     ((*TRAINED, an(events.FinishedEvent, equal=False, fingerprint="a != b"), over(1)), "failed", 1, "", ""),
     (TRAINED, "cut off", None, "", ""),

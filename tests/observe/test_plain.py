@@ -177,7 +177,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "pool/ray_driver.py": 1,  # an agent's output, to the log that Ray keeps of it
     "checkpoint/save.py": 2,  # a process's answer to the one that started it, and warnings before it
     "checkpoint/reach.py": 1,  # the same
-    "script.py": 3,  # the script's own words, as Python itself would print them
+    "script.py": 4,  # the script's own words, as Python itself would print them
     "worker/fork_server.py": 1,  # the same
 }
 LOUD = {"print", "print_exc", "print_exception", "print_stack", "basicConfig"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
-from farandole.observe.text import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, ProgressRows
+from farandole.observe.text import AWAY_LINES, AWAY_ROWS, COLUMNS, HEADER_ROWS, ProgressRows
 from tests.support.metric_lines import step_line
+
+AT = "14:08:46"
 
 
 def headers(rows: ProgressRows, count: int, between: int = 0) -> list[int]:
@@ -13,7 +15,7 @@ def headers(rows: ProgressRows, count: int, between: int = 0) -> list[int]:
     found: list[int] = []
     for number in range(count):
         rows.passed(between)
-        *header, _ = rows.rows(step_line(number), 2, None)
+        *header, _ = rows.rows(step_line(number), "", 2, None)
         found += [number] * len(header)
     return found
 
@@ -26,10 +28,12 @@ def test_the_header_comes_again() -> None:
 
 def test_columns_stay_aligned_when_a_number_needs_more_room() -> None:
     rows = ProgressRows()
-    rows.rows(step_line(5, total=100, learning_rate=0.1), 2, 10.0)
-    titles, long = rows.rows(step_line(1_234_567, total=2_000_000, learning_rate=0.1), 1000, 1e12)
-    *none, short = rows.rows(step_line(7, total=2_000_000, loss=math.nan, learning_rate=0.2, factor=2.5), 2, None)
+    usual, _ = rows.rows(step_line(5, total=100, learning_rate=0.1), AT, 2, 10.0)
+    assert "  Epoch" in usual
+    assert len(usual) <= COLUMNS
+    titles, long = rows.rows(step_line(1_234_567, total=2_000_000, learning_rate=0.1), AT, 1000, 1e12)
+    *none, short = rows.rows(step_line(7, total=2_000_000, loss=math.nan, learning_rate=0.2, factor=2.5), AT, 2, None)
     assert none == []
-    assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
-    assert len(titles) == len(long) == len(short) - len(" x 2.5")
-    assert short.split()[1:] == ["7/2000000", "0", "1/2", "0.2", "x", "2.5"], "what is not known is not shown"
+    assert titles.split() == ["Time", "Steps", "Epoch", "Workers", "Speed", "Loss", "LR"]
+    assert len(titles) == len(long) == len(short) <= COLUMNS
+    assert short.split() == [AT, "8/2000000", "0", "1/2", "0.2", "x", "2.5"], "what is not known is not shown"

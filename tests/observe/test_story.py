@@ -52,6 +52,8 @@ ENDS: list[tuple[list[dict[str, Any]], str]] = [
         "finished",
     ),
     ([{"event": "over", "code": 1, "reason": "w1 raised", "time": 130.0}], "failed"),
+    ([{"event": "over", "code": 2, "reason": "w1 exited", "time": 130.0}], "failed"),
+    ([{"event": "over", "code": 130, "reason": "SIGINT", "time": 130.0}], "stopped"),
 ]
 
 

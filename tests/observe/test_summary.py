@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from farandole.observe.summary import LOGGED, PAUSES, Course, summary
+from farandole.observe.summary import LOGGED, NAME, PAUSES, Course, summary
+from farandole.observe.text import COLUMNS
 from farandole.protocol import events
 from farandole.protocol.cost import Prices
 from farandole.protocol.events import WorkerTime
 from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
+from tests.support.summary_rows import rows_of
 
 PRICES = Prices(date="2026-11-01", pools={"local": 3.6})
 FINISHED = [an(events.FinishedEvent, equal=True), an(events.SavedEvent, path="/c/step-9.pt", whole=True)]
@@ -28,7 +30,9 @@ def told(*lines: Line | bytes, over: events.OverEvent | None = None, prices: Pri
         course.take(line if isinstance(line, bytes) else as_written(line))
     first, *rows = summary(course, course.account.account("r", prices) if lines else None, over)
     assert first == ""
-    return {row[:14].strip() or str(number): row[14:] for number, row in enumerate(rows)}
+    for row in rows:
+        assert len(row) <= COLUMNS or " " not in row.strip().removeprefix(row[:NAME].strip()).strip(), row
+    return rows_of(rows)
 
 
 def steps(first: int, last: int, **more: Any) -> list[Line]:
@@ -174,6 +178,28 @@ def test_a_run_whose_folder_is_gone_has_its_outcome() -> None:
     assert mentions(found["outcome"], OVER.reason, "exit code 0")
     assert mentions(found["figures"], "metrics.jsonl")
     assert not mentions(found["figures"], "unknown")
+
+
+def test_a_run_without_a_step_has_its_outcome_alone() -> None:
+    over = an(events.OverEvent, code=2, reason="the script failed on w1", time=120.0)
+    found = told(an(events.StartingEvent, worker="w1", time=90.0), an(events.FailedEvent, worker="w1"), over)
+    assert list(found) == ["outcome", "steps"]
+    assert mentions(found["outcome"], "failed", "exit code 2")
+    assert mentions(found["steps"], 0)
+    assert len(told(*began(), *steps(0, 0), over)) > 2
+
+
+def test_a_long_text_goes_on_below_its_beginning() -> None:
+    many: dict[str, Any] = {f"name{n}": n for n in range(LOGGED)}
+    path = f"/home/{'x' * COLUMNS}/step-9.pt"
+    course = Course()
+    for line in (*began(), *steps(0, 9), LogLine(step=1, fields=many), an(events.SavedEvent, path=path, whole=True)):
+        course.take(as_written(line))
+    rows = summary(course, course.account.account("r", PRICES))
+    [first] = [number for number, row in enumerate(rows) if row.startswith("logged")]
+    assert rows[first + 1].startswith(" " * NAME + "name")
+    assert rows_of(rows)["logged"] == ", ".join(f"name{n} {n}" for n in range(LOGGED))
+    assert f"model{' ' * (NAME - 5)}{path}" in rows, "a path is in one piece"
 
 
 def test_names_of_others_stay_in_their_lines_and_are_not_all_shown() -> None:

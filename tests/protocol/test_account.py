@@ -68,6 +68,21 @@ def test_the_newest_line_of_a_worker_says_all_of_it() -> None:
     assert all(each.ended for each in found.workers)
 
 
+def test_the_tables_fit_a_narrow_terminal_and_have_every_class() -> None:
+    host = "ip-10-0-12-34.eu-central-1.compute.internal"
+    spent_s: Seconds = {name: 10_000.0 + number for number, name in enumerate(CLASSES)}
+    found = of(came("w1"), spent(1e6, {"w1": (9, spent_s)}, host=host))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(account_table(found, workers=True))
+    rows = capture.get().splitlines()
+    assert max(map(len, rows)) <= 80
+    titles = [name for row in rows if row.startswith("worker ") for name in row.split()[1:]]
+    assert titles == ["host", "seconds", *CLASSES]
+    values = [word for row in rows if row.startswith("w1 ") for word in row.split()[1:]]
+    assert values[2:] == [f"{value:.1f}" for value in spent_s.values()]
+
+
 def test_a_run_of_another_version_has_none_of_it() -> None:
     """It is unknown, and never 0."""
     found = of(came("a"), step_line(3), an(events.OverEvent, code=0, time=121.0))

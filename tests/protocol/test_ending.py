@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from farandole.errors import UsageError
@@ -111,6 +112,32 @@ def test_the_script_fails_before_there_is_a_view() -> None:
     scene.hello("a", "b")
     scene.say("a", m.ScriptFailed(traceback="ImportError"))
     assert {w: scene.last(w, m.Goodbye).code for w in "ab"} == {"a": 1, "b": 1}
+
+
+def test_the_exit_code_of_the_script_is_that_of_the_run() -> None:
+    scene = Scene(wanted=2)
+    scene.hello("a", "b")
+    scene.say("a", m.ScriptFailed(traceback="wrong arguments", code=2))
+    scene.say("b", m.ScriptFailed(traceback="wrong arguments", code=3))
+    assert scene.fields["over"]["code"] == 2, "the first one counts"
+
+    scene = trained("a")
+    scene.say("a", m.ScriptFailed(traceback="no data", code=7))
+    scene.report("a", 7)
+    scene.say("a", m.Saved(path="checkpoint"))
+    assert scene.fields["over"]["code"] == 7
+
+    scene = trained("a", "b")
+    scene.ready("c")
+    scene.say("c", m.ScriptFailed(traceback="wrong arguments", code=2))
+    assert scene.last("c", m.Goodbye).code == 2
+    assert scene.coordinator.ending is None
+
+
+@pytest.mark.parametrize("code", [0, -1, 128])
+def test_no_failure_has_another_exit_code(code: int) -> None:
+    with pytest.raises(msgspec.ValidationError, match="code"):
+        m.decode_from_worker(m.encode(m.ScriptFailed(traceback="", code=code)))
 
 
 def test_a_leaving_worker_that_fails_between_two_steps_ends_the_run_like_any_member() -> None:

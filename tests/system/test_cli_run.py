@@ -42,7 +42,9 @@ def test_a_run_from_start_to_end(launch: Callable[..., Launched], tmp_path: Path
     (run.folder / "finish").touch()
     code, out, err = run.ended()
     assert (code, err) == (0, "")
-    assert str(run.folder) in out.splitlines()[0]
+    first, then, *_ = out.splitlines()
+    assert "1 worker" in first
+    assert str(run.folder) in then
     assert "w1 | hello from w1 --workers 9 -- -h\n" in out
     assert naming(out, "w2", "view 2")
     assert naming(out, "w1", "view 3")

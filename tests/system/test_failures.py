@@ -209,6 +209,11 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
         [failed] = run.events("failed")
         frames = re.findall(r'File "([^"]*)"', failed["traceback"])
         assert frames[0] == str(FAULTS), "from the script's own frame on"
+        log = run.folder / "logs" / f"{failed['worker']}.log"
+        assert mentions(output, log), "where the whole traceback is"
+        whole = re.findall(r'File "([^"]*)"', log.read_text())
+        assert whole[-len(frames) :] == frames
+        assert any(Path(frame).name == "snapshot.py" for frame in whole)
         [saved] = run.events("saved")
         assert saved["whole"]
         assert Path(saved["path"]).exists()
@@ -220,13 +225,30 @@ def test_a_script_that_refuses_its_arguments_ends_the_run_at_once_and_says_so_on
         tmp_path / "run", SMALL, "--epochs", "many", "--stall=9", "--folder", "x", workers=3, options=[]
     ) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
-        assert run.process.returncode == 1, run.report()
+        assert run.process.returncode == 2, run.report()
         assert run.output.read_text().count("usage: small.py") == 1
         assert mentions(run.output.read_text(), "--stall=9", "--folder", "farandole run"), "ours, in the wrong place"
         assert 1 <= len(run.events("failed")) <= 3
         assert {event["worker"] for event in run.events("failed")} <= {"w1", "w2", "w3"}
         assert not run.events("died")
         assert len(list((run.folder / "logs").iterdir())) <= 4, "three workers' and the run's own"
+
+
+@pytest.mark.parametrize(("code", "expected"), [("7", 7), ("'no data at /data'", 1)])
+@pytest.mark.parametrize("join", ["", "import farandole; farandole.join()"])
+def test_the_code_with_which_the_script_exits_is_that_of_the_run(
+    join: str, code: str, expected: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\n{join}\nsys.exit({code})\n")
+    with Elastic(tmp_path / "run", script, workers=1, options=[]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == expected, run.report()
+        output = run.output.read_text()
+        assert "Traceback" not in output
+        assert output.count("no data at /data") == code.count("no data at /data")
+        [failed] = run.events("failed")
+        assert mentions(failed["traceback"], f"code {expected}", "farandole.join()" if not join else "line 3")
 
 
 def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:

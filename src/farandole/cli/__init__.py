@@ -51,6 +51,10 @@ def main() -> None:
 def _command(words: Sequence[str]) -> Callable[..., object]:
     if words and words[0] in _HOST_COMMANDS:
         return _host_command
+    if words and words[0] == "run":  # by itself too, so that its first line comes at once
+        from farandole.cli.run import command_alone
+
+        return command_alone()
     from farandole.cli.commands import command
 
     return command

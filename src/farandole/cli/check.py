@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.options import check_file, check_script, write_file
+from farandole.cli.options import check_file, check_script, show_script_help, write_file
 from farandole.errors import UsageError
 from farandole.platform import cpu
 from farandole.platform.bounds import MAX_WORKERS
@@ -51,6 +51,7 @@ def check(
 
         run_alone(script, arguments or [], die_with)
     check_script(script)
+    show_script_help(script, arguments)
     check_file("--json", json)
     for option, value, most in (("--workers", workers, MAX_WORKERS - 1), ("--threads", threads, 1 << 10)):
         if not 1 <= value <= most:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farandole.cli.options import check_script
+from farandole.cli.options import check_script, show_script_help
 from farandole.errors import UsageError
 from farandole.platform.output import tell
 
@@ -422,6 +422,7 @@ def probe(
     if seconds <= 0 or threads < 1:
         raise UsageError(f"--seconds {seconds:g} --threads {threads}: more than 0 seconds, at least 1 thread")
     check_script(script)
+    show_script_help(script, arguments)
     os.environ["FARANDOLE_TICKET"] = os.environ["FARANDOLE_FOLDER"] = ""
     os.environ["FARANDOLE_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
 

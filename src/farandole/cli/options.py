@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from functools import wraps
 from pathlib import Path
@@ -162,6 +163,16 @@ def check_script(script: str) -> None:
         raise UsageError(
             f"script {script}: it is no Python program; let it call `farandole run` where it calls `python`"
         )
+
+
+def show_script_help(script: str, arguments: Sequence[str] | None) -> None:
+    """If the script's arguments ask for its help, runs the script alone to show it, and raises Exit or SystemExit."""
+    words = list(arguments or ())
+    if words == ["-h"] or "--help" in itertools.takewhile(lambda word: word != "--", words):
+        from farandole.script import show_help
+
+        show_help(script, words)
+        raise typer.Exit
 
 
 # --- verbose ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -16,14 +17,16 @@ import msgspec
 import typer
 
 from farandole.cli.attach import detach
+from farandole.cli.config import ConfigCommand
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, exports_of
 from farandole.cli.folders import lives
-from farandole.cli.options import Verbose, check_name, check_script, option, part
+from farandole.cli.options import PASS_ON, Verbose, bound, check_name, check_script, option, part, show_script_help
 from farandole.cli.resume import GivenOptions, settle
 from farandole.code.pack import Origin
-from farandole.control.run_folder import CHECKPOINTS
+from farandole.control.run_folder import CHECKPOINTS, SETTINGS
 from farandole.errors import UsageError
 from farandole.platform import cpu
+from farandole.platform.output import tell
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.messages import Checkpoints, RunTerms
 from farandole.run_options import DATA, LIMITS, MACHINES, WATCHING, WORKERS, default
@@ -271,6 +274,7 @@ def run(
     origin = Origin.from_script(script)
     if module and not origin.module:
         raise UsageError(f"-m {script}: {Path.cwd()} has a file of this name; leave out -m, or rename one of them")
+    show_script_help(script, arguments)
     if detached:
         given = context.get_parameter_source("detached")
         detach(sys.argv[1:], folder, script, is_word=given is not None and given.name == "COMMANDLINE")
@@ -280,11 +284,35 @@ def run(
 
         load_ahead(threads or default("threads"), {**os.environ, **cpu.environment_of(bits or default("bits"))})
 
-    from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
     from farandole.cli.deadline import checked_speeds
-    from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.options import read as read_prices
     from farandole.cli.options import seconds
+    from farandole.pool.spec import pools
+    from farandole.protocol.cost import Prices
+    from farandole.protocol.settings import spending_of
+
+    check_name(folder, script)
+    specs = pools(pool or [])
+    deadline_s = None if deadline is None else seconds("--deadline", deadline)
+    start_s = None if start is None else seconds("--start", start)
+    relative = checked_speeds(speeds, start, deadline, specs, minimum)
+    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time(), deadline_s, relative, start_s)
+    priced = (read_prices(prices) if prices else Prices()).with_traffic_price(traffic_price)
+    terms = RunTerms(  # checks the values before a folder is made
+        wanted=2 if wanted is None and not specs else wanted, minimum=minimum, maximum=maximum,
+        threads=default("threads") if threads is None else threads, pin=pin, by_speed=by_speed,
+        bits=bits or default("bits"), codec=codec or default("codec"), stop_on_nan=stop_on_nan, audit=part(audit),
+        stop_undecided=stop_undecided,
+        checkpoints=Checkpoints(keep=default("keep") if keep is None else keep),
+        stall_s=stall_s, orphan_s=orphan_s, standstill_s=standstill_s, stop_s=stop_s,
+    )  # fmt: skip
+    first_line = starting(terms.wanted, [spec.name for spec in specs])
+    is_new = folder is None or not (folder / SETTINGS).exists()  # else its workers may still train
+    if is_new:
+        tell(first_line)  # before the imports that follow, which take most of a second
+
+    from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
+    from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.supervisor import Supervisor, check, go_on
     from farandole.cli.takeover import fetch, find_takeover
     from farandole.code import pack as copies
@@ -297,34 +325,15 @@ def run(
     from farandole.observe.live import open_display
     from farandole.platform import files as private
     from farandole.platform.extras import require_zstd
-    from farandole.platform.output import tell
     from farandole.pool.ec2 import run_tag
     from farandole.pool.local import OWN
-    from farandole.pool.spec import pools
     from farandole.protocol.coordinator.state import OwnPool
-    from farandole.protocol.cost import Prices
     from farandole.protocol.messages import Job
-    from farandole.protocol.settings import spending_of
 
-    check_name(folder, script)
-    specs = pools(pool or [])
-    deadline_s = None if deadline is None else seconds("--deadline", deadline)
-    start_s = None if start is None else seconds("--start", start)
-    relative = checked_speeds(speeds, start, deadline, specs, minimum)
-    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time(), deadline_s, relative, start_s)
-    priced = (read_prices(prices) if prices else Prices()).with_traffic_price(traffic_price)
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=wanted is not None, priced=max_cost is not None)
     if not listener.is_loopback(listener.parse(at)[0]):
         security.check_available(at)
-    terms = RunTerms(  # checks the values before a folder is made
-        wanted=2 if wanted is None and not specs else wanted, minimum=minimum, maximum=maximum,
-        threads=default("threads") if threads is None else threads, pin=pin, by_speed=by_speed,
-        bits=bits or default("bits"), codec=codec or default("codec"), stop_on_nan=stop_on_nan, audit=part(audit),
-        stop_undecided=stop_undecided,
-        checkpoints=Checkpoints(keep=default("keep") if keep is None else keep),
-        stall_s=stall_s, orphan_s=orphan_s, standstill_s=standstill_s, stop_s=stop_s,
-    )  # fmt: skip
     exports = exports_of(tensorboard, tensorboard_dir, wandb, metrics_token)
     before = GivenOptions(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
@@ -338,6 +347,8 @@ def run(
         check_folder(folder)
         if was := find_takeover(folder, (script, *(arguments or ())), listen):
             raise typer.Exit(go_on(was, prepare, fresh, taken_over=lost_ticket is not None))
+    if not is_new:
+        tell(first_line)
     travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
     packed = pack(Path.cwd(), script, files, run=folder) if travels else None
     settled = settle(before, terms, folder)
@@ -396,3 +407,18 @@ def run(
     flags = {flag for parameter in context.command.params for flag in parameter.opts}
     supervisor = Supervisor(settings, script, arguments or [], display, prepare, fresh, specs, flags=flags)
     raise typer.Exit(supervisor.supervise())
+
+
+def starting(wanted: int | None, pools: Sequence[str]) -> str:
+    """Returns the first line of a run: `wanted` workers are started, in the pools of these names if there are any."""
+    workers = "workers" if wanted is None else f"{wanted} worker{'' if wanted == 1 else 's'}"
+    return f"starting {workers} in {', '.join(pools)}" if pools else f"starting {workers} (loading torch)"
+
+
+def command_alone() -> Callable[..., object]:
+    """Returns `farandole` with this command alone: the modules of all others would take a quarter of a second."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(lambda: None)
+    app.command("run", cls=ConfigCommand, context_settings=PASS_ON)(run)
+    bound(app)
+    return typer.main.get_command(app)

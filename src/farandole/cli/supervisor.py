@@ -393,7 +393,7 @@ class Pools:
 
 END_S = 8.0  # for the coordinator to end once the run is over, and for its last lines to arrive
 FOLDER_S = 1.0  # between two checks that the run's folder exists
-LOADING_S, LONGEST_WAIT_S = 1.0, 60.0  # first and longest time between messages while no worker has connected
+LOADING_S, LONGEST_WAIT_S = 5.0, 60.0  # first and longest time between messages while no worker has connected
 
 
 class Supervisor:
@@ -462,6 +462,8 @@ class Supervisor:
         elif failure:
             say(f"farandole: {roster.reason}:")
             say(failure.traceback)
+            if (log := self._folder / LOGS / f"{failure.worker}.log").exists():
+                say(f"farandole: the whole traceback is in {log}")
         elif roster.over not in (0, self._code):
             say(f"farandole: error: {roster.reason}")
         own = (word for word in self._arguments if word.startswith("--") and word.partition("=")[0] in self._flags)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.options import Verbose, check_script
+from farandole.cli.options import Verbose, check_script, show_script_help
 from farandole.errors import FarandoleError, HostNotPrepared
 from farandole.platform import cpu
 from farandole.platform.output import say, tell
@@ -64,6 +64,8 @@ def join(
     pause(settings.returns)
     if script and not settings.code:
         check_script(script)
+    if script and not settings.pool:
+        show_script_help(script, arguments)
     from farandole.control.ticket import exposed, load
 
     cpu.set_for(load(ticket).bits)

@@ -33,7 +33,7 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.observe import text as gauges
 from farandole.observe.summary import Course, summary
 from farandole.observe.tables import workers_table
-from farandole.observe.text import Flow, Presence, ProgressRows, clock, describe, not_promised, number
+from farandole.observe.text import Flow, Presence, ProgressRows, SameOutput, describe, not_promised, number, time_text
 from farandole.platform.files import open_regular
 from farandole.platform.output import one_line, plain
 from farandole.platform.process import up_to
@@ -50,7 +50,6 @@ from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line, time
 PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25
 LOGGED_PART = 0.05  # the part of the output limits that `run.log` lines get
-MOST_PRINTED = 1000  # lines that are remembered to show them once
 QUIET = (
     events.ProposedEvent,
     events.ReadyEvent,
@@ -58,6 +57,15 @@ QUIET = (
     events.PricedEvent,
     events.RunStartedEvent,
 )  # not shown: a view event follows and reports the same, or users need no action
+ENDS = (
+    events.FailedEvent,
+    events.FinishedEvent,
+    events.SavedEvent,
+    events.SavedElsewhereEvent,
+    events.NotSavedEvent,
+    events.StateLostEvent,
+    events.OverEvent,
+)  # after one of these no further step may come, so the newest step is shown before it
 
 
 def open_display(stream: TextIO) -> Display:
@@ -68,18 +76,26 @@ def open_display(stream: TextIO) -> Display:
 
 
 class Display(ABC):
-    """A display, used as a context manager from one thread. The caller updates `wanted` and `account`."""
+    """A display, used as a context manager from one thread. The caller updates `wanted` and `account`.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Invariant: the times that are shown never go backwards, although lines of several hosts' clocks come, some of them
+    late. No time is after the present time of this process.
+
+    `clock` measures intervals; `time_of_day` returns the seconds since the epoch.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, time_of_day: Callable[[], float] = time.time
+    ) -> None:
         self.wanted = 0
         self.account: Account | None = None
         self.presence = Presence()
-        self._clock = clock
+        self._clock, self._time_of_day = clock, time_of_day
+        self._newest = 0.0  # the newest time of a line, in seconds since the epoch
         self._logged = Flow("run.log", METRICS)
         self._slow: dict[str, float] = {}  # speed of stragglers, by the current shares
         self._steps: deque[StepLine] = deque(maxlen=RATE_STEPS)
-        self._trains = False  # a first view has been there
-        self._printed: dict[str, str] = {}  # by line: the worker that has printed it first, until training begins
+        self._same = SameOutput()
 
     def __enter__(self) -> Display:
         return self
@@ -91,18 +107,17 @@ class Display(ABC):
         """Starts the display in the middle of a run, from its `status`."""
         self.wanted = status.wanted
         self.presence = Presence(status)
-        self._trains = True
 
     def line(self, line: Line) -> None:
         """Shows a line of metrics.jsonl: an event, a step or a logged value."""
-        self._trains |= isinstance(line, StepLine | events.ViewEvent)
+        self._newest = max(self._newest, min(time_of(line), self._time_of_day()))
         if isinstance(line, StepLine):
             self._steps.append(line)
             self._log()
             self.progress(line)
             return
         if isinstance(line, LogLine):
-            self._log(f"{clock(line)}  {describe(line)}".encode(errors="replace"))
+            self._log(f"{self._at}  {describe(line)}".encode(errors="replace"))
             return
         self.presence.take(line)
         if isinstance(line, events.ViewEvent):
@@ -111,9 +126,10 @@ class Display(ABC):
             self._slow = stragglers({worker: share / WHOLE for worker, share in line.shares.items()})
         if isinstance(line, events.OverEvent):
             self._show_parts((), *self._logged.end())
+        if isinstance(line, ENDS) or (isinstance(line, events.ViewEvent) and not line.members):
             self.progressed()
         if not isinstance(line, QUIET):
-            self.show(f"{clock(line)}  {describe(line)}")
+            self.show(f"{self._at}  {describe(line)}")
         self.refresh()
 
     def output(self, worker: str, text: str) -> None:
@@ -123,26 +139,20 @@ class Display(ABC):
     def outputs(self, lines: Sequence[tuple[str, str]]) -> None:
         """Shows (worker, line) pairs; "" marks a note of farandole. One call for many lines is much cheaper.
 
-        Until training begins, a line that several workers print is shown once: each runs the same script from the top.
+        A line that several workers print is shown once: each runs the same script.
         """
-        if not self._trains:
-            lines = self._printed_first(lines)
-        if lines:
-            self.show("\n".join(f"{worker} | {text}" if worker else text for worker, text in lines))
-
-    def _printed_first(self, lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Returns the lines that no other worker has printed before."""
-        first: list[tuple[str, str]] = []
-        for worker, text in lines:
-            if len(self._printed) < MOST_PRINTED and worker:
-                self._printed.setdefault(text, worker)
-            if not text.strip() or self._printed.get(text, worker) == worker:
-                first.append((worker, text))
-        return first
+        now = self._clock()
+        if new := [(worker, text) for worker, text in lines if not worker or self._same.is_new(worker, text, now)]:
+            self.show("\n".join(f"{worker} | {text}" if worker else text for worker, text in new))
 
     def summary(self, lines: Sequence[str]) -> None:
         """Shows the final summary."""
         self.show("\n".join(lines))
+
+    @property
+    def _at(self) -> str:
+        """The time of day of the newest line, as text."""
+        return time_text(self._newest or self._time_of_day())
 
     @property
     def people(self) -> str:
@@ -174,9 +184,9 @@ class Display(ABC):
     def progress(self, line: StepLine) -> None:
         """Shows that a step has ended."""
 
+    @abstractmethod
     def progressed(self) -> None:
-        """Records that no more steps will come."""
-        return
+        """Shows the newest step, after which none may come."""
 
     def refresh(self) -> None:
         """Redraws the figures, which may have changed."""
@@ -189,8 +199,13 @@ class Display(ABC):
 class PlainDisplay(Display):
     """A display of plain lines of text."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(clock, time_of_day)
         self._stream = stream
         self._next_at = 0.0
         self._rows = ProgressRows()
@@ -210,7 +225,7 @@ class PlainDisplay(Display):
     def progressed(self) -> None:
         line, self._late = self._late, None
         if line is not None:
-            self._print("\n".join(self._rows.rows(line, self.wanted, samples_per_s(self._steps))))
+            self._print("\n".join(self._rows.rows(line, self._at, self.wanted, samples_per_s(self._steps))))
 
     def close(self) -> None:
         return
@@ -238,6 +253,10 @@ class LiveDisplay(Display):
         del line
         self.refresh()
 
+    def progressed(self) -> None:
+        self._next_at = 0.0
+        self.refresh()
+
     def refresh(self) -> None:
         now = self._clock()
         if now >= self._next_at and self._live.is_started:
@@ -249,7 +268,7 @@ class LiveDisplay(Display):
         rate = samples_per_s(self._steps, time.time())
         words = (gauges.training(last, None, rate), self.people, gauges.cost(self.account))
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in words if line]
-        return Group(*([gauges.progress(last.step, last.total, last.epoch, self._steps)] if last else []), *lines)
+        return Group(*([gauges.progress(last.step + 1, last.total, last.epoch, self._steps)] if last else []), *lines)
 
     def close(self) -> None:
         self._live.stop()
@@ -522,6 +541,9 @@ class Recent(Display):
     def progress(self, line: StepLine) -> None:
         del line
 
+    def progressed(self) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -547,7 +569,8 @@ def list_picture(runs: Mapping[str, Status | None]) -> Table:
     """Returns a table of several runs, by the names of their folders. A status of None means: no answer now."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("run", "state", "step", "epoch", "workers", "samples/s", "loss"):
-        table.add_column(title, justify="left" if title in ("run", "state") else "right")
+        is_text = title in ("run", "state")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text)
     for name, status in runs.items():
         if status is None:
             table.add_row(_text(name), "no answer")

@@ -15,6 +15,7 @@ import msgspec
 from farandole.observe.text import not_promised
 from farandole.protocol import events
 from farandole.protocol.metrics import Line, StepLine, parse_line
+from farandole.protocol.values import FAILURES
 
 _EVENT = b'{"event":'  # beginning of the line of an event
 _STEP_LINES = 100  # lines of steps; the newest undamaged one counts
@@ -102,7 +103,7 @@ def after(before: Past, line: Line) -> Past:
         case events.NothingLeftEvent():
             return msgspec.structs.replace(before, outcome="finished")
         case events.OverEvent(code=code):
-            outcome = "failed" if code == 1 else "finished" if before.outcome == "finished" else "stopped"
+            outcome = "failed" if code in FAILURES else "finished" if before.outcome == "finished" else "stopped"
             return msgspec.structs.replace(before, outcome=outcome, code=code, reason=line.reason)
         case _:
             return before

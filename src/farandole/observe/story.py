@@ -31,7 +31,7 @@ from farandole.protocol import events
 from farandole.protocol.coordinator.account import HOUR_S, Account
 from farandole.protocol.metrics import Line, LogLine, StepLine
 from farandole.protocol.numeric_facts import DECODER, DEVICE, NUMPY, OPERATION, SETTING, TORCH
-from farandole.protocol.values import CLASSES, MEANING
+from farandole.protocol.values import CLASSES, FAILURES, MEANING
 
 # --- series -----------------------------------------------------------------------------------------------------------
 #
@@ -532,7 +532,7 @@ def _state(story: Story, status: Status | None, *, live: bool) -> dict[str, str]
             return {"state": "stalled", "word": f"for {status.stalled.seconds:.0f} s{waited_for}"}
         return {"state": status.state, "word": status.reason}
     if story.over is not None:
-        failed = "failed" if story.over.code == 1 else "finished" if story.finished else "stopped"
+        failed = "failed" if story.over.code in FAILURES else "finished" if story.finished else "stopped"
         return {"state": failed, "word": f"{story.over.reason} (exit code {story.over.code})"}
     if live:
         return {"state": "no answer", "word": "a run continues without its coordinator"}

@@ -6,6 +6,7 @@ the code that prints them must remove control characters, as the display does.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from abc import ABC, abstractmethod
 from array import array
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.observe.past import Past, after, goes_on, with_step
-from farandole.observe.text import in_words, number, rate_words, traffic_words
+from farandole.observe.text import COLUMNS, in_words, number, rate_words, traffic_words
 from farandole.platform.output import one_line
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import Account, AccountReader, WorkerAccount
@@ -400,6 +401,7 @@ class Course(RunReader):
 # The account of a run as a table. Pure: it takes a value and returns a rich renderable.
 
 UNKNOWN = "unknown"
+CLASSES_SHOWN = 5  # in one table of the workers
 
 
 def account_table(account: Account, *, workers: bool = False) -> Group:
@@ -410,7 +412,7 @@ def account_table(account: Account, *, workers: bool = False) -> Group:
     if account.traffic.at_least_bytes:
         parts += [Text(), _hosts_table(account.traffic)]
     if workers and account.workers:
-        parts += [Text(), _workers_table(account.workers)]
+        parts += [part for table in _workers_tables(account.workers) for part in (Text(), table)]
     return Group(*parts)
 
 
@@ -470,20 +472,24 @@ def _classes(account: Account) -> Table:
     return table
 
 
-def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
-    """Returns a table of each worker's time, in seconds."""
+def _workers_tables(workers: tuple[WorkerAccount, ...]) -> Iterator[Table]:
+    """Yields tables of each worker's time, in seconds, each with a few of the classes, so that it fits a terminal."""
     classes = [name for name in CLASSES if any(name in each.seconds for each in workers)]
-    table = _table("worker", "host", "seconds", *classes)
-    for each in workers:
-        spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in classes)
-        table.add_row(_text(each.worker), _text(each.host), f"{each.total_s:.1f}", *spent)
-    return table
+    for first in range(0, max(len(classes), 1), CLASSES_SHOWN):
+        shown = classes[first : first + CLASSES_SHOWN]
+        table = _table("worker", *(["host", "seconds"] if first == 0 else []), *shown)
+        for each in workers:
+            head = [_text(each.host), f"{each.total_s:.1f}"] if first == 0 else []
+            spent = (f"{each.seconds[name]:.1f}" if name in each.seconds else "" for name in shown)
+            table.add_row(_text(each.worker), *head, *spent)
+        yield table
 
 
 def _table(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column, title in enumerate(titles):
-        table.add_column(title, justify="left" if column == 0 or title in ("", "host") else "right")
+        words = title in ("", "host")
+        table.add_column(title, justify="left" if column == 0 or words else "right", no_wrap=not words, overflow="fold")
     return table
 
 
@@ -495,6 +501,7 @@ def _text(value: str) -> Text:
 
 PAUSES = 12  # the longest pauses are shown
 LOGGED = 12  # logged names that are shown
+NAME, PAUSE = 14, 13  # width of a row's name, and of a pause's time
 SHOWN_S = 0.001  # shorter times are not shown
 EXTRA_PARTS = "evaluation, run.once and pauses"
 
@@ -508,7 +515,15 @@ def summary(
     were not written completely.
     """
     rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
-    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
+    return ["", *(line for name, text in rows for line in _in_columns(name, one_line(text)))]
+
+
+def _in_columns(name: str, text: str) -> list[str]:
+    """Returns a row, in as many lines as it needs to fit a terminal. Only a longer word, such as a path, is wider."""
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=f"{name:<{NAME}}", subsequent_indent=" " * (NAME if name else NAME + PAUSE),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _rows(course: Course, account: Account | None, over: events.OverEvent | None) -> Iterator[tuple[str, str]]:
@@ -520,6 +535,9 @@ def _rows(course: Course, account: Account | None, over: events.OverEvent | None
         code = "" if past.code is None else f", exit code {past.code}"
         yield "outcome", f"{past.outcome} ({past.reason}{code})"
     if course.began is None or course.ended is None or account is None:
+        return
+    if not course.steps and not past.checkpoint and course.save is None:
+        yield "steps", "0: nothing was trained"
         return
     if course.logged:
         shown = [f"{name} {number(value)}" for name, value in course.logged.items()]

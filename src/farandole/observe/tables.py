@@ -108,7 +108,7 @@ def workers_table(status: Status) -> Table:
     """Returns a table of the workers in rank order; workers without a rank come last."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("worker", "rank", "state", "host", "pid", "pool", "speed", "shards"):
-        table.add_column(title)
+        table.add_column(title, no_wrap=title not in ("host", "pool"), overflow="fold")
     order = sorted(status.workers, key=lambda w: (w.rank is None, w.rank or 0))
     for w in order:
         rank, speed = "" if w.rank is None else str(w.rank), "" if w.speed is None else f"{w.speed:.2f}"
@@ -131,7 +131,7 @@ RUN = "this machine"
 
 def hosts_table(reports: Sequence[HostReport], own: HostFacts) -> Table:
     """Returns a table of the facts of each host; the last line is this machine."""
-    table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
+    table = _table("host", "slots", "ready", "Python", "torch", "farandole", "GPUs", "cores", "bits", "clock", "free")
     for each in reports:
         name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, own) else "yes"
         if each.facts is None:
@@ -170,7 +170,7 @@ def ports_table(reports: Sequence[HostReport]) -> Table:
 def _facts(facts: HostFacts, bits: str, clock: str) -> tuple[str, ...]:
     torch = facts.numerics.get(numeric_facts.TORCH, "none")
     free = f"{facts.free_bytes / 1e9:.0f} GB"
-    return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
+    return facts.python, torch, facts.farandole, str(facts.gpus), str(facts.cores), bits, clock, free
 
 
 def _bits(facts: HostFacts, own: HostFacts) -> str:
@@ -186,9 +186,9 @@ def _mark(error: str | None) -> str:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")  # many columns
     for title in titles:
-        table.add_column(title)
+        table.add_column(title, no_wrap=title != "host", overflow="fold")
     return table
 
 

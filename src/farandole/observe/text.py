@@ -6,9 +6,11 @@ return.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +24,7 @@ from farandole.platform.output import one_line
 from farandole.protocol import events, numeric_facts
 from farandole.protocol.cost import GB, Traffic
 from farandole.protocol.link_speed import SlowLink
-from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
+from farandole.protocol.metrics import Line, LogLine, StepLine
 
 if TYPE_CHECKING:
     from farandole.protocol.coordinator.account import Account
@@ -227,7 +229,7 @@ def _describe(event: events.Event) -> str:
         case events.StateLostEvent(reason=reason):
             return f"state lost: {reason}"
         case events.FinishedEvent(equal=equal):
-            return "finished: all workers have the same state" if equal else "finished: THE WORKERS' STATES DIFFER"
+            return f"all scripts have ended, {'with the same state' if equal else 'WITH DIFFERENT STATES'}"
         case events.OverEvent(code=code, reason=reason):
             return f"over: {reason} (exit code {code})"
 
@@ -242,9 +244,9 @@ def is_own_error(failed: events.FailedEvent) -> bool:
     return "Traceback" not in failed.traceback
 
 
-def clock(line: Line) -> str:
-    """Returns the local time of day of a line; the present time for a line of `run.log`."""
-    return time.strftime("%H:%M:%S", time.localtime(time_of(line) or None))
+def time_text(seconds: float) -> str:
+    """Returns the local time of day, for seconds since the epoch."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def number(value: Any) -> str:
@@ -280,16 +282,24 @@ def _last_line(text: str) -> str:
 # Lines of figures that `farandole top` and the live display of `farandole run` share. They take values and return
 # text or a rich renderable. Unknown values are not shown.
 
-BAR = 40  # width in characters
+COLUMNS = 80  # of a terminal: tables fit into so many
+BAR = 40  # width in characters; less where the words need the room
+BAR_STYLE = "cyan"  # not rich's own, which is red: red stands for failures
 
 
 def progress(step: int, total: int | None, epoch: int, steps: Sequence[StepLine]) -> Table:
-    """Returns the progress in words, after a bar if the last step is known. `steps` are the newest ones."""
+    """Returns the progress in words, after a bar if the number of steps is known.
+
+    `step` is the number of steps done; `steps` are the newest ones.
+    """
     row = Table.grid(padding=(0, 2))
+    if total:
+        row.add_column(max_width=BAR)
+    row.add_column(no_wrap=True)
     remaining_s = left_s(total, steps)
     remaining = "" if remaining_s is None else f", {in_words(remaining_s)} left"
     words = f"step {step_words(step, total)}, epoch {epoch}{remaining}"
-    bar = [ProgressBar(total=total, completed=step, width=BAR)] if total else []
+    bar = [ProgressBar(total, step, complete_style=BAR_STYLE, finished_style=BAR_STYLE)] if total else []
     row.add_row(*bar, Text(words))
     return row
 
@@ -408,12 +418,16 @@ def _named(names: Sequence[str]) -> str:
 
 HEADER_ROWS = 25  # the header is repeated after this many rows,
 AWAY_LINES, AWAY_ROWS = 50, 5  # or after 50 other lines, which scrolled it away, if 5 rows came since the header
-TITLES = ("Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR")
+TITLES = ("Time", "Steps", "Epoch", "Workers", "Speed", "Loss", "LR")
 WIDTHS = (8, 9, 5, 7, 8, 10, 10)  # minimum, in characters
 
 
 class ProgressRows:
-    """`of` returns the row of a step, after a header if one is due. Call `passed` for other lines that are printed."""
+    """`rows` returns the row of a step, after a header if one is due. Call `passed` for other lines that are printed.
+
+    Rows fit into `COLUMNS`: the gaps are narrower if numbers need more room than they usually do.
+    Column "Steps" has the number of steps done: in the last row, all of them.
+    """
 
     def __init__(self) -> None:
         self._widths = [0] * len(TITLES)
@@ -422,15 +436,16 @@ class ProgressRows:
     def passed(self, lines: int) -> None:
         self._others += lines
 
-    def rows(self, line: StepLine, wanted: int, samples_per_s: float | None) -> list[str]:
+    def rows(self, line: StepLine, at: str, wanted: int, samples_per_s: float | None) -> list[str]:
+        """Returns the row of step `line` at time `at`, after a header if one is due."""
         cells = (
-            clock(line),
-            str(line.step) if line.total is None else f"{line.step}/{line.total}",
+            at,
+            str(line.step + 1) if line.total is None else f"{line.step + 1}/{line.total}",
             str(line.epoch),
             f"{line.workers}/{wanted}" if wanted else str(line.workers),
             "" if samples_per_s is None else f"{rate_words(samples_per_s)}/s",
             "" if line.loss is None else number(line.loss),
-            "" if line.learning_rate is None else number(line.learning_rate),
+            "" if line.learning_rate is None else f"{number(line.learning_rate)}{factor_words(line)}",
         )
         longest = 2 * len(str(line.total)) + 1 if line.total else 0
         least = (WIDTHS[0], max(WIDTHS[1], longest), *WIDTHS[2:])
@@ -441,11 +456,12 @@ class ProgressRows:
             self._rows = self._others = 0
         self._widths = widths
         self._rows += 1
-        return [*header, f"{_aligned(cells, widths)}{factor_words(line)}".rstrip()]
+        return [*header, _aligned(cells, widths).rstrip()]
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= COLUMNS else " "
+    return gap.join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 # --- flow -------------------------------------------------------------------------------------------------------------
@@ -521,6 +537,49 @@ class Flow:
         counted = f"{lines:,} line{'' if lines == 1 else 's'}"
         much = f"{size / 1e6:,.0f} MB" if not lines else f"{counted} and {size / 1e6:,.0f} MB" if size else counted
         return f"... {much} of {self._source} are only in {self._place}", newest
+
+
+# --- same output ------------------------------------------------------------------------------------------------------
+#
+# Selects one of the copies of a line that several workers print, since all run the same script. Pure.
+#
+# A line is shown as often as the worker that has printed it most often. So whoever is first shows it, however far the
+# others are behind, and a worker that joins later does not repeat it. Two lines that differ only in the time of day are
+# the same line, because loggers write it. If a worker repeats a line that was not shown for `FORGET_S`, the counts
+# begin anew: the workers that have printed it most often may have left.
+
+FORGET_S = 30.0
+REMEMBERED = 1000  # lines
+_TIME_OF_DAY = re.compile(r"\d{1,2}:\d\d(:\d\d)?([.,]\d+)?")
+
+
+class SameOutput:
+    """The lines that workers have printed. Call `is_new` with each line, in order."""
+
+    def __init__(self) -> None:
+        self._printed: dict[str, _Printed] = {}  # the line that was shown least recently is first
+
+    def is_new(self, worker: str, text: str, now: float) -> bool:
+        """Returns True if the line is to be shown: no other worker has printed it as often. `now` is in seconds."""
+        key = _TIME_OF_DAY.sub("", text)
+        printed = self._printed.get(key) or _Printed({})
+        if worker in printed.counts and now > printed.shown_at + FORGET_S:
+            printed = _Printed({})
+        most = max(printed.counts.values(), default=0)
+        count = printed.counts[worker] = printed.counts.get(worker, 0) + 1
+        if count > most:
+            printed.shown_at = now
+            self._printed.pop(key, None)
+            self._printed[key] = printed
+            if len(self._printed) > REMEMBERED:
+                del self._printed[next(iter(self._printed))]
+        return count > most
+
+
+@dataclass
+class _Printed:
+    counts: dict[str, int]  # how often each worker has printed it
+    shown_at: float = 0.0
 
 
 # --- presence ---------------------------------------------------------------------------------------------------------

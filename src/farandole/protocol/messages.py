@@ -29,6 +29,7 @@ from farandole.protocol.values import (
     Count,
     Digest,
     Dollars,
+    ExitCode,
     LinkUse,
     Message,
     Name,
@@ -827,9 +828,13 @@ class Suspect(Message):
 
 
 class ScriptFailed(Message):
-    """The training script raised, and the run ends. An error of farandole's own has its message alone as traceback."""
+    """The training script raised, and the run ends, with exit code `code`.
+
+    An error of farandole's own, or `sys.exit` in the script, has a message alone as traceback.
+    """
 
     traceback: Text
+    code: ExitCode = 1
 
 
 class DataUnavailable(Message):

@@ -34,6 +34,8 @@ MAX_FACT = 2000  # characters of a fact; a longer one is abridged
 Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME, pattern=NAME)]  # safe to show in a terminal
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+FAILURES = range(1, 128)  # exit codes of a run that has failed; larger ones are those of signals, which stop a run
+ExitCode = Annotated[int, msgspec.Meta(ge=FAILURES.start, lt=FAILURES.stop)]
 Digest = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per mille of the fastest worker's
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]

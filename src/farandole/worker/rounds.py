@@ -20,6 +20,7 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.state_transfer import Arrival, Snapshot, send_state
 from farandole.collective.transport import PeerLost
+from farandole.control.run_folder import HIDDEN_LOG_PREFIX
 from farandole.errors import StateDisputed, WorkerSuperseded
 from farandole.plan.shards import Position
 from farandole.platform.output import say
@@ -29,6 +30,7 @@ from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, LoopPassed, Routine, Task, class_of, join_view
 from farandole.protocol.worker.session import PeerWait
 from farandole.protocol.worker.state_machine import Exit, Save
+from farandole.settings import Settings
 from farandole.worker.context import WorkerContext
 from farandole.worker.process_exit import lower_priority
 
@@ -164,7 +166,8 @@ class RoundsPort:
             save_and_report()
 
     def leave(self, exit_: Exit) -> NoReturn:
-        say(f"farandole: {exit_.reason}")
+        hidden = bool(Settings.read().pool)  # the command that runs the run shows why it ends, once
+        say(f"{HIDDEN_LOG_PREFIX if hidden else 'farandole: '}{exit_.reason}")
         raise SystemExit(exit_.code)
 
     def workers(self, step: int, begun: int) -> int:

@@ -357,12 +357,12 @@ def stop_view(state: CoordinatorState, cause: str) -> None:
     recover_if_ready(state)
 
 
-def stop_for_failure(state: CoordinatorState, reason: str) -> None:
+def stop_for_failure(state: CoordinatorState, reason: str, code: int = 1) -> None:
     """End the run with the state of the newest whole step."""
     if state.view is None:
-        shutdown.fail_before_view(state, reason)
+        shutdown.fail_before_view(state, reason, code)
         return
-    state.ending = Ending(code=1, reason=reason, failed=True)
+    state.ending = Ending(code=code, reason=reason, failed=True)
     if state.stopping is None:
         stop_view(state, reason)
 

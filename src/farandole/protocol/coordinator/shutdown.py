@@ -218,13 +218,13 @@ def advance(state: CoordinatorState, now: float) -> bool:
     return True
 
 
-def fail_before_view(state: CoordinatorState, reason: str) -> None:
+def fail_before_view(state: CoordinatorState, reason: str, code: int = 1) -> None:
     """Fail the run, which has no view in force. It is over, unless a stop is outstanding: then the answers decide.
 
     Such a stop comes from a restart: the workers may have been in the first view, and hold a state, before its
     predecessor could know.
     """
-    state.ending = Ending(code=1, reason=reason, failed=True)
+    state.ending = Ending(code=code, reason=reason, failed=True)
     if state.stopping is None:
         end(state)
     else:

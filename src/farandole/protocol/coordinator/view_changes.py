@@ -481,22 +481,22 @@ def remove_late_leaver(state: CoordinatorState, worker: Worker) -> None:
 def on_script_end(state: CoordinatorState, worker: Worker, message: m.ScriptFailed | m.DataUnavailable) -> None:
     """Handle a script that failed, or a host that cannot get the data."""
     if isinstance(message, m.ScriptFailed):
-        on_script_failed(state, worker, message.traceback)
+        on_script_failed(state, worker, message)
     else:
         on_data_unavailable(state, worker, message.reason)
 
 
-def on_script_failed(state: CoordinatorState, worker: Worker, traceback: str) -> None:
+def on_script_failed(state: CoordinatorState, worker: Worker, message: m.ScriptFailed) -> None:
     """Handle a script that raised: it ends the run in a member, and removes a worker that is not yet a member."""
-    state.record(events.FailedEvent(worker=worker.id, host=worker.host, traceback=traceback))
+    state.record(events.FailedEvent(worker=worker.id, host=worker.host, traceback=message.traceback))
     if state.savers or (state.ending and state.ending.failed):
         if state.deadline is not None and worker.state != "finished":
             shutdown.give_up(state, f"the script failed on {worker.id}", code=1)
         return  # the others fail in the same way: the first one counts
     if state.affects_only_itself(worker):
-        remove(state, worker.id, Removal.LEFT, "its script failed before it became a member", 1)
+        remove(state, worker.id, Removal.LEFT, "its script failed before it became a member", message.code)
         return
-    recovery.stop_for_failure(state, f"the script failed on {worker.id}")
+    recovery.stop_for_failure(state, f"the script failed on {worker.id}", message.code)
 
 
 def on_data_unavailable(state: CoordinatorState, worker: Worker, reason: str) -> None:
