@@ -20,7 +20,8 @@
 # make lending   a training lends its nodes to an urgent job of a real Slurm and takes them again; needs root and apt
 # make screens   the pictures of docs/ and README, from a run of the demo in a real Chromium
 # make docs      the site, in site/: the pages of docs/, and the reference from docstrings, help and tests; works offline
-# make docs-check  the programs of the pages compile and their commands are accepted; the site builds without a warning
+# make docs-check  the pages' programs compile, the site builds without a warning, and the commands that one machine can
+#                  run are run; a quarter of an hour
 # make texts     all help texts, errors and events in one file, texts.txt, to be read
 # make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
 #
@@ -165,6 +166,7 @@ docs: $(VENV)/.docs
 
 docs-check: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) tests/cli/test_commands_of_pages.py tests/test_site.py tests/test_pointers.py
+	@$(BIN)/python -m docs.check
 
 texts: $(VENV)/.dev
 	@$(BIN)/python docs/texts.py

@@ -14,10 +14,9 @@ import pytest
 from docs import reference
 from tests.support.every import every
 from tests.support.metric_lines import KINDS
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import PAGES, ROOT, blocks
 
 SOURCE = ROOT / "src" / "farandole"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\"\s>]+)")
 
 
