@@ -34,6 +34,7 @@ LEFT_OUT = {  # a pattern of the words: why such a command is not run here
     r"^(simulate|plan)\b": "it takes recorded traces of a market",
     r"^(bench (batch|scaling)|.*benchmarks/)": "it takes minutes",
     r"^(top|dashboard)\b": "it ends only when somebody ends it",
+    r"^bench network .*--listen": "it waits for another machine",
     r" < ": "it reads what another command has printed",
     r"--take-over": "it takes a run whose machine is lost",
 }

@@ -66,6 +66,8 @@ INTERNAL = {  # public methods that only the package calls
     "integrations.transformers.Seq2SeqTrainer": (".*",),
 }
 
+MADE_BY_THE_PACKAGE = {"Run", "Step"}  # a script calls no constructor of these
+
 
 def api() -> str:
     """The page of all public names. mkdocstrings replaces each `:::` by a signature and a docstring."""
@@ -78,9 +80,9 @@ def api() -> str:
         parts.append(f"## {title}\n")
         for name in names:
             parts.append(f"::: farandole.{name}\n")
-            if name in INTERNAL:
-                filters = ["!^_", *(f"!^{method}$" for method in INTERNAL[name])]
-                parts.append(f"    options:\n      filters: {filters}\n")
+            filters = ["!^_", *(f"!^{method}$" for method in INTERNAL.get(name, ()))]
+            shows_init = name not in MADE_BY_THE_PACKAGE
+            parts.append(f"    options:\n      filters: {filters}\n      merge_init_into_class: {shows_init}\n")
     return "\n".join(parts)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from docs import reference
+from docs import check, pages, reference
 from tests.support.every import every
 from tests.support.metric_lines import KINDS
-from tests.support.pages import PAGES, ROOT, blocks
+from tests.support.pages import PAGES, ROOT, blocks, commands
 
 SOURCE = ROOT / "src" / "farandole"
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\"\s>]+)")
@@ -37,6 +37,23 @@ def test_it_builds_without_a_warning_and_loads_nothing_from_other_hosts(tmp_path
 def test_what_a_page_loads_from_another_host_is_seen() -> None:
     assert LOADED.findall('<script async src="https://unpkg.com/x.js">') == ["https://unpkg.com/x.js"]
     assert not LOADED.findall('<a href="https://pytorch.org">torch</a><script src="assets/x.js">')
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "moved"),
+    [
+        ("README.md", "docs/performance.md#on-a-gpu", "performance.md#on-a-gpu"),
+        ("docs/running.md", "../README.md", "index.md"),
+        ("docs/running.md", "../examples/port.md", "examples/port.md"),
+        ("examples/port.md", "../docs/data.md", "../data.md"),
+        ("docs/running.md", "data.md", "data.md"),
+        ("docs/running.md", "#checkpoints", "#checkpoints"),
+        ("docs/running.md", "gone.md", "gone.md"),
+        ("docs/running.md", "https://pytorch.org/README.md", "https://pytorch.org/README.md"),
+    ],
+)
+def test_links_of_the_repository_lead_to_the_same_file_in_the_site(page: str, link: str, moved: str) -> None:
+    assert pages.moved(f"see [it]({link}).", page) == f"see [it]({moved})."
 
 
 # --- API and command line ---------------------------------------------------------------------------------------------
@@ -132,3 +149,17 @@ def test_the_table_has_the_failures_of_the_tests() -> None:
 def test_the_programs_of_a_page_compile(page: Path) -> None:
     for number, program in enumerate(blocks(page.read_text(), "python")):
         compile(program, f"{page.name}, Python block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_a_command_that_takes_other_machines_or_stores_is_not_run_and_others_are() -> None:
+    assert check.reason("run --pool ssh,hosts=hosts.txt train.py")
+    assert check.reason("run --checkpoints s3://bucket/run1 train.py")
+    assert check.reason("numerics --json /tmp/x.json")
+    assert not check.reason("run --pool local,size=2 train.py")
+    assert not check.reason("numerics --json here.json")
+    lines = [" ".join(words) for page in PAGES for words in commands(page.read_text())]
+    assert {line.split()[0] for line in lines if not check.reason(line)} >= {"run", "status", "scale", "join", "stop"}
+
+
+def test_the_script_of_the_commands_compiles() -> None:
+    compile(check.script(), "train.py", "exec")
