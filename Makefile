@@ -19,6 +19,9 @@
 # make bench-data  data paths against others', in turns, each in an environment of its own; some gigabytes, half an hour
 # make lending   a training lends its nodes to an urgent job of a real Slurm and takes them again; needs root and apt
 # make screens   the pictures of docs/ and README, from a run of the demo in a real Chromium
+# make docs      the site, in site/: the pages of docs/, and the reference from docstrings, help and tests; works offline
+# make docs-check  the pages' programs compile, the site builds without a warning, and the commands that one machine can
+#                  run are run; a quarter of an hour
 # make texts     all help texts, errors and events in one file, texts.txt, to be read
 # make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
 #
@@ -31,7 +34,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data lending screens texts study clean
+.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data lending docs docs-check screens texts study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -154,6 +157,17 @@ lending: $(VENV)/.dev
 screens: $(VENV)/.dev
 	@PYTHONPATH=. $(BIN)/python docs/screens.py
 
+# The variable drops a banner about later versions of mkdocs.
+docs docs-check: export NO_MKDOCS_2_WARNING = 1
+
+docs: $(VENV)/.docs
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+docs-check: $(VENV)/.dev
+	$(BIN)/python $(PYTEST) tests/cli/test_commands_of_pages.py tests/test_site.py tests/test_pointers.py
+	@$(BIN)/python -m docs.check
+
 texts: $(VENV)/.dev
 	@$(BIN)/python docs/texts.py
 
@@ -179,6 +193,10 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e ".[docs]"
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 	@$(PIP) -e ".[bench]"
 	@touch $@
@@ -188,4 +206,4 @@ $(VENV)/.study: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(AUDIT) $(OLDEST) $(PEERS) build src/*.egg-info
+	rm -rf $(VENV) $(AUDIT) $(OLDEST) $(PEERS) build site src/*.egg-info

@@ -1,4 +1,4 @@
-"""Pointers between docs/protocol.md and the code: each names a file, a name or a numbered section that exists."""
+"""Pointers between docs/protocol.md, docs/internals.md with its drawings, and the code: each names what exists."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import farandole
+from docs import drawings
 
 SRC = Path(farandole.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 PROTOCOL = (REPOSITORY / "docs" / "protocol.md").read_text()
+INTERNALS = (REPOSITORY / "docs" / "internals.md").read_text()
 SOURCES = sorted(SRC.rglob("*.py"))
 TESTS = sorted(path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__))
 TEXTS = [*SOURCES, *TESTS, *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -132,12 +134,14 @@ def dead_in_code_lines(page: str) -> list[str]:
     return dead
 
 
-def test_the_page_names_files_that_exist() -> None:
+def test_the_pages_name_files_that_exist() -> None:
     assert not dead_files(PROTOCOL)
+    assert not dead_files(INTERNALS)
 
 
-def test_the_page_names_what_the_code_defines() -> None:
+def test_the_pages_name_what_the_code_defines() -> None:
     assert not dead_names(prose(PROTOCOL))
+    assert not dead_names(prose(INTERNALS))
 
 
 def test_names_of_code_lines_are_in_the_file_beside_them() -> None:
@@ -153,6 +157,40 @@ def test_dead_files_and_names_of_the_page_are_seen() -> None:
     assert not dead_names("`Coordinator.record`, `optimizer.step()`, `recovery.decide`")  # of a base; of torch
     line = "Code: `protocol/view.py` (`agreed_switch`, `decide`), `protocol/kept_lines.py`\n(`View`)."
     assert dead_in_code_lines(line) == ["protocol/view.py: decide", "protocol/kept_lines.py: View"]
+
+
+# --- drawings ---------------------------------------------------------------------------------------------------------
+
+
+def dead_boxes(drawing: drawings.Drawing) -> list[str]:
+    """Boxes whose file does not exist, or does not define the name."""
+    return [
+        f"{box.file}: {box.name}"
+        for box in drawing.boxes
+        if not (SRC / box.file).is_file() or box.name not in names_of(SRC / box.file)
+    ]
+
+
+def test_each_box_of_a_drawing_names_a_file_and_what_it_defines() -> None:
+    assert [drawing.name for drawing in drawings.DRAWINGS] == ["architecture", "step", "join", "leave", "crash"]
+    assert not [dead for drawing in drawings.DRAWINGS for dead in dead_boxes(drawing)]
+
+
+def test_the_pictures_are_those_of_the_drawings_and_stand_in_the_page() -> None:
+    for drawing in drawings.DRAWINGS:
+        picture = drawings.svg(drawing)
+        assert (drawings.IMAGES / f"{drawing.name}.svg").read_text() == picture, "run python docs/drawings.py"
+        assert all(f">{text}</text>" in picture for box in drawing.boxes for text in (box.file, box.name))
+        assert f"(images/{drawing.name}.svg)" in INTERNALS
+
+
+def test_dead_boxes_are_seen() -> None:
+    boxes = tuple(
+        drawings.Box(column=0, text="", file=file, name=name)
+        for file, name in (("run.py", "Run.steps"), ("run.py", "Run.rounds"), ("runs.py", "Run"), ("run.py", "Step"))
+    )
+    dead = dead_boxes(drawings.Drawing(name="d", columns=("c",), boxes=boxes))
+    assert dead == ["run.py: Run.rounds", "runs.py: Run", "run.py: Step"]
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------

@@ -17,20 +17,10 @@ from farandole.cli.commands import app
 from farandole.errors import UsageError
 from farandole.pool.spec import pools
 from tests.support.every import every
-from tests.support.pages import BLOCK, ROOT, blocks
+from tests.support.pages import BLOCK, PAGES, commands
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 COMMANDS: Any = typer.main.get_command(app)
 SPAN = r"`farandole ([a-z]+ [^`]*)`"
-
-
-def commands(page: str) -> Iterator[list[str]]:
-    """The words of each command in the page's blocks, without `farandole` itself."""
-    for block in blocks(page):
-        for line in block.replace("\\\n", " ").splitlines():
-            if command := re.search(r"(?:^|\s)farandole ([a-z].*)", line):
-                words = shlex.split(command[1], comments=True)
-                yield [word for word in words if word not in ("&", "\\")]
 
 
 def mentioned(page: str) -> Iterator[list[str]]:

@@ -30,6 +30,12 @@ STEPS = [step_line(n, samples=50, seconds=0.4, time=1000.0 + 0.4 * n) for n in r
         (1020.0 + 3600, 0.69),
     ],
 )
+@pytest.mark.failure(
+    "Standing still",
+    "training slows down or stands still while you watch the samples/s",
+    seen="the figure falls while no step ends",
+    outcome="it is never minutes old",
+)
 def test_a_rate_falls_while_nothing_comes(time: float | None, rate: float) -> None:
     assert samples_per_s(STEPS, time) == pytest.approx(rate, rel=0.01)
 
@@ -40,6 +46,10 @@ def test_steps_that_take_long_may_be_waited_for() -> None:
     assert samples_per_s(slow, 40.0 + 31) == pytest.approx(250 / 81)
 
 
+@pytest.mark.failure(
+    "Standing still",
+    "the script hangs in the only worker, or in all of them",
+)
 def test_a_training_that_stands_is_called_so() -> None:
     scene = trained("a", "b")
     for seconds in range(100):

@@ -199,6 +199,15 @@ def test_who_has_finished_does_not_hang() -> None:
     assert hung_workers(scene.coordinator) == ("b",)
 
 
+@pytest.mark.failure(
+    "Standing still",
+    "the script hangs in one worker, and the others wait for it",
+    seen=(
+        "its peers report it after 30 s (`--stall`; ten median steps, if longer); the stacks of its threads are in "
+        "its log"
+    ),
+    outcome="it is evicted and replaced; nothing is lost",
+)
 def test_a_stalled_peer_writes_its_stacks_before_it_has_to_go() -> None:
     scene = trained("a", "b")
     scene.say("b", m.Heartbeat(view=1, shards=1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from farandole.protocol import messages as m
 from farandole.protocol.messages import RunTerms
 from farandole.protocol.view import Lineage
@@ -165,6 +167,12 @@ def test_one_that_keeps_its_peers_waiting_is_evicted() -> None:
     assert mentions(scene.fields["lost"]["reason"], "31 s")
 
 
+@pytest.mark.failure(
+    "Standing still",
+    "a worker compiles for longer than the stall limit, in the first step that it computes",
+    seen="nothing: its peers wait for up to ten times the limit",
+    outcome="the run continues with it; nothing is lost",
+)
 def test_the_first_step_that_a_worker_computes_may_take_ten_times_as_long() -> None:
     scene = trained("a", "b", "c", stall_s=20.0)
     computed(scene, "a", "c")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: str, language: str | None = None) -> list[str]:
     """The blocks of code in the text of a page, in their order. `language`: only those of this one; "" for commands."""
     return [text for of, text in BLOCK.findall(page) if language in (None, of)]
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of each command in the page's blocks, without `farandole` itself."""
+    for block in blocks(page):
+        for line in block.replace("\\\n", " ").splitlines():
+            if command := re.search(r"(?:^|\s)farandole ([a-z].*)", line):
+                words = shlex.split(command[1], comments=True)
+                yield [word for word in words if word not in ("&", "\\")]
 
 
 def block_with(page: Path, words: str, language: str | None = None) -> str:

@@ -123,6 +123,15 @@ def test_the_leader_is_killed_while_it_saves_after_the_loop(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.failure(
+    "Standing still",
+    "one worker hangs after its last step, and the run is stopped",
+    seen="`checkpoint saved` at the stop; 10 s later `w2 HANGS`",
+    outcome=(
+        "a worker that has finished saves the final state at once, the others get 10 s; the exit code is that of "
+        "the stop, and the last message names the worker"
+    ),
+)
 def test_one_worker_hangs_after_its_last_step(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--hang") as run:

@@ -28,6 +28,28 @@ def hanging(tmp_path: Path, fault: str) -> Elastic:
     return Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=OPTIONS)
 
 
+@pytest.mark.failure(
+    "Standing still",
+    "the script hangs in the only worker, or in all of them",
+    seen=(
+        "`STALLED` with the step and the workers, after 60 s (ten median steps, if longer), and again after twice "
+        "as long each time; `farandole status` says so too, and shows no samples/s; the stacks of all threads are "
+        "in `logs/w1.log`"
+    ),
+    outcome="nobody is evicted, since it may be honest work; `farandole stop` ends the run",
+)
+@pytest.mark.failure(
+    "Standing still",
+    "`farandole stop`, Ctrl-C or SIGTERM while the script hangs within a step",
+    seen=(
+        "`the stop no longer waits`, with the workers that hang, after 30 s (three median steps, if longer) "
+        "without progress"
+    ),
+    outcome=(
+        "the state of the last complete step is saved, by another thread where the training thread hangs; the exit "
+        "code is that of the stop; the message says where the stacks are"
+    ),
+)
 def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(tmp_path: Path) -> None:
     with hanging(tmp_path, "hang") as run:
         run.until(lambda: len(run.events("stalled")) >= 2, "it is said again")
@@ -59,6 +81,12 @@ def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(
         assert all(value in over["reason"] for value in ("w1", "step 5", "logs/w1.log"))
 
 
+@pytest.mark.failure(
+    "Standing still",
+    "the same while all workers hang between two steps, as in a validation that never ends",
+    seen="`the stop no longer waits`, after ten times as long, since the validation may end",
+    outcome="the state that the script has left is saved as `after-step-N...pt`; the earlier checkpoints stay",
+)
 def test_a_hang_between_two_steps_is_waited_for_longer_and_saved_as_that(tmp_path: Path) -> None:
     with hanging(tmp_path, "hang-between-steps") as run:
         run.until(lambda: (tmp_path / "hung").exists() and bool(run.events("stalled")), "it hangs")

@@ -47,6 +47,10 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.remark)
+@pytest.mark.failure(
+    "Standing still",
+    "`farandole stop`, Ctrl-C or SIGTERM while the script hangs within a step",
+)
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
     context, training, wanted = FakeContext(), Saves(), Save(save=True, allow_between=case.between)

@@ -53,6 +53,8 @@ class Recorded(
 
 
 class StrangerEvent(Recorded, frozen=True, kw_only=True):
+    """A connection from `source` did not authenticate, for the `reason`, and was closed."""
+
     source: str
     reason: str
 
@@ -65,23 +67,33 @@ class StrangersEvent(Recorded, frozen=True, kw_only=True):
 
 
 class MalformedEvent(Recorded, frozen=True, kw_only=True):
+    """An authenticated connection from `source` sent what the protocol does not allow, and was closed."""
+
     source: str
     reason: str
 
 
 class NotToldEvent(Recorded, frozen=True, kw_only=True):
+    """The coordinator could not write or publish something; the run is not affected. Its log has the traceback."""
+
     reason: str
 
 
 class TicketIssuedEvent(Recorded, frozen=True, kw_only=True):
+    """`farandole ticket new` has issued `ticket`."""
+
     ticket: str
 
 
 class TicketRevokedEvent(Recorded, frozen=True, kw_only=True):
+    """`farandole ticket revoke` has revoked `ticket`: it admits nobody any more."""
+
     ticket: str
 
 
 class TicketsDamagedEvent(Recorded, frozen=True, kw_only=True):
+    """The file of issued tickets can't be read. Tickets that the coordinator already knows stay valid."""
+
     reason: str
 
 
@@ -123,14 +135,20 @@ class ValuesDifferEvent(Recorded, frozen=True, kw_only=True):
 
 
 class MetricsDamagedEvent(Recorded, frozen=True, kw_only=True):
+    """`lines` of metrics.jsonl fit no event and no line of metrics, and are skipped."""
+
     lines: Count
 
 
 class JournalDamagedEvent(Recorded, frozen=True, kw_only=True):
+    """The journal can't be read. It is set aside, and a new one is begun."""
+
     reason: str
 
 
 class NotRecordedEvent(Recorded, frozen=True, kw_only=True):
+    """The run's folder can't be written, so lines, output and checkpoints are missing. Training continues."""
+
     reason: str
 
 
@@ -152,6 +170,8 @@ class RecordedAgainEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StartingEvent(Recorded, frozen=True, kw_only=True):
+    """A pool has started the process of `worker` on `host`."""
+
     worker: str
     host: str
     pid: Count
@@ -174,6 +194,8 @@ class ReadyEvent(Recorded, frozen=True, kw_only=True):
 
 
 class RefusedEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` asked for admission and is not admitted; `reason` names the first difference from the run."""
+
     worker: str
     host: str
     reason: str
@@ -237,17 +259,23 @@ class AdviceEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NoticeEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` will be preempted: it leaves between two steps, and a replacement is requested."""
+
     worker: str
     reason: str
 
 
 class LeftEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` has left the run as planned: after a preemption notice, a release, or a smaller target."""
+
     worker: str
     host: str
     reason: str
 
 
 class LostEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` is gone without a planned leave: killed, crashed, or unreachable. The others compute its shards."""
+
     worker: str
     host: str
     reason: str
@@ -269,16 +297,22 @@ class DiedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class ExpelledEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` will be removed from the view for this `reason`, whatever it reports itself."""
+
     worker: str
     reason: str
 
 
 class ScaleEvent(Recorded, frozen=True, kw_only=True):
+    """The target number of workers changed from `before` to `wanted`."""
+
     wanted: Count
     before: Count
 
 
 class NoReplacementsEvent(Recorded, frozen=True, kw_only=True):
+    """Workers are lost or refused again and again, so the target was lowered to `wanted`."""
+
     wanted: Count
     reason: str
 
@@ -367,6 +401,8 @@ Code = Annotated[int, msgspec.Meta(ge=-255, le=255)]  # exit code of a process
 
 
 class ProposedEvent(Recorded, frozen=True, kw_only=True):
+    """View `view` of `members` is being prepared: they connect in the background while training continues."""
+
     view: Count
     members: Names
     cause: str
@@ -393,6 +429,8 @@ class SharesEvent(Recorded, frozen=True, kw_only=True):
 
 
 class OutOfReachEvent(Recorded, frozen=True, kw_only=True):
+    """The coordinator has no contact with `workers`; `reason` says what happens until they are back."""
+
     workers: Names
     reason: str
 
@@ -404,6 +442,8 @@ class CoordinatorBackEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StateLostEvent(Recorded, frozen=True, kw_only=True):
+    """No worker that held the state is left. The next workers continue from the newest checkpoint."""
+
     reason: str
 
 
@@ -423,12 +463,16 @@ class StrangerInGroupEvent(Recorded, frozen=True, kw_only=True):
 
 
 class FailedEvent(Recorded, frozen=True, kw_only=True):
+    """The script failed on `worker` with `traceback`, or an error of farandole ended the worker."""
+
     worker: str
     host: str
     traceback: str
 
 
 class CallsDifferEvent(Recorded, frozen=True, kw_only=True):
+    """The scripts of `workers` make different calls at the same place; `reason` names both. The run ends."""
+
     workers: Names
     reason: str
 
@@ -470,6 +514,8 @@ class UndecidedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NotFiniteEvent(Recorded, frozen=True, kw_only=True):
+    """The loss of `step` is NaN or infinite. Recorded once for each change from finite."""
+
     worker: str
     step: Step
     loss: str
@@ -485,11 +531,15 @@ class StalledEvent(Recorded, frozen=True, kw_only=True):
 
 
 class LoaderReplacedEvent(Recorded, frozen=True, kw_only=True):
+    """A DataLoader process of `worker` died, and was started again. No sample is lost."""
+
     worker: str
     reason: str
 
 
 class LedgerIncompleteEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` can't write its ledger, so that ledger lacks records. Training continues."""
+
     worker: str
     reason: str
 
@@ -498,6 +548,8 @@ class LedgerIncompleteEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StoppingEvent(Recorded, frozen=True, kw_only=True):
+    """The run is about to end: `farandole stop`, a signal, a limit or a failure decided it."""
+
     reason: str
 
 
@@ -510,6 +562,8 @@ class CutShortEvent(Recorded, frozen=True, kw_only=True):
 
 
 class HungEvent(Recorded, frozen=True, kw_only=True):
+    """The script of `worker` did not end although its last step was done, and the run did not wait for it."""
+
     worker: str
     host: str
     reason: str
@@ -530,6 +584,8 @@ class FinishedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class OverEvent(Recorded, frozen=True, kw_only=True):
+    """The run is over. `code`: exit code of `farandole run`."""
+
     code: Code
     reason: str
 
@@ -552,6 +608,8 @@ class CheckpointEvent(Recorded, frozen=True, kw_only=True):
 
 
 class CheckpointFailedEvent(Recorded, frozen=True, kw_only=True):
+    """The checkpoint of `step` could not be written. Training continues; the next one is tried when due."""
+
     worker: str
     step: Step
     reason: str
@@ -578,6 +636,8 @@ class ResumedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class NothingLeftEvent(Recorded, frozen=True, kw_only=True):
+    """The checkpoint at `path` is already at the end that the script sets, so no step is left to train."""
+
     worker: str
     step: Step
     path: str
@@ -612,16 +672,22 @@ class NotSavedEvent(Recorded, frozen=True, kw_only=True):
 
 
 class SaverEvent(Recorded, frozen=True, kw_only=True):
+    """`worker` writes the checkpoints instead of `before`. `at_once`: now, not from the next one on."""
+
     worker: str
     before: str
     at_once: bool
 
 
 class NoSaverEvent(Recorded, frozen=True, kw_only=True):
+    """No worker can write checkpoints to the run's store."""
+
     reason: str
 
 
 class NoLeaderEvent(Recorded, frozen=True, kw_only=True):
+    """The first view can't begin: no worker that is ready reaches the place of the checkpoints."""
+
     reason: str
 
 
