@@ -17,7 +17,7 @@ from farandole.cli.commands import app
 from farandole.errors import UsageError
 from farandole.pool.spec import pools
 from tests.support.every import every
-from tests.support.pages import BLOCK, PAGES, commands
+from tests.support.pages import BLOCK, PAGES, blocks, commands
 
 COMMANDS: Any = typer.main.get_command(app)
 SPAN = r"`farandole ([a-z]+ [^`]*)`"
