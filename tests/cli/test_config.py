@@ -126,6 +126,9 @@ REFUSED = [
     ('folder = "a\\u0000b"', r"folder\b.*NUL"),
     ("workers = \nseed = 1", r"TOML.*line 1\b"),
     ("a = " + "[" * 5000, "TOML"),
+    ("workers = " + "1" * 5000, "TOML"),
+    ("stall = 0x" + "f" * 5000, "TOML"),
+    ('script = "a.py"\n[[pool]]\nkind = "local"\nsize = 0x' + "f" * 5000, "TOML"),
 ]
 
 

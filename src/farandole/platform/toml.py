@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -29,11 +29,24 @@ def read_toml(path: Path, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: invalid TOML: byte {error.start} is not UTF-8") from None
     try:
-        return msgspec.toml.decode(text)
+        content = msgspec.toml.decode(text)
+        _check_integers(content)
     except msgspec.DecodeError as error:
         raise UsageError(_reason(where, text, str(error))) from None
     except RecursionError:
         raise UsageError(f"{where}: invalid TOML: its arrays or tables are nested too deeply") from None
+    except ValueError as error:  # Python's limit for the digits of a number, or ours
+        raise UsageError(f"{where}: invalid TOML: {error}") from None
+    return content
+
+
+def _check_integers(value: Any) -> None:
+    """Raise `ValueError` if an integer has more than the 64 bits of TOML. Python can't show one with many digits."""
+    if isinstance(value, dict | list):
+        for each in cast("list[Any]", list(value.values()) if isinstance(value, dict) else value):
+            _check_integers(each)
+    elif isinstance(value, int) and value.bit_length() > 64:
+        raise ValueError("an integer has more than 64 bits")
 
 
 def _reason(where: str, text: str, error: str) -> str:
