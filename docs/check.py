@@ -34,7 +34,7 @@ LEFT_OUT = {  # a pattern of the words: why such a command is not run here
     r"^(simulate|plan)\b": "it takes recorded traces of a market",
     r"^(bench (batch|scaling)|.*benchmarks/)": "it takes minutes",
     r"^(top|dashboard)\b": "it ends only when somebody ends it",
-    r"^bench network .*--listen": "it waits for another machine",
+    r"^bench network": "it waits for another machine",
     r" < ": "it reads what another command has printed",
     r"--take-over": "it takes a run whose machine is lost",
 }
@@ -104,8 +104,8 @@ def finish(line: str, process: subprocess.Popen[str]) -> bool:
     try:
         output, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        output = f"{process.communicate()[0]}\nno end within {LIMIT_S} s"
+        process.terminate()  # so that it ends its own processes
+        output = f"{process.communicate(timeout=60)[0]}\nno end within {LIMIT_S} s"
     print(
         f"{'ok' if not process.returncode else 'FAILS':6}{time.monotonic() - began:6.1f} s  farandole {line}",
         flush=True,
