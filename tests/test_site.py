@@ -163,3 +163,22 @@ def test_a_command_that_takes_other_machines_or_stores_is_not_run_and_others_are
 
 def test_the_script_of_the_commands_compiles() -> None:
     compile(check.script(), "train.py", "exec")
+
+
+# --- troubleshooting --------------------------------------------------------------------------------------------------
+
+CAPITALS = re.compile(r"\b[A-Z][A-Z']+(?: [A-Z][A-Z']+)+\b")
+
+
+def unknown_messages(page: str) -> list[str]:
+    """Words in capitals, two or more in a row, that the page quotes and that no source has."""
+    sources = " ".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    quoted = [words for span in re.findall(r"`([^`\n]+)`", page) for words in CAPITALS.findall(span)]
+    return [words for words in quoted if words not in sources and words != "IS NAN"]  # the loss itself
+
+
+def test_events_that_the_page_quotes_are_those_of_the_code() -> None:
+    assert not unknown_messages((ROOT / "docs" / "troubleshooting.md").read_text())
+    assert unknown_messages("`w1 HAS NO DATA AT ALL`, `THE REPLICAS DIFFER`, `IT` and A SENTENCE") == [
+        "HAS NO DATA AT ALL"
+    ]
