@@ -66,6 +66,7 @@ def film(page: Any, run: subprocess.Popen[bytes], frame_s: float) -> list[Image.
     """What is on the screen, every `frame_s` seconds, until the run is over."""
     frames: list[Image.Image] = []
     while run.poll() is None and page.locator("#state").inner_text() != "finished":
+        page.evaluate(WITHOUT, str(ROOT))
         picture = Image.open(io.BytesIO(page.screenshot(clip={"x": 0, "y": 0, "width": 1000, "height": 640})))
         height = round(picture.height * GIF_WIDTH / picture.width)
         frames.append(picture.convert("RGB").resize((GIF_WIDTH, height), Image.Resampling.LANCZOS))
