@@ -119,7 +119,8 @@ def test_the_exit_code_of_the_script_is_that_of_the_run() -> None:
     scene.hello("a", "b")
     scene.say("a", m.ScriptFailed(traceback="wrong arguments", code=2))
     scene.say("b", m.ScriptFailed(traceback="wrong arguments", code=3))
-    assert scene.fields["over"]["code"] == 2, "the first one counts"
+    assert scene.fields["over"]["code"] == scene.coordinator.roster().over == 2, "the first one counts"
+    assert {w: scene.last(w, m.Goodbye).code for w in "ab"} == {"a": 1, "b": 1}, "no worker takes it for its own"
 
     scene = trained("a")
     scene.say("a", m.ScriptFailed(traceback="no data", code=7))
@@ -130,7 +131,7 @@ def test_the_exit_code_of_the_script_is_that_of_the_run() -> None:
     scene = trained("a", "b")
     scene.ready("c")
     scene.say("c", m.ScriptFailed(traceback="wrong arguments", code=2))
-    assert scene.last("c", m.Goodbye).code == 2
+    assert scene.last("c", m.Goodbye).code == 1
     assert scene.coordinator.ending is None
 
 

@@ -84,13 +84,12 @@ class Display(ABC):
     `clock` measures intervals; `time_of_day` returns the seconds since the epoch.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, time_of_day: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.wanted = 0
         self.account: Account | None = None
         self.presence = Presence()
-        self._clock, self._time_of_day = clock, time_of_day
+        self._clock = clock
+        self.time_of_day: Callable[[], float] = time.time
         self._newest = 0.0  # the newest time of a line, in seconds since the epoch
         self._logged = Flow("run.log", METRICS)
         self._slow: dict[str, float] = {}  # speed of stragglers, by the current shares
@@ -110,7 +109,7 @@ class Display(ABC):
 
     def line(self, line: Line) -> None:
         """Shows a line of metrics.jsonl: an event, a step or a logged value."""
-        self._newest = max(self._newest, min(time_of(line), self._time_of_day()))
+        self._newest = max(self._newest, min(time_of(line), self.time_of_day()))
         if isinstance(line, StepLine):
             self._steps.append(line)
             self._log()
@@ -152,7 +151,7 @@ class Display(ABC):
     @property
     def _at(self) -> str:
         """The time of day of the newest line, as text."""
-        return time_text(self._newest or self._time_of_day())
+        return time_text(self._newest or self.time_of_day())
 
     @property
     def people(self) -> str:
@@ -199,13 +198,8 @@ class Display(ABC):
 class PlainDisplay(Display):
     """A display of plain lines of text."""
 
-    def __init__(
-        self,
-        stream: TextIO,
-        clock: Callable[[], float] = time.monotonic,
-        time_of_day: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(clock, time_of_day)
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._stream = stream
         self._next_at = 0.0
         self._rows = ProgressRows()

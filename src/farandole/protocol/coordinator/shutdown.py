@@ -21,6 +21,7 @@ from farandole.protocol import messages as m
 from farandole.protocol.coordinator import accounting, disputes, metric_lines
 from farandole.protocol.coordinator.state import CoordinatorState, Ending, Worker
 from farandole.protocol.difference import outliers
+from farandole.protocol.values import FAILURES
 
 # --- saving -----------------------------------------------------------------------------------------------------------
 #
@@ -391,8 +392,9 @@ def end(state: CoordinatorState) -> None:
     metric_lines.close(state)
     accounting.close(state)
     state.record(events.OverEvent(code=state.over.code, reason=state.over.reason))
+    code = 1 if state.over.code in FAILURES else state.over.code  # a script's own code may be one of `EXIT_...`
     for worker in state.workers:
-        state.send(worker, m.Goodbye(reason=state.over.reason, code=state.over.code))
+        state.send(worker, m.Goodbye(reason=state.over.reason, code=code))
 
 
 def on_nothing_left(state: CoordinatorState, worker: Worker, message: m.Restored) -> None:

@@ -494,7 +494,7 @@ def on_script_failed(state: CoordinatorState, worker: Worker, message: m.ScriptF
             shutdown.give_up(state, f"the script failed on {worker.id}", code=1)
         return  # the others fail in the same way: the first one counts
     if state.affects_only_itself(worker):
-        remove(state, worker.id, Removal.LEFT, "its script failed before it became a member", message.code)
+        remove(state, worker.id, Removal.LEFT, "its script failed before it became a member", 1)
         return
     recovery.stop_for_failure(state, f"the script failed on {worker.id}", message.code)
 
