@@ -14,6 +14,9 @@ is
 
 With `--bits portable` nobody is to be refused, and nothing to change: exit code 1 as well. What a switch does is not
 what another maker's CPU does; the switches only show whether the fingerprint sees them.
+
+MKL takes other kernels for products of few columns as soon as MKL_CBWR is set to any value, so such a process is
+refused although no net changes.
 """
 
 from __future__ import annotations

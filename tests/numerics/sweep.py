@@ -3,7 +3,10 @@
     python -m tests.numerics.sweep [--cpus EPYC,Haswell] [--write] [--folder FOLDER]
 
 What `tests/numerics/operators.py` computes agrees on all of them, or is printed. With --write the operators that were
-run where all agree become `farandole/numerics/portable.py`. A sweep that was cut off goes on by what is in FOLDER.
+run where all agree become `farandole/numerics/known.py`. A sweep that was cut off goes on by what is in FOLDER.
+
+An emulator shows which instructions are chosen and what they give. Its estimates of 1/x are those of no vendor, so code
+that uses them is noticed.
 """
 
 from __future__ import annotations
