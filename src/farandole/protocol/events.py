@@ -170,7 +170,7 @@ class RecordedAgainEvent(Recorded, frozen=True, kw_only=True):
 
 
 class StartingEvent(Recorded, frozen=True, kw_only=True):
-    """A pool has started the process of `worker` on `host`."""
+    """The process of `worker` on `host` has connected to the coordinator. It may not have asked for admission yet."""
 
     worker: str
     host: str
