@@ -82,8 +82,22 @@ def save_gif(frames: list[Image.Image], path: Path) -> None:
     first.save(path, save_all=True, append_images=others, duration=lasts, loop=0, optimize=True)
 
 
+def pictures(page: Any, name: str) -> None:
+    """The page on a wide screen and on a phone, light and dark; whole where it is wide and light."""
+    for width, height in ((1280, 2800), (390, 844)):
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size({"width": width, "height": height})  # what is not in sight is not drawn
+            time.sleep(1)
+            page.evaluate(WITHOUT, str(ROOT))
+            is_whole = (width, scheme) == (1280, "light")
+            if not is_whole:
+                page.set_viewport_size({"width": width, "height": min(height, 844)})
+            page.screenshot(path=IMAGES / f"{name}-{width}-{scheme}.png", full_page=is_whole)
+
+
 def demo() -> None:
-    """The demo, and what its dashboard shows at the end."""
+    """The demo, and what its dashboard and its report show at the end."""
     before = {*RUNS.glob("demo-*")}
     command = [sys.executable, "examples/demo.py"]
     with (
@@ -91,14 +105,13 @@ def demo() -> None:
         dashboard(begun("demo-*", before)) as page,
     ):
         save_gif(film(page, run, FRAME_S), IMAGES / "demo.gif")
-        page.set_viewport_size({"width": 1300, "height": 2790})  # what is not in sight is not drawn anew
         time.sleep(2)
-        page.evaluate(WITHOUT, str(ROOT))
-        page.screenshot(path=IMAGES / "dashboard.png", full_page=True)
-        page.emulate_media(color_scheme="dark")
-        page.set_viewport_size({"width": 420, "height": 900})
-        time.sleep(1)
-        page.screenshot(path=IMAGES / "dashboard-dark.png")
+        pictures(page, "dashboard")
+        folder = begun("demo-*", before)
+        report = [sys.executable, "-m", "farandole", "report", str(folder)]
+        subprocess.run(report, check=True, stdout=subprocess.DEVNULL)
+        page.goto(f"file://{folder}/report.html")
+        pictures(page, "report")
     for path in IMAGES.glob("*.png"):
         Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 

@@ -14,6 +14,7 @@ import pytest
 from farandole.control.run_folder import METRICS, SETTINGS
 from tests.support.browser import INSTALLED, WHY_NOT, opened, painted
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.mentioned import mentions
 from tests.support.small_job import SCRIPT
 from tests.support.told_run import MARKUP, RUN, written
 
@@ -82,6 +83,8 @@ def test_a_live_run_is_seen_and_steered(tmp_path: Path) -> None:
             page.locator("#log[open]").wait_for()
             page.keyboard.press("Escape")
             page.get_by_role("button", name="Stop ...").click()
+            red = page.evaluate("getComputedStyle(document.querySelector('#yes')).backgroundColor")
+            assert red == "rgb(192, 57, 43)"
             page.locator("#yes").click()
             page.locator("#state", has_text="stopped").wait_for(timeout=SOON)
             page.locator("#actions").wait_for(state="hidden")
@@ -104,6 +107,30 @@ def report_of_it(run: Elastic, tmp_path: Path) -> None:
         assert page.locator("#actions").is_hidden()
         for picture in ("spans-0", "workers-0", "step/loss"):
             assert painted(page, picture) > 3, picture
+        before = page.evaluate("pictures['step/loss'].plot.scales.y.distr")
+        page.locator("#log-scale").click()
+        page.locator("#smoothing").fill("8")
+        assert page.evaluate("pictures['step/loss'].plot.scales.y.distr") == 3 != before
+        assert page.evaluate("pictures['step/loss'].plot.data.length") == 3, "steps, the mean, and the values"
+        assert page.evaluate("pictures['step/loss'].changes[0].length") > 1
+        assert painted(page, "step/loss") > 3
+
+
+def test_runs_side_by_side_have_a_legend_and_say_whether_the_bits_are_the_same(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    finished = {"event": "finished", "time": 115.0, "fingerprint": "0a1b2c3d", "equal": True}
+    one, other = (folder(tmp_path / name, *NAMED[3:4], finished) for name in "ab")
+    command = [*FARANDOLE, "report", str(one), "--against", str(other), "--output", str(tmp_path / "both.html")]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    with opened() as page:
+        page.goto(f"file://{tmp_path}/both.html")
+        assert page.locator("#key > span").count() == 2
+        assert mentions(page.locator("#foot").inner_text(), "0a1b2c3d")
+        assert page.locator("#compared tr", has_text="same bits").locator("td").all_inner_texts() == ["", "yes"]
+        assert page.evaluate("runs[0].timeline.times([runs[0].timeline.from + 75])") == ["1:15"]
+        assert page.evaluate("pictures['step/loss'].names.length") == 2
 
 
 def folder(tmp_path: Path, *lines: dict[str, Any]) -> Path:

@@ -3,11 +3,12 @@
 
 let act = null; // what the question is about
 
-function ask(question, verb, doing, wanted) {
+function ask(question, verb, doing, wanted, isEnd = false) {
   act = doing;
   $("ask").returnValue = ""; // Escape leaves what the question before was answered
   $("question").textContent = question;
   $("yes").textContent = verb;
+  $("yes").classList.toggle("end", isEnd);
   $("asked").hidden = wanted === undefined;
   if (wanted !== undefined) $("wanted").value = wanted;
   $("ask").showModal();
@@ -56,7 +57,7 @@ async function showLog(id) {
 
 $("scale").addEventListener("click", () => ask("How many workers are wanted?", "Scale", {do: "scale"}, runs[0].head.wanted ?? 1));
 $("stop").addEventListener("click", () => ask("Stop " + runs[0].name + "? All workers leave after the same step, and the state is " +
-  "saved.", "Stop", {do: "stop"}));
+  "saved.", "Stop", {do: "stop"}, undefined, true));
 
 // What the page has taken, in ms, for whoever asks (benchmarks/dashboard.py): the first picture until it was on the screen,
 // and each tick after it.

@@ -4,6 +4,22 @@
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const COLOURS = ["--line", "--line2", "--line3", "--line4"];
 const charts = new Set();
+const SIDE = 74; // width of the left axis; the same in pictures with one time axis
+const view = {log: false, smoothing: 0}; // of the curves: a logarithmic axis, and the weight of the values before
+
+function smoothed(values, weight) { // an exponential mean, without bias at the beginning
+  let sum = 0, total = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return value;
+    sum = weight * sum + (1 - weight) * value;
+    total = weight * total + (1 - weight);
+    return sum / total;
+  });
+}
+
+function redrawn() {
+  for (const chart of charts) if (chart instanceof Lines) chart.anew();
+}
 const tip = document.getElementById("tip");
 
 function short(value) {
@@ -17,7 +33,13 @@ function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString([], {hour12: false});
 }
 
-function moments(_, ticks) {
+function since(seconds) { // hours, minutes and seconds
+  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.floor(seconds) % 60];
+  if (!parts[0]) parts.shift();
+  return parts.map((part, i) => (i ? String(part).padStart(2, "0") : part)).join(":");
+}
+
+function moments(ticks) {
   const long = ticks.length > 1 && ticks[ticks.length - 1] - ticks[0] > 86400;
   const date = {month: "short", day: "numeric"};
   return ticks.map((tick) => (long ? new Date(tick * 1000).toLocaleDateString([], date) + " " : "") + clock(tick));
@@ -65,6 +87,10 @@ class Chart {
     this.due = true;
     if (this.seen) this.draw();
   }
+
+  times(ticks) { // of runs that are compared, the time since each began
+    return several ? ticks.map((tick) => since(tick - this.from)) : moments(ticks);
+  }
 }
 
 class Lines extends Chart {
@@ -74,6 +100,7 @@ class Lines extends Chart {
     this.names = names;
     this.lines = names.map(() => ({x: [], y: []}));
     this.marks = [];
+    this.changes = []; // of each run, [step, what happened]
   }
 
   set(run, patch) {
@@ -88,18 +115,48 @@ class Lines extends Chart {
     return all.reduce((most, value) => Math.max(most, value), 0) / all.reduce((least, value) => Math.min(least, value), Infinity);
   }
 
+  anew() {
+    if (this.plot) this.plot.destroy();
+    this.plot = null;
+    this.changed();
+  }
+
   draw() {
     this.due = false;
-    const each = this.lines.map((line) => [line.x, line.y]);
+    const log = view.log && this.lines.every((line) => line.y.every((value) => value === null || value > 0));
+    const each = this.lines.map((line) => [line.x, smoothed(line.y, view.smoothing)]);
+    if (view.smoothing) each.push(...this.lines.map((line) => [line.x, line.y])); // as it is, pale
     const data = each.length === 1 ? each[0] : uPlot.join(each);
-    if (this.plot) return this.plot.setData(data);
-    const series = this.names.map((name, i) => ({
-      label: name, stroke: () => css(COLOURS[i % COLOURS.length]), width: 1.5, spanGaps: each.length > 1, points: {show: false},
+    if (this.plot && log === this.isLog) return this.plot.setData(data);
+    if (this.plot) this.plot.destroy();
+    this.isLog = log;
+    const series = each.map((_, i) => ({
+      label: this.names[i % this.names.length], stroke: () => css(COLOURS[(i % this.names.length) % COLOURS.length]),
+      width: i < this.names.length ? 1.5 : 0.4, spanGaps: this.names.length > 1, points: {show: false},
     }));
+    const ticks = (_, values) => values.map((value) => (value === null || value === undefined ? "" : short(value)));
     this.make({
-      scales: {x: {time: false}}, axes: this.axes({}, {values: (_, ticks) => ticks.map(short)}), series: [{}, ...series],
-      hooks: {draw: [(plot) => this.drawMarks(plot)]},
+      scales: {x: {time: false}, y: log ? {distr: 3} : {}}, axes: this.axes({}, {values: ticks}), series: [{}, ...series],
+      hooks: {draw: [(plot) => this.drawChanges(plot), (plot) => this.drawMarks(plot)]},
     }, data);
+  }
+
+  drawChanges(plot) { // where workers came and went
+    plot.ctx.save();
+    plot.ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    plot.ctx.lineWidth = devicePixelRatio;
+    this.changes.forEach((steps, run) => {
+      plot.ctx.strokeStyle = css(this.names.length > 1 ? COLOURS[run % COLOURS.length] : "--dim");
+      for (const [step] of steps) {
+        const at = plot.valToPos(step, "x", true);
+        if (at < plot.bbox.left || at > plot.bbox.left + plot.bbox.width) continue;
+        plot.ctx.beginPath();
+        plot.ctx.moveTo(at, plot.bbox.top);
+        plot.ctx.lineTo(at, plot.bbox.top + plot.bbox.height);
+        plot.ctx.stroke();
+      }
+    });
+    plot.ctx.restore();
   }
 
   drawMarks(plot) {
@@ -119,15 +176,18 @@ class Lines extends Chart {
     const at = this.plot.posToVal(event.offsetX, "x");
     const near = this.marks.find(([step]) => Math.abs(this.plot.valToPos(step, "x") - event.offsetX) < 4);
     if (near) return "step " + near[0] + ": the loss is " + near[1];
+    const change = this.changes.flat().find(([step]) => Math.abs(this.plot.valToPos(step, "x") - event.offsetX) < 3);
+    if (change) return change[1];
     return "step " + (this.plot.data[0][index] ?? Math.round(at)) + ": " + (values.join(", ") || "not a number");
   }
 }
 
 class Stairs extends Chart {
   // How many workers were in the view, by time.
-  constructor(parent) { super(parent, 110); this.x = []; this.y = []; }
+  constructor(parent) { super(parent, 110); this.x = []; this.y = []; this.from = 0; }
 
-  add(points, now) {
+  add(points, from, now) {
+    this.from = from;
     if (this.open) { this.x.pop(); this.y.pop(); }
     for (const [time, size] of points) { this.x.push(time); this.y.push(size); }
     this.open = this.x.length > 0;
@@ -137,11 +197,12 @@ class Stairs extends Chart {
 
   draw() {
     this.due = false;
-    const data = [this.x, this.y];
+    const data = this.x[0] > this.from ? [[this.from, ...this.x], [0, ...this.y]] : [this.x, this.y];
     if (this.plot) return this.plot.setData(data);
     const whole = (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : ""));
     this.make({
-      scales: {y: {range: (_, least, most) => [0, Math.max(1, most || 1) * 1.08]}}, axes: this.axes({values: moments, space: 90}, {values: whole}),
+      scales: {y: {range: (_, least, most) => [0, Math.max(1, most || 1) * 1.08]}},
+      axes: this.axes({values: (_, ticks) => this.times(ticks), space: 90}, {values: whole, size: SIDE}),
       series: [{}, {stroke: () => css("--in"), fill: () => css("--coming"), width: 1.5, paths: uPlot.paths.stepped({align: 1}),
                     points: {show: false}}],
     }, data);
@@ -149,7 +210,7 @@ class Stairs extends Chart {
 
   told() {
     const index = this.plot.cursor.idx;
-    return index === null || index === undefined ? "" : clock(this.x[index]) + ": " + this.y[index] + " workers";
+    return index === null || index === undefined ? "" : this.times([this.plot.data[0][index]]) + ": " + this.plot.data[1][index] + " workers";
   }
 }
 
@@ -182,7 +243,7 @@ class Timeline extends Chart {
     };
     this.make({
       scales: {y: {range: () => [-0.5, Math.max(this.stays.length, 1) - 0.5], dir: -1}},
-      axes: this.axes({values: moments, space: 90}, {values: names, splits: rows, size: 74, grid: {show: false}}),
+      axes: this.axes({values: (_, ticks) => this.times(ticks), space: 90}, {values: names, splits: rows, size: SIDE, grid: {show: false}}),
       series: [{}, {show: false}],
       hooks: {draw: [(plot) => this.bars(plot)]},
     }, data);

@@ -8,14 +8,19 @@ const TITLES = {
   "step/seconds": "A step's time, s", "step/workers": "Workers in a step",
 };
 const ORDER = Object.keys(TITLES);
-const EVEN = new Set(["step/learning_rate_factor", "step/samples", "step/workers"]); // no picture while they are even
-const UNEVEN = 1.25; // the greatest over the least; an epoch's short last batch is not
+// No picture of a value while its greatest over its least is no more than this: an epoch has a short last batch.
+const EVEN = {"step/learning_rate_factor": 1.25, "step/samples": 1.25, "step/workers": 1.25, "step/learning_rate": 1};
+const COLOUR_OF = { // of a class of time; green is training in all pictures, and red is what was lost
+  compute: "--in", start: "--coming", exchange: "--line4", data: "--line2", pause: "--going", again: "--again", lost: "--lost",
+  save: "--save", spare: "--spare", end: "--dim",
+};
 const GOOD = new Set(["training", "finished"]);
 const BAD = new Set(["failed", "cut off", "stalled", "no answer"]);
 const SHOWN = 300; // events
 const ROWS = 50; // new ones at a time, so that the pictures are there first
 const runs = [];
 const pictures = {};
+const changes = []; // of each run, the steps at which workers came and went, and what happened
 
 function make(tag, text, cls) {
   const element = document.createElement(tag);
@@ -67,6 +72,7 @@ class Run {
                           "each worker: pale while it starts, green while it trains, yellow while it leaves; a red end: lost, a grey one: left", "spans-" + number);
     spans[0].classList.add("wide");
     spans[0].hidden = true; // in a single process no worker comes or goes
+    spans[0].classList.add("above");
     this.timeline = new Timeline(spans[1]);
     this.list = make("details");
     this.list.append(make("summary", "the same in words"), this.lives = make("ol"));
@@ -85,6 +91,7 @@ class Run {
     this.pauses = panel(grid, "What each change cost", "beyond the median step");
     this.pauses.hidden = true;
     this.pauses.append(this.pauseTable = this.table(["change", "at step", "ms"], [2, 3]));
+    this.pauseTable.classList.add("stack");
     this.staff = panel(this.place, "Workers");
     this.staff.classList.add("wide");
     this.staff.classList.add("lower");
@@ -117,7 +124,7 @@ class Run {
     this.about = about;
     this.ran ??= panel(this.place, "What it runs on");
     this.ran.classList.add("lower");
-    const table = make("table");
+    const table = make("table", undefined, "facts");
     for (const [name, value] of this.about) {
       const row = make("tr");
       row.append(make("th", name), make("td", value));
@@ -137,13 +144,13 @@ class Run {
     if (Object.keys(tick.stays).length) this.words();
     if (tick.sizes.length || this.stairs.open) {
       this.stairs.parent.parentElement.hidden = false;
-      this.stairs.add(tick.sizes, now);
+      this.stairs.add(tick.sizes, this.head.began, now);
     }
     for (const [name, patch] of Object.entries(tick.series)) {
       const picture = line(name);
       picture.set(this.number, patch);
       const section = picture.parent.parentElement;
-      if (section.hidden && picture.spread() > UNEVEN) section.hidden = false;
+      if (section.hidden && picture.spread() > EVEN[name]) section.hidden = false;
     }
     if (tick.unfinite && pictures["step/loss"]) {
       pictures["step/loss"].marks = tick.unfinite;
@@ -165,8 +172,10 @@ class Run {
     const total = bill.classes.reduce((sum, each) => sum + each.seconds, 0) || 1;
     const share = make("div", undefined, "share");
     const table = make("table");
-    bill.classes.forEach((each, i) => {
-      const colour = "hsl(" + ((140 + i * 47) % 360) + " 45% 52%)";
+    const none = [];
+    bill.classes.forEach((each) => {
+      if (Math.round(each.seconds) === 0) return none.push(each.name);
+      const colour = "var(" + (COLOUR_OF[each.name] ?? "--dim") + ")";
       const part = make("div");
       part.style.width = (100 * each.seconds) / total + "%";
       part.style.background = colour;
@@ -184,6 +193,7 @@ class Run {
     const heading = this.bill.firstChild;
     const words = make("p");
     words.textContent = bill.classes.length ? cost(bill) : "Nothing is known of it yet.";
+    if (none.length) words.prepend(make("span", "None: " + none.join(", ") + ". ", "dim"));
     this.bill.replaceChildren(heading, share, table, words);
   }
 
@@ -195,7 +205,10 @@ class Run {
                  make("td", pause.pause_ms.toFixed(0), "number"));
       return row;
     });
+    rows.forEach((row) => titled(row, this.pauseTable.titles));
     this.pauseTable.querySelector("tbody").replaceChildren(...rows);
+    changes[this.number] = pauses.slice(-SHOWN).map((pause) => [pause.step, pause.words]);
+    for (const picture of Object.values(pictures)) picture.changed();
   }
 
   rowsChanged(workers) {
@@ -271,16 +284,17 @@ function priced(bill) { // prices are known of some host
 }
 
 function rate(samples) { // as in `gauges.rate_words`
+  if (samples === null || samples === undefined) return "unknown";
   return samples >= 100 ? String(Math.round(samples)) : short(Number(samples.toPrecision(3)));
 }
 
 function cost(bill) {
   const parts = ["Goodput " + (bill.goodput === null ? "unknown" : percent(bill.goodput)) + ".",
-                 short(bill.worker_hours) + " worker-hours" + (!priced(bill) ? "" : bill.dollars === null ? ", dollars unknown"
+                 rate(bill.worker_hours) + " worker-hours" + (!priced(bill) ? "" : bill.dollars === null ? ", dollars unknown"
                    + (bill.at_least ? " (at least " + money(bill.at_least) + ")" : "") : ", " + money(bill.dollars)) + "."];
   if (bill.static_hours !== null) {
-    parts.push("As many workers as there ever were (" + bill.most + ") for all that time: " + short(bill.static_hours) +
-               " worker-hours" + (bill.static_dollars === null ? "" : ", " + money(bill.static_dollars)) + ".");
+    parts.push("For comparison: " + bill.most + " workers, the most that it had, from its beginning to its end would have been " +
+               rate(bill.static_hours) + " worker-hours" + (bill.static_dollars === null ? "" : ", " + money(bill.static_dollars)) + ".");
   }
   return parts.join(" ");
 }
@@ -290,7 +304,9 @@ function line(name) {
     const [section, place] = chartIn($("lines"), TITLES[name] ?? name, "by step", name);
     section.style.order = ORDER.includes(name) ? ORDER.indexOf(name) * 2 : 1; // what the script logs comes after the loss
     pictures[name] = new Lines(place, runs.map((run) => run.name));
-    section.hidden = EVEN.has(name);
+    section.hidden = name in EVEN;
+    pictures[name].changes = changes;
+    $("tools").hidden = false;
   }
   return pictures[name];
 }
@@ -311,11 +327,10 @@ function glance(run, now) {
   chip.className = "chip " + (GOOD.has(head.state) ? "good" : BAD.has(head.state) ? "bad" : "odd");
   $("word").textContent = head.word;
   const most = paid && paid.most ? "at most " + paid.most : "";
-  const workers = head.live ? head.size + (head.wanted === null ? "" : " of " + head.wanted) : "over";
+  const workers = head.live ? head.size + (head.wanted === null ? "" : " of " + head.wanted) : paid && paid.most ? paid.most : "unknown";
   const done = head.total ? head.step / head.total : null;
-  const progress = card("Progress", head.step === null ? "no step yet" : "step " + head.step + (head.total ? " of " + head.total : ""),
-                        [done === null ? "" : percent(done), head.epoch === null ? "" : "epoch " + head.epoch,
-                         head.left_s === null ? "" : duration(head.left_s) + " left"].filter(Boolean).join(", "));
+  const progress = card("Steps", head.step === null ? "none yet" : head.step + (head.total ? " of " + head.total : ""),
+                        [done === null ? "" : percent(done), head.epoch === null ? "" : "epoch " + head.epoch].filter(Boolean).join(", "));
   if (done !== null) {
     const bar = make("progress");
     bar.value = done;
@@ -327,22 +342,24 @@ function glance(run, now) {
   const last = gone ? card("Who left last", gone.worker + " " + (gone.how === "lost" ? "was lost" : "left"),
                            ago + ": " + gone.why) : card("Who left last", "nobody", "");
   const goodput = !paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput);
-  const hours = !paid || paid.worker_hours === null ? "" : short(paid.worker_hours) + " worker-hours";
+  const hours = !paid || paid.worker_hours === null ? "" : rate(paid.worker_hours) + " worker-hours";
+  const ran = head.began === null ? null : (head.live ? now : head.ended) - head.began;
   const learning = head.learning_rate === null ? "" : ", learning rate " + short(head.learning_rate) +
     (head.factor === null || head.factor === 1 ? "" : " x " + short(head.factor));
   $("cards").replaceChildren(
-    card("Workers", workers, [head.live ? "now, of those wanted" : "", most].filter(Boolean).join("; ")),
     progress,
-    last,
+    head.live ? card("Time left", head.left_s === null ? "unknown" : duration(head.left_s), ran === null ? "" : "running for " + duration(ran))
+              : card("Time", ran === null ? "unknown" : duration(ran), head.ended === null ? "" : "ended at " + clock(head.ended)),
     card("Loss", short(head.loss), (head.batch === null ? "" : "batch " + head.batch) + learning),
-    card("Throughput", head.samples_per_s === null ? "unknown" : rate(head.samples_per_s) + " samples/s",
-         ["newest 50 steps", head.began === null ? "" : "running for " + duration((head.live ? now : head.ended) - head.began)].filter(Boolean).join("; ")),
+    card("Throughput, samples/s", head.samples_per_s === null ? "unknown" : rate(head.samples_per_s), "newest 50 steps"),
+    card("Workers", workers, head.live ? ["now, of those wanted", most].filter(Boolean).join("; ") : "the most at a time"),
+    last,
     priced(paid) ? card("Cost", paid.dollars === null ? "unknown" : money(paid.dollars), [goodput, hours].filter(Boolean).join(", "))
                  : card("Goodput", goodput ? percent(paid.goodput) : "unknown", hours),
   );
   for (const [hosts, figures] of head.slow_links) $("cards").append(card("Slow link", hosts, figures));
   if (head.bits) $("cards").append(card("Bits", head.bits, ""));
-  if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 8), head.fingerprint));
+  $("foot").textContent = head.fingerprint ? "fingerprint " + head.fingerprint : "";
 }
 
 function compare() {
@@ -370,7 +387,14 @@ function compare() {
   table.replaceChildren(titles, ...rows.map(([name, value]) => {
     const row = make("tr");
     row.append(make("th", name), ...runs.map((run) => make("td", value(run))));
-    return row;
+    return titled(row, ["", ...runs.map((run) => run.name)]);
+  }));
+  $("key").replaceChildren(...runs.map((run, i) => {
+    const entry = make("span", run.name);
+    const swatch = make("span", undefined, "swatch");
+    swatch.style.background = "var(" + COLOURS[i % COLOURS.length] + ")";
+    entry.prepend(swatch);
+    return entry;
   }));
   $("compared").hidden = false;
 }
@@ -383,6 +407,8 @@ function apply(number, tick) {
 const content = $("content") ? JSON.parse($("content").textContent) : null;
 const frozen = content !== null;
 const several = frozen && content.length > 1;
+$("log-scale").addEventListener("change", (event) => { view.log = event.target.checked; redrawn(); });
+$("smoothing").addEventListener("input", (event) => { view.smoothing = event.target.value / 10; redrawn(); });
 if (frozen) {
   content.forEach((each, i) => runs.push(new Run(i, each.tick.head.run)));
   content.forEach((each, i) => runs[i].facts(each.about));

@@ -312,6 +312,7 @@ def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.St
         state.record(events.StateLostEvent(reason=f"no worker that held the state is left ({stop.cause})"))
         state.last_line, state.not_finite, state.corroborations = (-1, 0), -1, {}
         state.unwritten_lines.clear()
+        state.logged_values.clear()
         failures.on_all_lost(state, stop.cause)
     state.view, state.saver = None, ""
     for worker in reports:
