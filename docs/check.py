@@ -32,7 +32,7 @@ LEFT_OUT = {  # a pattern of the words: why such a command is not run here
     r"(^|['\s])~?/\w|10\.0\.0\.5": "it takes files or addresses of another machine",
     r"(examples/(?!digits)|clothing)\S*": "it takes data that is not here",
     r"^(simulate|plan)\b": "it takes recorded traces of a market",
-    r"^(bench (batch|scaling)|.*benchmarks/)": "it takes minutes",
+    r"^(bench (steps|batch|scaling)|.*benchmarks/)": "it takes minutes",
     r"^(top|dashboard)\b": "it ends only when somebody ends it",
     r"^bench network": "it waits for another machine",
     r" < ": "it reads what another command has printed",
