@@ -4,8 +4,10 @@
 
 One process and one thread, GlobalBatch(64, micro=16), so four micro-batches a step; SGD with momentum. In each round
 the kinds take turns from step to step: `plain` calls `step.backward(loss)`; `weight` gives it a weight; `values` calls
-`step.mean`, `step.sum` and `step.max` besides. A round's ratio is that of the medians. `--before PATH` names another
-checkout of farandole: its plain step and the plain step of this one are launched in turns, each round both.
+`step.mean`, `step.sum` and `step.max` besides. A round's ratio is that of the medians. `calls alone` is the time of
+these three calls and of the results, over a plain step: a share that the noise of the other rows hides.
+`--before PATH` names another checkout of farandole: its plain step and the plain step of this one are
+launched in turns, each round both.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 BATCH, MICRO, WARMUP = 64, 16, 15
 MODELS = ("convolutional", "perceptron")
 KINDS = ("plain", "weight", "values")
+ALONE = "calls alone"
 
 
 def main() -> None:
@@ -48,7 +52,7 @@ def main() -> None:
     rows: list[list[str]] = []
     for model in MODELS:
         rounds = [launched(ROOT, model, KINDS, options.steps) for _ in range(options.rounds)]
-        rows += [row(f"{model}, {kind} over plain", rounds, kind, rounds, "plain") for kind in KINDS[1:]]
+        rows += [row(f"{model}, {kind} over plain", rounds, kind, rounds, "plain") for kind in (*KINDS[1:], ALONE)]
         if options.before:
             old, new = [], []
             for turn in range(options.rounds):
@@ -81,10 +85,24 @@ def measured(name: str, kinds: list[str], steps: int) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     run.replicate(model=model, optimizer=optimizer)
     loader = run.loader(dataset(BATCH * 16), farandole.GlobalBatch(BATCH, micro=MICRO))
-    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    alone = 0.0
+    if "values" in kinds:
+        from farandole.training.values import BatchValues
+
+        end = BatchValues.end
+
+        def timed(self: BatchValues, *arguments: Any) -> None:
+            nonlocal alone
+            called = time.thread_time()
+            end(self, *arguments)
+            alone += time.thread_time() - called
+
+        BatchValues.end = timed  # type: ignore[method-assign]
+    spent: dict[str, list[float]] = {kind: [] for kind in (*kinds, ALONE)}
     began = time.thread_time()
     for step in run.steps(loader, base_steps=(steps + WARMUP) * len(kinds)):
         kind = kinds[step.number % len(kinds)]
+        alone = 0.0
         for images, labels in step:
             scores = model(images)
             loss = F.cross_entropy(scores, labels)
@@ -94,14 +112,19 @@ def measured(name: str, kinds: list[str], steps: int) -> dict[str, float]:
                 step.backward(loss, weight=len(labels))
             if kind == "values":
                 accuracy = (scores.detach().argmax(1) == labels).float().mean()
+                value, count = loss.detach(), len(labels)
+                called = time.thread_time()
                 step.mean(accuracy=accuracy)
-                step.sum(samples=len(labels))
-                step.max(loss=loss.detach())
+                step.sum(samples=count)
+                step.max(loss=value)
+                alone += time.thread_time() - called
         optimizer.step()
         now = time.thread_time()
         spent[kind].append(now - began)
+        if kind == "values":
+            spent[ALONE].append(alone)
         began = now
-    return {kind: middle(found[WARMUP:]) for kind, found in spent.items()}
+    return {kind: middle(found[WARMUP:]) for kind, found in spent.items() if found}
 
 
 if __name__ == "__main__":

@@ -18,8 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from farandole.errors import StepAbandoned, UsageError
@@ -64,7 +67,7 @@ class BatchValues:
 
     def __init__(self, lanes: torch.Tensor, shards: int, before: BatchValues | None = None) -> None:
         self._before = before._results if before else None
-        self._lanes = lanes
+        self._numbers: npt.NDArray[np.float64] = lanes.numpy()  # the same memory: setting one is faster so
         self._shards = _with_maxima(shards)
         self._shard = 0
         self._maxima = 0  # of the open micro-batch
@@ -74,7 +77,7 @@ class BatchValues:
 
     def open(self, shard: int) -> None:
         """Begin micro-batch `shard`, which has given nothing yet."""
-        self._lanes.zero_()
+        self._numbers.fill(0.0)
         self._slots.clear()
         self._computes = True
         self._shard, self._maxima = shard, 0
@@ -88,8 +91,8 @@ class BatchValues:
         """
         for name, value in values.items():
             call = f"step.{kind}({name}=...)"
-            (code,) = _code(kind, name)
-            if not is_name(name) or len(code) > NAME_BYTES:
+            code = _code(kind, name)
+            if not code:
                 raise UsageError(f"{call}: a name has at most {NAME_BYTES - 1} bytes, all characters visible")
             if code in self._slots:
                 raise UsageError(f"{call}: this micro-batch has given {name!r} before; use another name")
@@ -104,12 +107,10 @@ class BatchValues:
                 self._add_maximum(call, number)
             units = (float(samples) if weight is None else weight) if kind == "mean" else 1.0
             slot = self._slots[code] = len(self._slots)
-            place = self._lanes[slot * _SLOT : (slot + 1) * _SLOT]
+            place = self._numbers[slot * _SLOT : (slot + 1) * _SLOT]
             place[0] = number * units if units else 0.0  # a mean over nothing is NaN
             place[1] = units
-            padded = code.ljust(NAME_BYTES, b"\0")
-            for lane in range(_NAME_LANES):
-                place[2 + lane] = int.from_bytes(padded[lane * _BYTES : (lane + 1) * _BYTES], "little")
+            place[2:] = _name_lanes(code)
 
     def _add_maximum(self, call: str, number: float) -> None:
         if not self._shards:
@@ -119,8 +120,8 @@ class BatchValues:
         if self._maxima == MAXIMA:
             raise UsageError(f"{call}: a step has at most {MAXIMA} maxima")
         first = SLOTS * _SLOT
-        self._lanes[first + self._maxima * self._shards + self._shard] = number
-        self._lanes[first + MAXIMA * self._shards + self._shard] = 1.0
+        self._numbers[first + self._maxima * self._shards + self._shard] = number
+        self._numbers[first + MAXIMA * self._shards + self._shard] = 1.0
         self._maxima += 1
 
     def end(self, sums: torch.Tensor, shards: int, step: int) -> None:
@@ -137,8 +138,8 @@ class BatchValues:
         number = 0  # of the next maximum
         names = [*self._slots] if self._computes else None  # of the newest micro-batch here
         for slot, (total, units, *name) in enumerate(given):
-            kind, text = _decoded(name, shards, step)
-            if names is not None and _code(kind, text) != names[slot : slot + 1]:
+            kind, text = _decoded(tuple(name), shards)
+            if not kind or (names is not None and [_code(kind, text)] != names[slot : slot + 1]):
                 raise _names_differ(step)
             if kind == "mean":
                 total = total / units if units else math.nan
@@ -186,16 +187,26 @@ class _Results(Mapping[str, float]):
         return repr(self._values)
 
 
-def _code(kind: str, name: str) -> list[bytes]:
-    return [_KINDS[kind] + name.encode(errors="replace")]
+@lru_cache(maxsize=2 * SLOTS)
+def _code(kind: str, name: str) -> bytes:
+    """Return the bytes of a name; none if it is not possible."""
+    code = _KINDS[kind] + name.encode(errors="replace")
+    return code if is_name(name) and len(code) <= NAME_BYTES else b""
 
 
-def _decoded(name: list[float], shards: int, step: int) -> tuple[str, str]:
-    """Return the kind and the name of a slot, from the sums of its lanes."""
+@lru_cache(maxsize=2 * SLOTS)
+def _name_lanes(code: bytes) -> npt.NDArray[np.float64]:
+    padded = code.ljust(NAME_BYTES, b"\0")
+    return np.frombuffer(padded, dtype=f"<u{_BYTES}").astype(np.float64)
+
+
+@lru_cache(maxsize=2 * SLOTS)
+def _decoded(name: tuple[float, ...], shards: int) -> tuple[str, str]:
+    """Return the kind and the name of a slot, from the sums of its lanes; empty texts if the names differ."""
     code = b""
     for lane in name:
         if not lane.is_integer() or int(lane) % shards or not 0 <= int(lane) // shards < 256**_BYTES:
-            raise _names_differ(step)
+            return "", ""
         code += (int(lane) // shards).to_bytes(_BYTES, "little")
     code = code.rstrip(b"\0")
     kind = next((kind for kind, letter in _KINDS.items() if letter == code[:1]), None)
@@ -203,9 +214,7 @@ def _decoded(name: list[float], shards: int, step: int) -> tuple[str, str]:
         text = code[1:].decode()
     except UnicodeDecodeError:
         text = ""
-    if kind is None or not is_name(text):
-        raise _names_differ(step)
-    return kind, text
+    return (kind, text) if kind is not None and is_name(text) else ("", "")
 
 
 def _names_differ(step: int) -> UsageError:
