@@ -161,6 +161,12 @@ def event_table() -> str:
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
+SECTIONS = (  # of the table of failures, in its order
+    "Scripts that differ between workers", "The training loop", "Data and loader processes",
+    "Other code than the run's", "Checkpoints", "Files, disks and output", "Standing still",
+    "Processes, signals and crash loops", "External workers, pools and machines", "Command line",
+)  # fmt: skip
+
 
 @dataclass(kw_only=True)
 class Failure:
@@ -175,6 +181,8 @@ class Failure:
 
 def markers(source: str) -> Iterator[tuple[str, tuple[str, ...], dict[str, str]]]:
     """(test, arguments, keywords) of each `@pytest.mark.failure(...)` in the source of a test file."""
+    if "pytest.mark.failure" not in source:  # parsing all test files takes seconds
+        return
     for node in ast.walk(ast.parse(source)):
         for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.failure":
@@ -208,10 +216,12 @@ def failure_table() -> str:
     """The page of failures, from the markers `@pytest.mark.failure` of the tests."""
     parts = [
         "# Table of failures\n\nEach row is something that can go wrong in a run, what you see of it, what happens "
-        "then, and the tests that make it happen. Words in capitals are the beginning of an event.\n"
+        "then, and the tests that make it happen. Words in capitals are the beginning of an event. Times are the "
+        "defaults. `after-step-N...pt` is a state saved between two steps, from which no run resumes by itself. "
+        "[What can go wrong](../what_can_go_wrong.md) says what farandole does not detect.\n"
     ]
     rows = failures()
-    for title in dict.fromkeys(row.section for row in rows):
+    for title in SECTIONS:
         cells = [
             (row.failure, row.seen, row.outcome, "<br>".join(f"`{test}`" for test in row.tests))
             for row in rows

@@ -283,6 +283,7 @@ class Odd(Net):
         return self[4](x.new_ones(len(x), 8)) + sum(p.sum() for p in self.parameters())
 
 
+@pytest.mark.failure("Command line", "a script for `farandole bench` can't train under DistributedDataParallel")
 @pytest.mark.parametrize(
     ("model", "how", "values"),
     [
@@ -304,6 +305,7 @@ def test_where_ddp_can_not_be_had_it_says_why_and_the_others_go_on(
     assert contestants == [ALONE, FARANDOLE, FARANDOLE, ALONE]
 
 
+@pytest.mark.failure("Command line", "a script for `farandole bench` can't train under DistributedDataParallel")
 def test_where_ddp_fails_later_the_others_go_on(
     joined: Joined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +323,9 @@ def test_where_ddp_fails_later_the_others_go_on(
     assert contestants == [ALONE, FARANDOLE, DDP, FARANDOLE, ALONE]
 
 
+@pytest.mark.failure(
+    "Command line", "a script for `farandole bench` has a loop that is too short, leaves it early, or raises"
+)
 def test_a_loop_that_is_too_short_says_how_long_it_is(joined: Joined) -> None:
     with pytest.raises(UsageError, match=r"\b4\b.*\b7\b.*--steps 2\b.*--rounds 2\b"):
         next(train(joined(), Net(), epochs=1))

@@ -20,6 +20,12 @@ QUICK = Patience(attempts=4, limit_s=30.0, first_pause_s=0.001, longest_pause_s=
 OPERATIONS = ["ls", "cat_file", "pipe_file", "open", "rm_file", "size"]
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "a store returns an error (503) once, or for some seconds",
+    seen="nothing",
+    outcome="each call is tried up to six times within a minute; a state is written up to three times",
+)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_one_refusal_of_each_kind_is_not_seen(operation: str) -> None:
     """Of a store that answers 503 once: it can be written, saved to, pruned, listed and gone on from."""
@@ -58,6 +64,12 @@ def test_a_store_that_always_fails_is_given_up_and_said_how_often_it_was_asked()
         store.check()
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "an outdated checkpoint can't be removed from the store",
+    seen="a warning in the log of the worker that writes",
+    outcome="the new checkpoint counts as saved; the next one removes what is left",
+)
 def test_what_can_not_be_removed_is_no_failure_of_what_is_saved(caplog: pytest.LogCaptureFixture) -> None:
     kind = faulty()
     store = Store(f"{kind.protocol}://place", patience=QUICK)
@@ -72,6 +84,12 @@ def test_what_can_not_be_removed_is_no_failure_of_what_is_saved(caplog: pytest.L
     assert steps(store) == [9], "the next one removes what was left"
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "a store, or a folder on a mount that does not answer, hangs at the start",
+    seen="after 5 s a line with the place and the request",
+    outcome="an error after 60 s; exit code 2; nothing is started",
+)
 @pytest.mark.parametrize("operation", ["ls", "open", "cat_file"])
 def test_a_store_that_hangs_is_told_of_and_given_up(operation: str, caplog: pytest.LogCaptureFixture) -> None:
     kind = faulty()
@@ -107,6 +125,7 @@ def test_the_pauses_are_not_drawn_from_the_scripts_generator() -> None:
     assert random.getstate() == before
 
 
+@pytest.mark.failure("Checkpoints", "a store returns an error (503) once, or for some seconds")
 @pytest.mark.parametrize(
     ("error", "of_a_folder", "elsewhere"),
     [

@@ -68,6 +68,7 @@ def save(store: Store, step: int, keep: int, *, finite: bool) -> None:
     store.write(store.name(described), produce, keep)
 
 
+@pytest.mark.failure("The training loop", "the loss becomes NaN or infinite")
 def test_the_newest_finite_one_is_kept_as_long_as_no_newer_one_is(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "checkpoints"))
     for step in (2, 4):

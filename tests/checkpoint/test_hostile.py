@@ -42,6 +42,10 @@ def test_what_they_are_made_from_is_one() -> None:
     assert load(files.beside(b"]"))[1]["objects"]["more"] == []
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the only checkpoint was not written by farandole (compressed, other types inside, larger than its file)",
+)
 @pytest.mark.parametrize("make", files.BAD_CHECKPOINTS.values(), ids=files.BAD_CHECKPOINTS)
 def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Callable[[], bytes]) -> None:
     files.checkpoint(tmp_path, files.saved(files.honest()), step=1)
@@ -251,6 +255,12 @@ def _without(folder: Path, suffix: str) -> Path:
     return next(folder.iterdir())
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "`--resume` names a text, a folder without checkpoints, or a file without its manifest",
+    seen="one sentence at once",
+    outcome="exit code 2; nothing is started",
+)
 @pytest.mark.processes
 @pytest.mark.parametrize("make", RESUMED.values(), ids=RESUMED)
 def test_resume_from_what_is_no_checkpoint_is_a_sentence(tmp_path: Path, make: Callable[[Path], Path]) -> None:
@@ -269,6 +279,12 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return forked.run([*command, str(folder / "out")], env=ENVIRON, timeout=120)
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the only checkpoint was not written by farandole (compressed, other types inside, larger than its file)",
+    seen="one sentence with the file and the reason when the first worker starts",
+    outcome="exit code 1; it is never loaded, and nothing is overwritten",
+)
 @pytest.mark.processes
 def test_a_worker_says_what_is_wrong_with_the_only_one_and_ends(tmp_path: Path) -> None:
     done = run(tmp_path, "--resume", str(files.checkpoint(tmp_path / "there", files.deflated(1 << 28))))

@@ -49,6 +49,12 @@ class LyingFolder(Store):
         path.write_bytes(self.spoil(path.name, path.read_bytes()) or b"")
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "a store acknowledges a checkpoint, but keeps it truncated, changed or not at all",
+    seen="`NO CHECKPOINT of step N: ... has not kept the data that was written`, after three attempts",
+    outcome="each checkpoint is read back before older ones are removed; for the last checkpoint, exit code 1",
+)
 @pytest.mark.parametrize("spoil", LIES.values(), ids=LIES.keys())
 def test_a_remote_store_that_lies(spoil: Spoil) -> None:
     kind = faulty(spoil=staticmethod(lambda path, content: spoil(path, content) if "-00000009-" in path else content))
@@ -64,6 +70,7 @@ def test_a_remote_store_that_lies(spoil: Spoil) -> None:
 FOLDER_LIES = {name: lie for name, lie in LIES.items() if "lost" not in name and "manifest" not in name}
 
 
+@pytest.mark.failure("Checkpoints", "a store acknowledges a checkpoint, but keeps it truncated, changed or not at all")
 @pytest.mark.parametrize("spoil", FOLDER_LIES.values(), ids=FOLDER_LIES.keys())
 def test_a_folder_that_lies(spoil: Spoil, tmp_path: Path) -> None:
     store = LyingFolder(str(tmp_path / "checkpoints"))
@@ -75,6 +82,7 @@ def test_a_folder_that_lies(spoil: Spoil, tmp_path: Path) -> None:
     assert find([store.url]).position.step == 3
 
 
+@pytest.mark.failure("Checkpoints", "a store acknowledges a checkpoint, but keeps it truncated, changed or not at all")
 def test_it_is_told_and_the_last_checkpoint_is_no_good_end(tmp_path: Path) -> None:
     told: list[Checkpointed] = []
     store = LyingFolder(str(tmp_path / "checkpoints"))

@@ -85,6 +85,15 @@ def test_another_run_is_refused_as_long_as_it_is_alive_whatever_it_asks(place: s
     assert owner_of(Store(place)) == mine
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the run that owns a place for checkpoints is over, or its machine is lost",
+    seen="a new run must name another place, or `--resume` and `--checkpoints` of this one",
+    outcome=(
+        "its own `farandole run --folder` or `--take-over` continues there; `--resume` is your promise that a run on "
+        "another machine is over"
+    ),
+)
 def test_what_a_run_has_left_is_gone_on_from_only_if_that_is_asked_for(place: str, tmp_path: Path) -> None:
     first, second = run_in(tmp_path / "a"), run_in(tmp_path / "b")
     claim(place, first, alive=alive)
@@ -110,6 +119,7 @@ def test_a_run_that_could_not_start_leaves_the_place_free(place: str, tmp_path: 
     assert owner_of(Store(place)) == second
 
 
+@pytest.mark.failure("Checkpoints", "the run that owns a place for checkpoints is over, or its machine is lost")
 def test_of_a_run_on_another_machine_nobody_knows_whether_it_is_over(place: str, tmp_path: Path) -> None:
     store, first, second = Store(place), elsewhere(run_in(tmp_path / "a")), run_in(tmp_path / "b")
     claim(place, first, alive=dead)
@@ -171,6 +181,9 @@ def at_once(play: Callable[[int], None]) -> Counter[str]:
     return outcomes
 
 
+@pytest.mark.failure(
+    "Checkpoints", "two runs get the same place for checkpoints (`--checkpoints`), possibly at the same moment"
+)
 @pytest.mark.parametrize("before", ["nothing", "a run that could not start"])
 def test_of_many_at_once_one_has_it(place: str, before: str, tmp_path: Path) -> None:
     first = run_in(tmp_path / "first")
@@ -233,6 +246,9 @@ def test_another_run_is_refused_the_checkpoints_in_a_live_runs_folder(tmp_path: 
 # --- two in one place, however they came there -----------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Checkpoints", "two runs get the same place for checkpoints (`--checkpoints`), possibly at the same moment"
+)
 def test_two_runs_in_one_place_see_and_remove_their_own_only(place: str, tmp_path: Path) -> None:
     a, b = run_in(tmp_path / "a"), run_in(tmp_path / "b")
     store_a, store_b = Store(place, of(a)), Store(place, of(b))

@@ -114,6 +114,15 @@ def test_a_world_of_one_resumes_and_a_new_run_begins_with_its_checkpoint(undistu
     ]  # fmt: skip
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "a run resumes with another model, optimizer, data type or length of data",
+    seen=(
+        "one sentence when the first worker starts; the traceback is in its log, on lines that begin with `farandole, "
+        "aside:`"
+    ),
+    outcome="exit code 1; training does not start",
+)
 def test_a_checkpoint_of_other_data_ends_the_run_and_says_so(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.run(1, *OFTEN) as run:

@@ -197,6 +197,12 @@ def test_nothing_that_training_draws_is_drawn(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "no thread or process can be started when a checkpoint is due (a limit of processes)",
+    seen="`NO CHECKPOINT of step N: no thread could be started to write it`",
+    outcome="another worker tries at once; training continues; the last checkpoint is written without a thread",
+)
 def test_without_a_thread_it_is_told_training_goes_on_and_the_last_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +237,9 @@ def test_without_a_thread_it_is_told_training_goes_on_and_the_last_one_is_writte
     assert set(trainer.saved()) == {25, 30}
 
 
+@pytest.mark.failure(
+    "Checkpoints", "no thread or process can be started when a checkpoint is due (a limit of processes)"
+)
 def test_a_process_that_can_not_be_started_for_a_remote_store_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

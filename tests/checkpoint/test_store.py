@@ -317,6 +317,7 @@ def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:
 # --- whether it may be used --------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure("Checkpoints", "a run resumes with another model, optimizer, data type or length of data")
 def test_a_checkpoint_of_another_job_is_refused_and_other_differences_are_told() -> None:
     made = manifest(3)
     assert compare(made, FACTS, 3, "p") == []

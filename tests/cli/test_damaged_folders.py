@@ -78,6 +78,15 @@ def ask_all() -> None:
         settle(GivenOptions(), RunTerms(), Path("r"))
 
 
+@pytest.mark.failure(
+    "Command line",
+    (
+        "a file of the run's folder is damaged, missing or a folder: `settings.json`, `metrics.jsonl`, the ticket, "
+        "the journal"
+    ),
+    seen="one line with the file, from each command that needs it",
+    outcome="`report`, `account` and `dashboard` show the rest; nothing is changed",
+)
 @pytest.mark.parametrize("name", contents())
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_told_in_words(folder: Path, name: str, damage: str) -> None:
@@ -85,6 +94,13 @@ def test_a_damaged_file_is_told_in_words(folder: Path, name: str, damage: str) -
     ask_all()
 
 
+@pytest.mark.failure(
+    "Command line",
+    (
+        "a file of the run's folder is damaged, missing or a folder: `settings.json`, `metrics.jsonl`, the ticket, "
+        "the journal"
+    ),
+)
 @pytest.mark.parametrize("name", contents())
 def test_a_folder_in_a_files_place_and_none_at_all(folder: Path, name: str) -> None:
     (folder / name).unlink()
@@ -94,6 +110,13 @@ def test_a_folder_in_a_files_place_and_none_at_all(folder: Path, name: str) -> N
     ask_all()
 
 
+@pytest.mark.failure(
+    "Command line",
+    (
+        "a file of the run's folder is damaged, missing or a folder: `settings.json`, `metrics.jsonl`, the ticket, "
+        "the journal"
+    ),
+)
 @pytest.mark.parametrize("value", [3, "x", [3], {"a": 3}, None], ids=repr)
 def test_a_setting_of_another_type_is_left_out(folder: Path, value: Any) -> None:
     for field in RunSettings.__struct_fields__:

@@ -23,6 +23,9 @@ from tests.support.users import ALICE, MALLORY, being, everybodys, needs_root
 __all__ = ["everybodys"]  # a fixture
 
 
+@pytest.mark.failure(
+    "Files, disks and output", "`--folder` names a folder that other users can write or own, or such a file is in it"
+)
 @pytest.mark.world
 @needs_root
 @pytest.mark.parametrize("name", [*FILES, "checkpoints/step-00000009-0000000a.pt", "code/train.py", "logs/w1.log"])
@@ -99,6 +102,9 @@ def test_root_follows_no_link_of_anothers(everybodys: Path) -> None:
         files.make(everybodys / "run" / "logs")
 
 
+@pytest.mark.failure(
+    "Files, disks and output", "`--folder` names a folder that other users can write or own, or such a file is in it"
+)
 @pytest.mark.world
 @needs_root
 def test_whoever_reads_a_folder_as_a_command_is_refused_anothers(everybodys: Path) -> None:
@@ -137,6 +143,12 @@ def test_another_user_can_neither_look_into_a_run_nor_plant_anything_nor_hold_it
             (folder / "planted").touch()
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the system denies this user the folder (a volume of root in a container, a file server that maps root to nobody)",
+    seen="one line at once, with the user and the remedy",
+    outcome="exit code 2; nothing is started",
+)
 @pytest.mark.world
 @needs_root
 def test_what_the_system_refuses_is_said_with_a_remedy(everybodys: Path) -> None:
@@ -171,6 +183,10 @@ def test_the_newest_run_is_the_newest_of_ones_own(everybodys: Path, monkeypatch:
     assert place_of(None) == Path("runs/closed"), "root's are all"
 
 
+@pytest.mark.failure(
+    "Command line",
+    "`farandole replay` names a folder of another user, or `--resume` one whose settings name another place",
+)
 @pytest.mark.world
 @needs_root
 def test_the_place_that_anothers_settings_name_is_not_asked_for_checkpoints(everybodys: Path) -> None:

@@ -36,6 +36,12 @@ def killed(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "a second Ctrl-C comes while the last checkpoint is written",
+    seen="the name of the incomplete checkpoint in the summary, in `farandole status` and at the resume",
+    outcome="no run resumes from it; an older complete checkpoint is used",
+)
 def test_status_names_it(killed: Path) -> None:
     answer = CliRunner().invoke(app, ["status", "--json", "--run", str(killed)], catch_exceptions=False)
     past = json.loads(answer.output)
@@ -49,6 +55,7 @@ def test_the_summary_names_it(killed: Path) -> None:
     assert HALF in next(line for line in shown.getvalue().splitlines() if line.startswith("incomplete"))
 
 
+@pytest.mark.failure("Processes, signals and crash loops", "a second Ctrl-C comes while the last checkpoint is written")
 def test_who_resumes_the_run_hears_of_it(killed: Path) -> None:
     settled = settle(GivenOptions(), RunTerms(), killed)
     assert settled.newest.path == ""

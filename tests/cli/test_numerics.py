@@ -70,6 +70,12 @@ def test_the_threads_are_those_of_the_other_side(farandole: Call, tmp_path: Path
     assert farandole("--against", "two.json", "--threads", "1").exit_code == 1
 
 
+@pytest.mark.failure(
+    "Command line",
+    "`farandole numerics --against` names a file of another version, or another file",
+    seen="one line with the file and the remedy",
+    outcome="exit code 2",
+)
 @pytest.mark.parametrize(
     ("content", "says"),
     [

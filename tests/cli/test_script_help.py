@@ -39,6 +39,12 @@ def done(folder: Path, source: str, *words: str) -> subprocess.CompletedProcess[
     return ended
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "`farandole run train.py --help` is called",
+    seen="the script's own help, once",
+    outcome="no run is started, exit code 0; a script without `--help` is not trained, exit code 2",
+)
 @pytest.mark.parametrize("source", [PARSES + JOINS + TRAINS, JOINS + PARSES + TRAINS])
 @pytest.mark.parametrize("words", [("--width", "3", "--help"), ("-h",)])
 def test_the_help_is_the_scripts_own(source: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -59,6 +65,7 @@ def test_other_ways_to_start_a_script_show_it_too(verb: tuple[str, ...], tmp_pat
     assert ended.stdout.count("a net of the script's own") == 1
 
 
+@pytest.mark.failure("Processes, signals and crash loops", "`farandole run train.py --help` is called")
 def test_a_script_without_help_does_not_train(tmp_path: Path) -> None:
     ended = done(tmp_path, JOINS + TRAINS, "run", "train.py", "--help")
     assert ended.returncode == 2

@@ -93,6 +93,30 @@ ERRORS = [
 ]
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "`farandole run --folder` names a finished run whose checkpoints were deleted",
+    seen="an error at once",
+    outcome="exit code 2; nothing is started, because the run would start from step 0",
+)
+@pytest.mark.failure(
+    "Command line",
+    "an option is invalid, or a script, ticket or folder does not exist",
+    seen="one line at once, with the value, the limit and the remedy",
+    outcome="exit code 2; nothing is started",
+)
+@pytest.mark.failure(
+    "Command line",
+    "`--seed`, `--threads` or `--checkpoints` differs from the value of the run that resumes",
+    seen="one line at once, with both values",
+    outcome="exit code 2; nothing is started",
+)
+@pytest.mark.failure(
+    "Command line",
+    "`farandole scale`, `release` or `stop` is called for a run that is over",
+    seen='"the run in FOLDER is over"',
+    outcome="exit code 1",
+)
 @pytest.mark.parametrize(("arguments", "code", "values"), ERRORS)
 def test_errors_are_one_line_and_name_the_remedy(
     farandole: Callable[..., Done], tmp_path: Path, arguments: str, code: int, values: str

@@ -67,6 +67,10 @@ def test_repositories_within_are_seen_by_themselves(folder: Path, tmp_path: Path
     }  # fmt: skip
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the working folder can't be copied to hosts: too large, a script outside it, an empty list, a git error",
+)
 def test_git_that_can_not_tell_is_an_error_and_not_everything(folder: Path) -> None:
     """Else what it would have ignored went to other hosts."""
     git(folder, "init", "-q")

@@ -69,6 +69,10 @@ def test_names_of_any_bytes(folder: Path) -> None:
 # --- what can't be ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the working folder can't be copied to hosts: too large, a script outside it, an empty list, a git error",
+)
 def test_what_can_not_be_packed_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, {"other.py": ""})
     with pytest.raises(UsageError, match=rf"\bother\.py\b.*{re.escape(str(folder))}\b"):

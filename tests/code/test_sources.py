@@ -71,6 +71,10 @@ def module(name: str) -> types.ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.failure(
+    "Other code than the run's",
+    "the script or a module of its folder is edited, renamed or deleted while a run trains, and a worker is replaced",
+)
 def test_a_module_is_what_it_was_at_its_first_import(process: Process, place: Path) -> None:
     process()
     assert module("farandole_parts.inner").WHICH == "first"
@@ -82,6 +86,10 @@ def test_a_module_is_what_it_was_at_its_first_import(process: Process, place: Pa
     assert [name for name, _ in again.facts()] == ["module farandole_parts", "module farandole_parts.inner"]
 
 
+@pytest.mark.failure(
+    "Other code than the run's",
+    "the script or a module of its folder is edited, renamed or deleted while a run trains, and a worker is replaced",
+)
 @pytest.mark.parametrize("becomes", ["nothing", "a package"])
 def test_a_module_that_is_no_more(becomes: str, process: Process, place: Path) -> None:
     process()
@@ -163,6 +171,12 @@ def test_without_copies_it_is_only_told(place: Path, process: Process) -> None:
     assert [name for name, _ in told.facts()] == ["module farandole_plain"]
 
 
+@pytest.mark.failure(
+    "Other code than the run's",
+    "a module can't be copied at its first import because the disk is full",
+    seen="a line in the worker's log",
+    outcome="the module itself is executed; a later worker with another version is refused",
+)
 def test_where_no_copy_can_be_made_the_file_itself_counts(
     process: Process, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,6 +234,7 @@ def test_the_script_runs_under_its_own_name(place: Path, tmp_path: Path, monkeyp
 # --- the copy of the script ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure("Other code than the run's", "a run resumes with an edited script")
 def test_an_earlier_copy_is_compared_and_replaced(place: Path, tmp_path: Path, process: Process) -> None:
     script, copies = str(place / "train_it.py"), tmp_path / "copies"
     process()
@@ -239,6 +254,12 @@ def test_an_earlier_copy_is_compared_and_replaced(place: Path, tmp_path: Path, p
     assert "train_it.py" in other
 
 
+@pytest.mark.failure(
+    "Other code than the run's",
+    "the script can't be copied (no space), or `code/` in the folder of the run holds other files",
+    seen="an error when `farandole run` starts",
+    outcome="exit code 1 or 2; nothing is started or overwritten",
+)
 def test_a_copy_that_can_not_be_written_is_said_at_the_start(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
@@ -247,6 +268,10 @@ def test_a_copy_that_can_not_be_written_is_said_at_the_start(place: Path, tmp_pa
         keep(str(place / "train_it.py"), tmp_path / "file" / "code")
 
 
+@pytest.mark.failure(
+    "Other code than the run's",
+    "the script can't be copied (no space), or `code/` in the folder of the run holds other files",
+)
 def test_nothing_but_an_earlier_copy_is_replaced(place: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine" / "code"
     mine.mkdir(parents=True)

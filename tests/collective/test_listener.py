@@ -104,6 +104,10 @@ def test_strangers_cost_no_descriptor_and_take_no_place() -> None:
     listener.shut()
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "a machine in the network answers instead of a worker, or a user of this machine connects to every new port first",
+)
 def test_a_listener_at_which_somebody_was_first_is_given_up() -> None:
     ends: list[str] = []
     before = descriptors()

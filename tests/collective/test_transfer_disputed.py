@@ -62,6 +62,12 @@ def test_what_all_hold_is_taken(veterans: int) -> None:
     assert got["rate"] == held["rate"]
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "a worker sends a joiner a wrong part of the state, and two or more workers hold the state",
+    seen="the joiner fails before its admission, with the part, its sender and the worker whose copy differs",
+    outcome="the joiner ends and is replaced; the run continues",
+)
 @pytest.mark.parametrize(
     ("element", "part", "sender", "witness"), [(5, 1, "w0", "w1"), (-5, 2, "w1", "w0")], ids=["first", "second"]
 )

@@ -85,6 +85,12 @@ def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> N
     play(tmp_path, scenario)
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "an issued ticket has expired",
+    seen="an external worker that joins with it gets an error",
+    outcome="its exit code is 1; workers that have joined stay",
+)
 def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         bob = IssuedTicket(name="bob", secret=new_secret(), expires=time.time() + 3600)
@@ -230,6 +236,12 @@ def test_one_that_is_not_in_the_file_is_a_strangers(tmp_path: Path) -> None:
 DAMAGED = [b"", b"{}", b"[{}]", b"\xff" * 50, b'[{"name":"a b","secret":"' + b"0" * 64 + b'"}]', b"[" * 100_000]
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the file `tickets` in the run's folder is damaged",
+    seen="`THE ISSUED TICKETS ARE DAMAGED` when it is read",
+    outcome="known tickets stay valid; after a restart of the coordinator only the owner's ticket is accepted",
+)
 def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     path, secret = tmp_path / TICKETS, new_secret()
     tickets = Tickets(secret, path)
@@ -248,6 +260,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     assert (tickets.reread(), len(tickets.secrets_by_id)) == ([TicketRevokedEvent(ticket="bob")], 1)
 
 
+@pytest.mark.failure("Files, disks and output", "the file `tickets` in the run's folder is damaged")
 def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         (scene.folder / TICKETS).write_bytes(b"{}")

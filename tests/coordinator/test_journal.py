@@ -244,6 +244,15 @@ def test_last_line(tmp_path: Path, lines: tuple[Line, ...], last: tuple[int, int
 # --- somebody else has locked it ------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "another program locks `journal.sqlite`",
+    seen="`not recorded`, then `recorded again` with the number of events that the journal lacks",
+    outcome=(
+        "no process waits over 50 ms; `metrics.jsonl` has all events; the journal has the state a second after the "
+        "lock ends"
+    ),
+)
 @pytest.mark.timeout(30)
 def test_nobody_waits_for_who_has_locked_the_journal(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal, closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
@@ -262,6 +271,7 @@ def test_nobody_waits_for_who_has_locked_the_journal(tmp_path: Path) -> None:
     assert written(tmp_path) == [VIEW, *[LOST] * 100, LATER]
 
 
+@pytest.mark.failure("Processes, signals and crash loops", "another program locks `journal.sqlite`")
 def test_a_server_whose_journal_is_locked_goes_on_and_catches_up(tmp_path: Path) -> None:
     async def play() -> None:
         async with stage(tmp_path) as scene:

@@ -51,6 +51,13 @@ def lost(folder: Path) -> list[int]:
     return [line.lines for line in lines if isinstance(line, events.LinesLostEvent)]
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    (
+        "lines of metrics are lost: over 100,000 without a coordinator, rank 0 died beside a new joiner, all workers "
+        "died, the disk was full"
+    ),
+)
 def test_lines_that_the_coordinator_can_not_write_are_counted(tmp_path: Path) -> None:
     async def scenario() -> None:
         with closing(Journal(tmp_path)) as journal:

@@ -86,6 +86,7 @@ def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
             assert (journal.state(), damage) == (OTHER, "")
 
 
+@pytest.mark.failure("Files, disks and output", "the journal is overwritten with random data")
 def test_rubbish_is_set_aside_where_the_books_are_elsewhere(tmp_path: Path, memory: int) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"rubbish " * 1000)

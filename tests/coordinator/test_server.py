@@ -176,6 +176,10 @@ def test_pools_get_the_roster_at_connect_and_at_each_change(tmp_path: Path) -> N
     play(tmp_path, scenario)
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "workers die before they have joined (a broken installation, no memory for one more)",
+)
 def test_processes_that_die_before_hello_end_a_run_that_never_began(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         async with subscribe(scene.ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
@@ -238,6 +242,12 @@ def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+@pytest.mark.failure(
+    "Command line",
+    "a status can't be computed (a bug in farandole)",
+    seen="an answer 500, and an event",
+    outcome="the run continues; the traceback is in `coordinator.log`",
+)
 def test_an_error_of_our_own_where_something_is_only_told_costs_that_answer(tmp_path: Path) -> None:
     """... and is on record a few times a minute, with its traceback in the coordinator's log."""
 

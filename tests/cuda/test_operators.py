@@ -15,6 +15,13 @@ pytestmark = [NEEDS_GPU, pytest.mark.processes]
 JOB = Path(on_device.__file__)
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "an operator has no deterministic form on CUDA (`histc`, the backward pass of `adaptive_avg_pool2d`), under "
+        "`--bits same`"
+    ),
+)
 @pytest.mark.parametrize("operator", on_device.OPERATORS)
 def test_it_is_named_with_its_place_and_the_remedy(operator: str, tmp_path: Path) -> None:
     arguments = [str(tmp_path / "out"), "--operator", operator]

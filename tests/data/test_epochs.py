@@ -201,6 +201,12 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the script sets an attribute of the dataset, a transform or `collate_fn` while it trains",
+    seen="an error names the attribute, its old and new value, and `set_epoch`",
+    outcome="the run ends as after an error of the script, for any `num_workers`",
+)
 @processes
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_the_script_changes_is_named(
@@ -241,6 +247,10 @@ UNCHANGED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the script sets an attribute of the dataset, a transform or `collate_fn` while it trains",
+)
 @processes
 @pytest.mark.parametrize("change", UNCHANGED)
 def test_what_is_no_change(make: Callable[..., Loader], change: str, num_workers: int) -> None:
@@ -351,6 +361,10 @@ def test_a_loop_body_sees_the_epoch_and_so_do_its_samples(run: farandole.Run) ->
     assert seen == [(epoch, epoch) for epoch in (0, 0, 1, 1, 2, 2)]
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the script sets an attribute of the dataset, a transform or `collate_fn` while it trains",
+)
 def test_an_attribute_that_the_loop_sets_is_an_error(run: farandole.Run) -> None:
     dataset = Plain()
     with pytest.raises(UsageError, match=r"^Plain\.epoch\b.*-1\b.*\b0\b"):

@@ -160,6 +160,12 @@ def test_the_order_is_announced_again_when_half_of_it_is_behind() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the process that reads from the store is killed",
+    seen="nothing",
+    outcome="another process repeats the request; after three deaths, `ShardError`",
+)
 def test_who_reads_for_a_process_may_die_and_another_one_reads_on(
     source: Path, server: FileServer, tmp_path: Path
 ) -> None:
@@ -179,6 +185,7 @@ def test_who_reads_for_a_process_may_die_and_another_one_reads_on(
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure("Data and loader processes", "the bytes of a sample differ from those that were indexed")
 def test_a_copy_that_is_damaged_while_it_is_in_use_is_left_for_the_store(
     source: Path, server: FileServer, tmp_path: Path
 ) -> None:
@@ -195,6 +202,12 @@ def test_a_copy_that_is_damaged_while_it_is_in_use_is_left_for_the_store(
     assert not copy.exists() or copy.read_bytes() == (tmp_path / "shards" / "shard-000000.tar").read_bytes()
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the disk of the cache is full",
+    seen="one line: samples are read from the store meanwhile",
+    outcome="training continues, slower",
+)
 def test_a_disk_that_is_full_costs_speed_and_nothing_else(
     source: Path, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,13 @@ STREAMS = {
 }
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "the state of an iterable dataset leads to other samples, as for a shuffle buffer whose content is not in the "
+        "state"
+    ),
+)
 @pytest.mark.processes
 @pytest.mark.parametrize("make_stream", STREAMS.values(), ids=STREAMS)
 def test_a_stream_of_theirs(make_stream: Any, make: Any) -> None:

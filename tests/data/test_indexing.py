@@ -41,6 +41,7 @@ def test_it_is_that_of_widsindex(folder: Path) -> None:
         assert shard.md5sum == compute_file_md5sum(str(folder / shard.url))
 
 
+@pytest.mark.failure("Data and loader processes", "tars have no index, or one of them is truncated")
 def test_the_command_says_what_there_is_and_goes_on_where_it_was(folder: Path, notes: Path) -> None:
     (folder / "part-001.tar").write_bytes(b"no tar")
     said = CliRunner().invoke(app, ["data", "index", str(folder), "--processes", "1"])
@@ -71,6 +72,7 @@ def test_a_note_counts_for_the_tar_that_it_is_of_and_no_other(folder: Path) -> N
     assert read_index(f"{folder}/index.json").shardlist[2].md5sum == digest
 
 
+@pytest.mark.failure("Data and loader processes", "tars have no index, or one of them is truncated")
 @pytest.mark.parametrize("at", [-1024, -1700, -2048, -2600])
 def test_a_tar_that_was_cut_off_is_named(folder: Path, at: int) -> None:
     """Before its end, in a head, between two fields, within one."""

@@ -195,6 +195,15 @@ def test_datasets_that_are_refused(dataset: Any, message: str) -> None:
         Loader(dataset, BATCH, seed=0)
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "an option of the loader or the length of a dataset is invalid: `num_workers=2.0`, `timeout=nan`, a `Subset` "
+        "beyond its dataset"
+    ),
+    seen="an error names the option, the value and the remedy when the loader is created",
+    outcome="nothing is trained",
+)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -253,6 +262,13 @@ class Length:
         return index
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "an option of the loader or the length of a dataset is invalid: `num_workers=2.0`, `timeout=nan`, a `Subset` "
+        "beyond its dataset"
+    ),
+)
 @pytest.mark.parametrize("length", [7.0, -7, 2**70, NotImplementedError(), None])
 def test_a_length_that_is_none_is_refused(length: Any) -> None:
     with pytest.raises(UsageError, match=r"^len\(\) of Length "):
@@ -264,6 +280,12 @@ def test_a_class_in_place_of_a_data_set_is_refused() -> None:
         Loader(cast(Any, Length), BATCH, seed=0)
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the length of a dataset changes between epochs",
+    seen="an error at the first micro-batch of the epoch, with both lengths",
+    outcome="the run ends as after an error of the script",
+)
 def test_a_length_that_changes_is_named_in_the_next_epoch() -> None:
     dataset = Length(48)
     loader = Loader(cast(Any, dataset), BATCH, seed=0)
@@ -275,6 +297,13 @@ def test_a_length_that_changes_is_named_in_the_next_epoch() -> None:
         loader.fetch(Key(1, 2, 0, 0, 8))
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "an option of the loader or the length of a dataset is invalid: `num_workers=2.0`, `timeout=nan`, a `Subset` "
+        "beyond its dataset"
+    ),
+)
 @pytest.mark.parametrize("index", [100, -101, np.int64(1000)])
 def test_a_subset_that_picks_what_is_not_there_is_refused_unless_it_is_to_be_left_out(index: int) -> None:
     rows = TensorDataset(torch.arange(100))

@@ -22,6 +22,14 @@ JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
 LOADING = ("--loaders", "2")
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a DataLoader process is killed (out of memory, `kill -9`)",
+    seen=(
+        "an event and a line in the worker's log name the process and the signal, in the next micro-batch or after 5 s"
+    ),
+    outcome="the worker starts its loader processes again and requests the same samples: same bits, nothing is lost",
+)
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -> None:

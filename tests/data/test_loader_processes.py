@@ -264,6 +264,12 @@ def test_notices_are_not_for_loader_processes(make: Callable[..., Loader]) -> No
     assert not any(process.is_alive() for process in processes)
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "loader processes that are not forked get an object that can't be pickled (a lambda as `collate_fn` with `spawn`)",
+    seen="an error when they start names the object and the remedy",
+    outcome="nothing is trained",
+)
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
 def test_what_can_not_be_sent_to_spawned_processes_is_an_error(make: Callable[..., Loader]) -> None:
     loader = make(Drawing(), multiprocessing_context="spawn", collate_fn=lambda samples: len(samples))

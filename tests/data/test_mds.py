@@ -78,6 +78,15 @@ def test_columns_own_decoders_and_bytes(tmp_path: Path) -> None:
         MDS(place, columns=["nose"])
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a column or field is a pickle",
+    seen=(
+        "for an MDS column, an error when the dataset is created, with the column and the remedy; a field of a tar "
+        "stays bytes"
+    ),
+    outcome="nothing is ever unpickled",
+)
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     program = b"cposix\nsystem\n(S'touch was-here'\ntR."
     place = mds_files.write(tmp_path, [[{"x": program, "y": b"1"}]], {"x": "pkl", "y": "bytes"})

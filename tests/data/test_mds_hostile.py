@@ -74,6 +74,10 @@ def test_offsets_that_lead_elsewhere_are_a_bad_sample(tmp_path: Path, pair: tupl
         tracemalloc.stop()
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a field of a tar or MDS shard, or an image of a table, is not of its declared type or size",
+)
 def test_lengths_beyond_the_sample_are_a_bad_sample_that_may_be_left_out(tmp_path: Path) -> None:
     place = mds_files.write(tmp_path, [[{"x": b"1"}, {"x": b"22"}, {"x": b"3"}]], {"x": "str_int"})
     path = place / "shard.00000.mds"

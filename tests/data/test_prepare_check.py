@@ -54,6 +54,12 @@ def spoil(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`data prepare` reads an image that is damaged between an intact head and an intact end",
+    seen="nothing without `--check`; a bad sample when it is read",
+    outcome="with `--check` the image is named, and no index is written",
+)
 def test_what_only_decoding_shows_is_named_if_it_is_asked_for(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=3, suffix=".png")
     bad = images(source)[2]

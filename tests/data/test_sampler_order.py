@@ -294,6 +294,15 @@ REFUSED: dict[str, tuple[Any, bool, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "the sampler of the DataLoader has no length, keeps state between epochs, yields no index, or yields the part "
+        "of one rank"
+    ),
+    seen="an error names the sampler and what it lacks",
+    outcome="the script fails, exit code 1; correct the sampler",
+)
 @pytest.mark.parametrize(("sampler", "batches", "named"), REFUSED.values(), ids=REFUSED)
 def test_samplers_that_are_refused(sampler: Any, batches: bool, named: tuple[Any, ...]) -> None:
     with pytest.raises(UsageError) as error:

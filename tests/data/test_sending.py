@@ -53,6 +53,12 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a loader process can't send a batch (a generator, a lambda, an open file, a lock, a tensor of a graph)",
+    seen="an error at once names the part of the batch and its type",
+    outcome="the run ends as after an error of the script",
+)
 @pytest.mark.parametrize("what", UNSENDABLE)
 def test_what_can_not_be_sent_is_named(what: str) -> None:
     make, named = UNSENDABLE[what]
@@ -107,6 +113,15 @@ RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception], str]] = {
 }
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "the dataset, `collate_fn` or `worker_init_fn` raises an exception that can't be pickled, or `sys.exit`, in a "
+        "loader process"
+    ),
+    seen="an error at once, with its name, message and traceback",
+    outcome="the run ends as after an error of the script",
+)
 @pytest.mark.processes
 @pytest.mark.parametrize("what", RAISED)
 def test_whatever_collate_raises_comes_out(make: Callable[..., Loader], what: str) -> None:
@@ -116,6 +131,10 @@ def test_whatever_collate_raises_comes_out(make: Callable[..., Loader], what: st
         loader.fetch(keys(loader)[0])
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a loader process can't send a batch (a generator, a lambda, an open file, a lock, a tensor of a graph)",
+)
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"prefetch_factor": 4}, {"multiprocessing_context": "fork"}])
 def test_a_generator_is_an_error_and_the_loader_goes_on(make: Callable[..., Loader], options: dict[str, Any]) -> None:
@@ -140,6 +159,13 @@ def test_sets_and_named_tuples_arrive(make: Callable[..., Loader]) -> None:
     assert torch.equal(found.y, expected.y)
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "the dataset, `collate_fn` or `worker_init_fn` raises an exception that can't be pickled, or `sys.exit`, in a "
+        "loader process"
+    ),
+)
 @pytest.mark.processes
 @pytest.mark.parametrize("error", [local_error, lambda: SystemExit(1)])
 def test_a_worker_init_fn_that_fails_is_an_error(

@@ -45,6 +45,7 @@ def test_other_errors_stay_as_they_are() -> None:
         assert explained(error) is error
 
 
+@pytest.mark.failure("Data and loader processes", "`/dev/shm` is too small for loader processes (64 MB in a container)")
 def test_for_want_of_locks_and_of_tensors() -> None:
     torchs = "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
     for error in (OSError(errno.ENOSPC, "No space left on device"), RuntimeError(torchs)):
@@ -65,6 +66,12 @@ def test_each_refusal_of_a_tensor_s_memory_names_the_place_and_the_reason(name: 
     assert "num_workers=0" in said
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "loader processes need more open files or processes than the limit",
+    seen="one sentence with the limit and the remedy when they start",
+    outcome="exit code 1",
+)
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
 def test_for_want_of_files_and_processes(number: int) -> None:
     said = explained(OSError(number, os.strerror(number)))
@@ -87,6 +94,9 @@ def no_file_grows() -> Generator[None]:
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere shared memory is no file")
 
 
+@pytest.mark.failure(
+    "Data and loader processes", "`/dev/shm` is read-only, full, missing or not writable, and loader processes are used"
+)
 @LINUX
 def test_without_locks_no_loader_is_made(make: Callable[..., Loader]) -> None:
     with no_file_grows():
@@ -105,6 +115,7 @@ def _with_gaps(samples: list[Any]) -> Any:
     return {"x": torch.stack([sample[3] for sample in samples])[:, ::2]}
 
 
+@pytest.mark.failure("Data and loader processes", "`/dev/shm` is too small for loader processes (64 MB in a container)")
 @LINUX
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -118,6 +129,21 @@ def test_a_tensor_that_gets_no_memory_is_an_error(make: Callable[..., Loader]) -
 TINY = "/dev/shm has "
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`/dev/shm` is too small for loader processes (64 MB in a container)",
+    seen="one sentence with the free size, the total size and the remedy, at their start or in the first micro-batch",
+    outcome="exit code 1",
+)
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`/dev/shm` is read-only, full, missing or not writable, and loader processes are used",
+    seen=(
+        "one sentence with the reason and the remedy when the loader is created; also of `data prepare` with several "
+        "processes"
+    ),
+    outcome="exit code 1; nothing is trained",
+)
 @pytest.mark.world
 @pytest.mark.processes
 @pytest.mark.skipif(not ANOTHER_MOUNT, reason="another /dev/shm takes root and mount namespaces")

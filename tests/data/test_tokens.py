@@ -160,6 +160,18 @@ def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0\0")
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "a token shard is missing, has another length or other bytes, or holds an ID beyond the vocabulary; an index "
+        "contradicts itself"
+    ),
+    seen=(
+        "`ShardError` with the shard when `farandole.Tokens` is created; for an ID with its position, when the sample "
+        "is read"
+    ),
+    outcome="the script fails, exit code 1",
+)
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize(("do", "said"), [(Path.unlink, ""), (lengthen, "bytes"), (flip, "MD5")])
 def test_a_shard_that_is_not_what_it_should_be_is_named_before_training(
@@ -216,6 +228,13 @@ def forget(folder: Path) -> None:
         note.unlink()
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "a token shard is missing, has another length or other bytes, or holds an ID beyond the vocabulary; an index "
+        "contradicts itself"
+    ),
+)
 def test_an_id_that_is_none_is_named_with_its_place(tmp_path: Path) -> None:
     """The index vouches for the bytes, and says less of the vocabulary than there is."""
     ids = [5] * 30
@@ -231,6 +250,13 @@ def test_an_id_that_is_none_is_named_with_its_place(tmp_path: Path) -> None:
         loader.fetch(keys(loader)[0])
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "a token shard is missing, has another length or other bytes, or holds an ID beyond the vocabulary; an index "
+        "contradicts itself"
+    ),
+)
 @pytest.mark.parametrize(
     ("said", "message"),
     [

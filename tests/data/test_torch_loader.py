@@ -180,6 +180,13 @@ def test_a_number_of_steps_with_batches_of_a_sampler(run: farandole.Run) -> None
     assert used == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "the sampler of the DataLoader has no length, keeps state between epochs, yields no index, or yields the part "
+        "of one rank"
+    ),
+)
 @pytest.mark.parametrize(
     "given",
     [DataLoader(ROWS, batch_size=None), DataLoader(Endless(), batch_size=None)],
@@ -218,6 +225,13 @@ def test_an_evaluation_counts_each_sample_once(run: farandole.Run) -> None:
         assert mean == pytest.approx(19.5)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "a wrong argument: a DataLoader to `run.steps`, `batch_size=` to `run.loader`, objects without names to "
+        "`run.replicate`"
+    ),
+)
 def test_what_is_missing_or_too_much(run: farandole.Run) -> None:
     given = DataLoader(ROWS, batch_size=8)
     for wrong in (
@@ -234,6 +248,15 @@ def test_what_is_missing_or_too_much(run: farandole.Run) -> None:
             wrong()
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the sampler of one worker gives another order (its weights or lengths differ)",
+    seen=(
+        'the worker is refused, with "order of the samples" and both digests; so is a resumed run in the middle of an '
+        "epoch"
+    ),
+    outcome="the run continues without it",
+)
 def test_workers_whose_samplers_differ_have_other_signatures(run: farandole.Run) -> None:
     """Otherwise they would train on other samples in silence; a resumed run in an epoch's middle would, too."""
 
@@ -262,6 +285,12 @@ def test_workers_whose_samplers_differ_have_other_signatures(run: farandole.Run)
     assert {name for name in cut[0] if cut[0][name] != cut[1][name]} == {ORDER}
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the script passes several datasets or loaders to `run.loader` or `run.steps`",
+    seen="an error with the line to write",
+    outcome="the script fails, exit code 1; combine the datasets",
+)
 def test_several_datasets_are_combined_into_one(run: farandole.Run) -> None:
     pair = StackDataset(ROWS, TensorDataset(torch.arange(40.0, 80.0)))
     (one,), (two,) = run.loader(pair, farandole.GlobalBatch(8, micro=4)).fetch(Key(0, 0, 0, 0, 4))

@@ -81,6 +81,12 @@ def put_another(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a copy of a shard in the cache was changed or truncated, or other users can write it",
+    seen="nothing: its MD5 is checked before use",
+    outcome="the shard is fetched again",
+)
 @pytest.mark.parametrize("do", [change, put_another, lambda path: os.truncate(path, 10)])
 def test_a_copy_that_is_not_what_it_was_is_fetched_anew(served: Served, do: Any) -> None:
     served.read()
@@ -106,6 +112,9 @@ def test_a_copy_that_nobody_has_compared_is(served: Served, compared: list[objec
     assert len(compared) == 1
 
 
+@pytest.mark.failure(
+    "Data and loader processes", "a copy of a shard in the cache was changed or truncated, or other users can write it"
+)
 def test_a_copy_or_a_note_that_others_can_write_is_compared(served: Served, compared: list[object]) -> None:
     served.read()
     for theirs in (served.copy, served.note):

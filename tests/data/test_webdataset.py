@@ -157,6 +157,12 @@ def test_it_travels_without_what_it_holds_open(folder: Path) -> None:
 # --- what a stranger's tar may hold ---------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a field of a tar or MDS shard, or an image of a table, is not of its declared type or size",
+    seen="a bad sample, with its key or column and the reason",
+    outcome="as for `on_bad_sample`; no memory is allocated beyond the size of the file",
+)
 def test_a_field_that_is_not_what_it_says_is_a_bad_sample_that_is_named(tmp_path: Path) -> None:
     tars.write(tmp_path / "a.tar", [("x", {"cls": b"1"}), ("y", {"cls": b"one"}), ("z", {"cls": b"3"})])
     tars.make_index(tmp_path)
@@ -168,6 +174,7 @@ def test_a_field_that_is_not_what_it_says_is_a_bad_sample_that_is_named(tmp_path
     assert loader.fetch(key)["cls"].tolist() == [1, 3]
 
 
+@pytest.mark.failure("Data and loader processes", "a column or field is a pickle")
 @pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "pt", "pth"])
 def test_pickles_stay_bytes(tmp_path: Path, name: str) -> None:
     program = b"cposix\nsystem\n(S'touch was-here'\ntR."
@@ -176,6 +183,10 @@ def test_pickles_stay_bytes(tmp_path: Path, name: str) -> None:
     assert WebDataset(tmp_path)[0] == {"__key__": "x", name: program}
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a field of a tar or MDS shard, or an image of a table, is not of its declared type or size",
+)
 @pytest.mark.parametrize("behind", [0, 2])
 def test_a_field_of_more_than_the_tar_is_a_bad_sample_and_so_are_those_behind_it(tmp_path: Path, behind: int) -> None:
     found = WebDataset(files.claimed_image(tmp_path, 2, behind), decode=False)
@@ -234,6 +245,12 @@ def test_arbitrary_tars_are_samples_or_errors_of_ours(
             found[number]
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "tars have no index, or one of them is truncated",
+    seen="an error names `farandole data index`; that command names each truncated tar and writes no index",
+    outcome="started again, the command reads only the rest",
+)
 def test_no_index_names_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"index\.json\b.*`farandole data index`"):
         WebDataset(tmp_path)

@@ -144,6 +144,12 @@ def test_the_precision_of_products_stays_as_the_script_has_it(begun: object) -> 
     assert [fact for fact in cuda.setting_facts() if "precision" in fact[0]] == before
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script uses a GPU before `farandole.join()`, started as `python train.py`",
+    seen="an error at `farandole.join()` names the environment variable to set",
+    outcome="nothing is trained; `farandole run` and `farandole join` set the variable in time",
+)
 @pytest.mark.parametrize("before", ["", ":16:8"])
 def test_work_that_has_begun_without_a_workspace_is_refused(
     before: str, begun: list[tuple[torch.device, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
@@ -158,6 +164,10 @@ def test_work_that_has_begun_without_a_workspace_is_refused(
     assert begun == [(GPU, IN_FORCE)]
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script uses a GPU before `farandole.join()`, started as `python train.py`",
+)
 def test_a_process_of_a_run_begins_with_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.environment_of("same") == {WORKSPACE: SIZE}
     monkeypatch.setenv(WORKSPACE, ":16:8")
@@ -188,6 +198,15 @@ ALTERED: list[tuple[str, Callable[[], None]]] = [
 ]
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "the script turns on cuDNN's benchmark, or turns off deterministic algorithms, after `farandole.join()`, on "
+        "CUDA under `--bits same`"
+    ),
+    seen="an error at `run.steps` names the setting",
+    outcome="exit code 1; nothing is trained; remove the setting, or use `--bits any`",
+)
 @pytest.mark.usefixtures("begun")
 @pytest.mark.parametrize(("said", "alter"), ALTERED)
 def test_who_alters_what_is_needed_is_refused_before_it_trains(said: str, alter: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def test_as_usual_every_line_is_shown_at_once() -> None:
     assert flow.end() == ("", ())
 
 
+@pytest.mark.failure("Files, disks and output", "a script prints faster than can be shown, or a line without an end")
 def test_a_flood_has_a_word_and_its_newest_lines_every_two_seconds() -> None:
     flow, at = Flow("w1"), 0
     shown: list[tuple[float, int, str, int]] = []

@@ -41,6 +41,17 @@ def test_what_is_aside_is_not_shown(tmp_path: Path) -> None:
         assert follower.flush() == [("w1", "a"), ("w1", "c")]
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "a script prints faster than can be shown, or a line without an end",
+    seen=(
+        "`... 209,990 lines of w1 are only in its log` every two seconds, with the newest ten; of a long line its "
+        "beginning"
+    ),
+    outcome=(
+        "events and progress are shown, the script does not wait, memory stays constant; the log files have all lines"
+    ),
+)
 def test_a_flood_of_one_is_told_of_and_the_others_are_shown(tmp_path: Path) -> None:
     now = 50.0
     with Follower(tmp_path, lambda: now) as follower, (tmp_path / "w1.log").open("w") as flood:
@@ -73,6 +84,7 @@ def test_what_comes_too_fast_to_be_counted_is_told_in_bytes(tmp_path: Path, monk
     assert newest == [("w1", "123456789")] * NEWEST
 
 
+@pytest.mark.failure("Files, disks and output", "a script prints faster than can be shown, or a line without an end")
 def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
     with Follower(tmp_path) as follower, (tmp_path / "w1.log").open("wb", buffering=0) as log:
         for percent in range(2000):

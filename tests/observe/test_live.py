@@ -27,6 +27,12 @@ def follow(held: Callable[[], bool], gone_s: float = 0.0) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the whole run is killed (kill -9) while others watch it",
+    seen="`farandole attach` and `top` end after 5 s without an answer, `trace` at once; the dashboard says `cut off`",
+    outcome="exit code 1 of `attach` and `top`; they wait for a coordinator that is only replaced",
+)
 @pytest.mark.timeout(30)
 def test_it_ends_once_nobody_answers_and_nobody_holds_the_folder() -> None:
     asked = list[bool]()

@@ -101,6 +101,15 @@ ENDS = {
 }
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "a run resumes in its folder after it ended or was killed",
+    seen=(
+        "`run started` in `metrics.jsonl`; the time between is no pause, and counts only in the time since the first "
+        "start"
+    ),
+    outcome="workers that ended well are not counted as lost; those of a killed run are",
+)
 @pytest.mark.parametrize("end", ENDS)
 def test_the_time_between_two_starts_is_no_pause(end: str) -> None:
     again = [proposed(1, 230.5), view(1, 231.0, "w5", 11)]

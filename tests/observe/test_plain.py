@@ -53,6 +53,12 @@ TEXTS = [
 ]
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "a script prints control sequences (colours, titles, content of others' files)",
+    seen="plain text on the terminal and in piped output",
+    outcome="a terminal never executes them; the log files have all of it",
+)
 @pytest.mark.parametrize(("text", "expected", "remark"), TEXTS)
 def test_plain(text: str, expected: str, remark: str) -> None:
     assert plain(text) == expected, remark
@@ -87,6 +93,12 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the name of a worker, a pool, a host or a run has invisible characters, or more than 256 characters",
+    seen="an error names the variable or the option",
+    outcome="nothing is started",
+)
 @pytest.mark.parametrize(("name", "good"), NAMES)
 def test_names(name: str, good: bool) -> None:
     assert is_name(name) == good
@@ -100,6 +112,10 @@ def test_names(name: str, good: bool) -> None:
             Settings.read({variable: name})
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the name of a worker, a pool, a host or a run has invisible characters, or more than 256 characters",
+)
 def test_a_run_has_a_name_that_everybody_sees(tmp_path: Path) -> None:
     check_name(tmp_path / "run 3", "train.py")
     check_name(None, "train.py")

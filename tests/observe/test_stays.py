@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from farandole.observe.story import WorkerSpan, WorkerSpans
 from tests.support.metric_lines import made
 
@@ -73,6 +75,7 @@ START = {"event": "run started"}
 RESUMED = {"event": "resumed", "worker": "w3", "time": 102.0, "step": 5, "path": "p"}
 
 
+@pytest.mark.failure("Processes, signals and crash loops", "a run resumes in its folder after it ended or was killed")
 def test_who_ended_well_was_not_lost_when_the_run_goes_on_later() -> None:
     for start in ((), ({**START, "time": 99.0},)):  # an older version wrote no such line
         found = stays(

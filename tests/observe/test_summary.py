@@ -103,6 +103,7 @@ def test_a_run_that_was_stopped_has_taken_more_steps_than_have_lines() -> None:
     assert told(*began(), *steps(0, 5), leaves, OVER, back, *steps(8, 9), OVER)["steps"] == "10 of 10"
 
 
+@pytest.mark.failure("Processes, signals and crash loops", "a run resumes in its folder after it ended or was killed")
 def test_the_time_between_two_starts_is_not_the_runs() -> None:
     start = an(events.RunStartedEvent, time=300.0)
     first, again = steps(0, 5), [step_line(n, time=310.0 + n, samples=16, total=10) for n in range(6, 10)]

@@ -179,6 +179,9 @@ def test_a_lineage_that_repeats_itself_changes_nothing() -> None:
     assert assign(7, (("a", "b", "c"), ("a", "b", "c"), ("a", "b", "c"))) == once
 
 
+@pytest.mark.failure(
+    "The training loop", "the script gives over 2^53 steps, or a batch, epochs or a dataset too large for a message"
+)
 @pytest.mark.parametrize(
     ("size", "micro", "message"),
     [

@@ -22,6 +22,12 @@ TALK = (
 )
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "a script prints to a full disk, or closes its standard output",
+    seen="once there is room again, a line with the number of lost bytes",
+    outcome="it continues to train; exit code 0",
+)
 def test_what_is_lost_is_counted_and_told_when_there_is_room_again(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     kept = os.dup(descriptor)
@@ -66,6 +72,9 @@ def test_a_line_of_which_only_the_beginning_could_be_written_is_ended(
     )
 
 
+@pytest.mark.failure(
+    "Files, disks and output", "the output of `farandole run` can't be written: `>&-`, a closed pipe, a full disk"
+)
 @pytest.mark.processes
 @pytest.mark.parametrize("unbuffered", [(), ("-u",)], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("where", [">&- 2>&-", "> /dev/full 2>&1", "| true", "<&- >&- 2>&-"])

@@ -66,6 +66,14 @@ def test_a_link_at_any_name_leaves_its_target_as_it_was(name: str, folder: Path,
     assert target.stat().st_mode & 0o077, "it was not touched"
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "a symbolic link, a pipe or a hard link is in the place of a file of the run",
+    seen="one line at once names it",
+    outcome=(
+        "exit code 2; its target is not changed; your own link to a folder (checkpoints on another disk) is followed"
+    ),
+)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "journal.sqlite", "journal.sqlite-wal", "lock", "coordinator.log"])
 @pytest.mark.parametrize("plant", ["link", "hard link", "pipe", "folder"])
 def test_what_is_no_file_of_ours_is_refused_by_name(name: str, plant: str, folder: Path, tmp_path: Path) -> None:
@@ -116,6 +124,14 @@ def test_a_new_folder_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert open_to_others(made) == []
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "other users can read the folder that `--folder` names",
+    seen=(
+        "`note: other users could read runs/x; its mode is now 0700`, at the start; not if the folder holds other files"
+    ),
+    outcome="the run continues",
+)
 def test_what_others_could_read_they_can_no_more(folder: Path) -> None:
     """A folder from before, or whose modes somebody has changed."""
     write_journal(folder)
@@ -131,6 +147,12 @@ def test_what_others_could_read_they_can_no_more(folder: Path) -> None:
     assert open_to_others(folder) == []
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "`--folder` names a folder that other users can write or own, or such a file is in it",
+    seen="one line at once, with the users or the mode, and the `chmod`",
+    outcome="exit code 2; nothing is started; root may use any folder",
+)
 def test_the_remedy_does_not_close_tmp(tmp_path: Path) -> None:
     shared = tmp_path / "tmp"
     shared.mkdir()
@@ -147,6 +169,9 @@ def test_a_folder_is_made_in_one_step_and_those_above_as_usual(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "runs" / "r").stat().st_mode) == 0o700
 
 
+@pytest.mark.failure(
+    "Files, disks and output", "a symbolic link, a pipe or a hard link is in the place of a file of the run"
+)
 def test_a_link_of_ones_own_to_a_folder_is_followed(folder: Path, tmp_path: Path) -> None:
     """A disk of its own for the checkpoints."""
     files.make(tmp_path / "disk")

@@ -67,6 +67,12 @@ def close_all(descriptors: list[int]) -> None:
         os.close(each)
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "a signal, or the end of the run, comes while a worker is forked",
+    seen="nothing",
+    outcome="the kernel ends the forked process; the exit code is that of the run",
+)
 def test_a_run_that_ends_while_a_fork_is_asked_for_closes_what_is_its_own_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with asked(tmp_path, "w1", "w2") as (it, starts):

@@ -93,6 +93,12 @@ def test_a_run_prepares_its_host_once_and_shows_what_it_says(tmp_path: Path) -> 
     assert out.exists()
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "a host can't be prepared (`--prepare` fails)",
+    seen="the output of the command, and an event",
+    outcome="its worker does not join; the run continues",
+)
 @pytest.mark.processes
 def test_a_host_that_can_not_be_prepared_does_not_join_and_the_run_goes_on(tmp_path: Path) -> None:
     out, pace = tmp_path / "out", tmp_path / "pace"
@@ -148,6 +154,10 @@ def test_a_setup_that_fails_says_why_and_is_tried_again(code: Path) -> None:
 MAKE = '"$PYTHON" -m venv --without-pip .venv'
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the packages of the run can't be installed on a host (`--setup` fails, or its interpreter lacks farandole)",
+)
 def test_its_environment_is_the_workers_if_farandole_is_there(code: Path) -> None:
     with pytest.raises(local.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
         local.set_up(MAKE, code, host="h")

@@ -83,6 +83,10 @@ def test_how_long_a_replacement_waits(losses: int, others: bool, seconds: float,
     assert restart_delay_s(losses, others=others) == seconds, remark
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "all workers die at the same step after every restart (a broken library, a sample that crashes, too little memory)",
+)
 def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
     play = Play()
     play.roster(wanted=1)

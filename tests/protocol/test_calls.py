@@ -31,6 +31,10 @@ def saved(scene: Scene, code: int = 1) -> None:
     assert scene.last(scene.coordinator.ending.saver, m.Goodbye).code == code
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script calls `run.evaluate` under `if run.is_leader:`, or on some workers only",
+)
 def test_different_calls_in_one_round_end_the_run() -> None:
     scene = trained("a", "b", "c")
     scene.say("a", beat(7, STEP), beat(8))
@@ -80,6 +84,9 @@ def test_what_the_lost_have_called_counts_no_more() -> None:
 END_AND_GO_ON = [("b", ended(8)), ("a", beat(8, STEP))]
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers", "the script of one worker ends early: `break`, `sys.exit(0)`"
+)
 @pytest.mark.parametrize("said", [END_AND_GO_ON, END_AND_GO_ON[::-1]], ids=["the end first", "the end last"])
 def test_a_script_that_ends_before_the_others_ends_the_run(said: list[tuple[str, m.Message]]) -> None:
     scene = trained("a", "b")
@@ -203,6 +210,12 @@ def test_a_call_in_the_view_before_is_none_that_the_others_make() -> None:
     assert mentions(scene.fields["calls differ"]["reason"], "a", "b", "evaluate", 9)
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script of one worker makes another call while the run stops",
+    seen="`THE SCRIPTS MAKE DIFFERENT CALLS`",
+    outcome="the exit code is that of the stop; the most advanced worker saves the state",
+)
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str) -> None:
     scene = trained("a", "b")
@@ -244,6 +257,13 @@ def test_a_round_ends_only_if_all_have_called_the_same() -> None:
     assert a.call == m.Call(), "the next round has not begun"
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "workers evaluate differently at the same place: another number of samples, other micro-batches, metrics of "
+        "other sizes"
+    ),
+)
 def test_a_call_stands_for_its_sizes_and_fits_the_wire() -> None:
     assert m.Call.of("evaluate", "1").number != m.Call.of("evaluate", "2").number
     assert m.decode_from_worker(m.encode(beat(8, EVALUATION))) == beat(8, EVALUATION)

@@ -56,6 +56,10 @@ def test_startup_failures_end_a_run_that_has_no_view() -> None:
     assert mentions(scene.coordinator.over.reason, 3)
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "workers die before they have joined (a broken installation, no memory for one more)",
+)
 def test_startup_failures_of_a_run_that_goes_on_end_the_replacements() -> None:
     scene = trained("a", startup_failures=3, wanted=2)
     for worker in ("b", "c", "d"):

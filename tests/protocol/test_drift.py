@@ -36,6 +36,10 @@ def test_the_round_ends_and_it_is_told_ever_more_seldom() -> None:
     assert told == [m.Drifts(step=step, workers=("c",), times=step + 1) for step in (0, 1, 3, 7)]
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "under `--bits any` the replica of an admitted worker drifts by the rounding of its optimizer",
+)
 def test_every_so_many_steps_the_longest_standing_one_gives_the_state_to_who_differs_from_it() -> None:
     drift = Drift()
     drift.on_step(VIEW, 5, {"a": 5, "b": 5, "c": 7})

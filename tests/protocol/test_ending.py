@@ -25,6 +25,9 @@ def test_finish() -> None:
     assert scene.coordinator.roster().over == 0
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers", "the script leaves different states on the workers after its last step"
+)
 def test_unequal_fingerprints_are_recorded() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Finished(fingerprint="f"))
@@ -87,6 +90,7 @@ def test_a_script_that_failed_between_two_steps_everywhere() -> None:
     assert scene.fields["saved"] == {"worker": "b", "path": "checkpoint", "whole": False}
 
 
+@pytest.mark.failure("Checkpoints", "no worker can write the last checkpoint (the disk is full at the end)")
 def test_nobody_can_save() -> None:
     scene = trained("a")
     scene.say("a", m.ScriptFailed(traceback="ValueError"))
@@ -210,6 +214,9 @@ def test_checkpoints_are_events_and_decide_nothing() -> None:
     assert scene.coordinator.ending is None
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops", "`scale`, `release` or `attach` is called while the run ends"
+)
 def test_nobody_is_asked_for_or_released_while_the_run_ends() -> None:
     scene = trained("a", "b")
     scene.coordinator.request_end("farandole stop", 0, scene.now)

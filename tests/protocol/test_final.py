@@ -42,6 +42,15 @@ def test_one_of_those_who_have_finished_saves_and_the_next_one_if_it_dies() -> N
     assert codes(scene, "b") == {0}
 
 
+@pytest.mark.failure(
+    "Checkpoints", "the script runs to its end and saves nothing itself, also with `--checkpoint-every never`"
+)
+@pytest.mark.failure(
+    "Checkpoints",
+    "no worker can write the last checkpoint (the disk is full at the end)",
+    seen="`no checkpoint saved: REASON`, for each worker that tries",
+    outcome="exit code 1",
+)
 def test_a_final_state_that_nobody_can_save_is_no_good_end() -> None:
     scene = finished("a", "b")
     scene.say("a", m.Saved(error="disk full"))
@@ -58,6 +67,9 @@ def test_everyone_dies_while_the_final_state_is_saved() -> None:
     assert scene.fields["over"]["code"] == 1
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers", "the script leaves different states on the workers after its last step"
+)
 def test_unequal_states_are_not_saved() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Finished(fingerprint="f"))
@@ -339,6 +351,7 @@ def test_a_loss_that_is_not_finite_is_one_event_whoever_says_so() -> None:
     assert scene.coordinator.ending is None
 
 
+@pytest.mark.failure("The training loop", "the loss becomes NaN or infinite, with `--stop-on-nan`")
 def test_stop_on_nan_ends_the_run_with_the_state_before_that_step() -> None:
     scene = trained("a", "b", stop_on_nan=True)
     scene.say("b", m.NotFinite(step=7, loss="nan"))
@@ -368,6 +381,7 @@ def test_stop_on_nan_on_the_way_to_another_stop() -> None:
 # --- nothing left to train ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure("Checkpoints", "`farandole run --folder` or `--resume` names a run that has run to its end")
 def test_nothing_left_to_train_ends_the_run_well() -> None:
     scene = Scene(wanted=2, minimum=2)
     scene.ready("a", "b")

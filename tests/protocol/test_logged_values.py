@@ -21,6 +21,10 @@ def beat(scene: Scene, worker: str, step: int, *lines: m.Line, own: tuple[m.Line
     scene.say(worker, m.Heartbeat(view=1, round=step, step=step, lines=lines, logged=own))
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script passes a value to `run.log` that each worker computes from its own micro-batches, such as a Python sum",
+)
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_value_that_differs_is_an_event_whoever_s_line_comes_first(first: str) -> None:
     scene = trained("a", "b")

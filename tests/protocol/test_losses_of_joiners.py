@@ -109,6 +109,10 @@ def test_one_that_came_with_them_and_lives_breaks_the_row() -> None:
     assert scene.coordinator.crash_loop.joiners == FATAL - 1, "j0 is not in it"
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "every joiner dies within ten steps (a broken GPU, too little memory for one more worker)",
+)
 def test_too_few_without_them_end_the_run() -> None:
     scene = trained("a", "b", wanted=2)
     die(scene, "b", KILL)

@@ -72,6 +72,12 @@ def count() -> int:
     return 2 * len([line for line in DAMAGED_LINES if line])
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "`metrics.jsonl` is damaged (an incomplete write, another program, an older version)",
+    seen="`metrics.jsonl is damaged: 3 lines skipped`, an event, and in `status` and `replay`",
+    outcome="the run continues, resumes and is replayed from the undamaged lines",
+)
 def test_a_coordinator_begins_with_what_is_whole_and_counts_the_rest_once(file: Path) -> None:
     with closing(Journal(file.parent)) as journal:
         assert journal.recent == [made(VIEW), *STEPS, made(SAVED)]
@@ -101,12 +107,18 @@ def test_the_past_is_told_from_what_is_whole(file: Path) -> None:
     assert listed(file).path == SAVED["path"]
 
 
+@pytest.mark.failure(
+    "Files, disks and output", "`metrics.jsonl` is damaged (an incomplete write, another program, an older version)"
+)
 def test_a_replay_goes_by_what_is_whole(file: Path) -> None:
     lines, damaged = parse_lines(file.read_bytes().split(b"\n")[:-1])
     assert damaged == count()
     assert history_of(lines, file.parent).changes == ((0, 1),)
 
 
+@pytest.mark.failure(
+    "Files, disks and output", "`metrics.jsonl` is damaged (an incomplete write, another program, an older version)"
+)
 @pytest.mark.processes
 def test_status_of_a_run_whose_file_is_damaged(file: Path) -> None:
     """Escapes in it do nothing to a terminal, in the table or as JSON."""

@@ -102,6 +102,12 @@ def test_a_candidate_that_has_notice_goes_at_once() -> None:
     assert scene.events.count("left") == 1
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the script of an external worker has another model or length of data",
+    seen="an event `refused`, on both sides, with the first difference",
+    outcome="its exit code is 1; the run continues without it",
+)
 def test_a_different_worker_is_refused_with_the_first_difference() -> None:
     scene = trained("a")
     other = (FACTS[0], ("intra-op threads", "2"), ("weight", "(2, 4) float32"))

@@ -132,6 +132,10 @@ def fails(scene: Scene, *workers: str, pool: str = "spot") -> None:
         scene.lose(worker)
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "workers die before they have joined (a broken installation, no memory for one more)",
+)
 def test_a_pool_whose_workers_die_before_they_join_starts_no_more() -> None:
     scene = mixed()
     fails(scene, *(f"spot-w{number}" for number in range(3, 7)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from farandole.protocol import messages as m
 from farandole.protocol.values import Checkpoints, Newest
 from tests.support.mentioned import mentions
@@ -145,6 +147,12 @@ def test_one_that_comes_due_while_another_is_being_written_is_no_failure() -> No
     assert scene.coordinator.saver == "a"
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "only workers that can't reach the place of the checkpoints are left",
+    seen="`NO CHECKPOINTS ARE WRITTEN`, at once, once",
+    outcome="training continues; the next joiner that reaches the place writes",
+)
 def test_if_nobody_reaches_it_an_event_says_so_once() -> None:
     scene = training("a", "b", minimum=1)
     scene.coordinator.workers["b"].unreached = ELSEWHERE
@@ -208,6 +216,7 @@ def test_the_last_one_is_written_by_who_reaches_the_store_and_has_not_failed() -
     assert scene.events[-2:] == ["saved", "over"]
 
 
+@pytest.mark.failure("Checkpoints", "the run is stopped while no worker reaches the place of the checkpoints")
 def test_what_is_saved_elsewhere_does_not_end_well() -> None:
     scene = training("a")
     scene.coordinator.workers["a"].unreached = ELSEWHERE
@@ -223,6 +232,12 @@ def test_what_is_saved_elsewhere_does_not_end_well() -> None:
     assert mentions(over.reason, "h-a", "/far/p")
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the run is stopped while no worker reaches the place of the checkpoints",
+    seen="`THE LAST CHECKPOINT IS NOT IN THE RUN'S STORE; it is on HOST: PATH`",
+    outcome="a ready joiner that reaches the place is admitted first and saves the state; else the exit code is not 0",
+)
 def test_somebody_who_reaches_it_is_let_in_before_a_stop() -> None:
     """Above the maximum, for that one view."""
     scene = training("a", "b", maximum=2)
@@ -263,6 +278,9 @@ def test_if_it_dies_before_it_has_the_state_the_run_stops_without() -> None:
 # --- a first view ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Checkpoints", "an external worker that can't reach the place of the checkpoints is ready first when a run resumes"
+)
 def test_who_is_ready_first_and_elsewhere_waits_and_does_not_begin() -> None:
     scene = Scene(wanted=2, minimum=1, newest=Newest(step=40, path="forty"))
     asking(scene, "guest", elsewhere=["guest"])

@@ -63,6 +63,15 @@ def arrives(message: m.Message) -> m.Message:
     return m.decode_from_worker(m.encode(message))
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "a worker sends more than the coordinator accepts: an exception of megabytes, a rate that is no number, over "
+        "100,000 tensors"
+    ),
+    seen="texts are shortened, long facts get a digest; for the rest an error names the field, the value and the limit",
+    outcome="with an error the script fails, exit code 1; the state is saved; no worker is removed",
+)
 @FAST
 @given(MESSAGES)
 def test_the_coordinator_takes_whatever_a_worker_sends(message: m.Message) -> None:
@@ -86,6 +95,13 @@ def test_the_coordinator_takes_whatever_a_heartbeat_would_hold(activity: dict[st
     assert all(isinstance(arrives(message), m.Heartbeat | m.ScriptFailed) for message in session.take())
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "a worker sends more than the coordinator accepts: an exception of megabytes, a rate that is no number, over "
+        "100,000 tensors"
+    ),
+)
 def test_what_cannot_be_sent_ends_the_run_with_the_reason_and_expels_nobody() -> None:
     session = session_of()
     session.tell(m.NotFinite(step=2**60, loss="nan"), 0.0)
@@ -169,6 +185,13 @@ def test_long_facts_that_differ_stay_different() -> None:
     assert len(one) < 2000
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "a worker sends more than the coordinator accepts: an exception of megabytes, a rate that is no number, over "
+        "100,000 tensors"
+    ),
+)
 @pytest.mark.parametrize("facts", [[("p", "(2,) float32")] * 100_001, [("p" * 100, "x")] * 50_000])
 def test_too_many_facts_are_an_error(facts: list[tuple[str, str]]) -> None:
     with pytest.raises(UsageError, match=f"{len(facts)} facts"):

@@ -19,6 +19,15 @@ from tests.support.planted import planted
 CHECKS = (*session_connections.CHECKS, *session_lease.CHECKS, *session_deadline.CHECKS)
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    (
+        "lines of metrics are lost: over 100,000 without a coordinator, rank 0 died beside a new joiner, all workers "
+        "died, the disk was full"
+    ),
+    seen="`AT LEAST 3 lines OF METRICS LOST` with the reason, when the next line is written; the summary counts them",
+    outcome="training is not affected; all other `run.log` lines are written before the run ends",
+)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_session(check: Callable[[], None]) -> None:
     check()

@@ -218,6 +218,15 @@ def test_a_stalled_peer_writes_its_stacks_before_it_has_to_go() -> None:
     assert scene.kinds("b") == ["Stop"]
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the last checkpoint never completes (a network mount that does not answer)",
+    seen=(
+        "`STALLED: w1 has been writing the last checkpoint for 60 s`, repeated after twice as long; stacks are in its "
+        "log"
+    ),
+    outcome="the run waits until it is written, or a second signal ends everything",
+)
 def test_a_last_checkpoint_that_takes_for_ever_is_told() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Finished(fingerprint="f"))

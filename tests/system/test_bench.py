@@ -110,6 +110,12 @@ def test_the_contestants_take_turns_and_are_what_they_say(start: Start, tmp_path
     assert not (tmp_path / "runs").exists(), "nothing is kept"
 
 
+@pytest.mark.failure(
+    "Command line",
+    "a script for `farandole bench` can't train under DistributedDataParallel",
+    seen="a line says why",
+    outcome="the others are measured without it; exit code 0",
+)
 def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) -> None:
     bench = start("--models", "2")
     code, out = bench.ended()
@@ -119,6 +125,12 @@ def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) ->
     assert bench.blocks()[1:] == [ALONE, OURS, OURS, ALONE]
 
 
+@pytest.mark.failure(
+    "Command line",
+    "a script for `farandole bench` has a loop that is too short, leaves it early, or raises",
+    seen="one line with the number of its steps; the traceback",
+    outcome="exit code 1; the logs of the workers are kept, and their folder is named",
+)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -156,6 +168,12 @@ def test_the_first_interrupt_ends_all_of_it(start: Start) -> None:
     assert not bench.place.exists()
 
 
+@pytest.mark.failure(
+    "Command line",
+    "a worker of `farandole bench` dies",
+    seen="one line, at the latest when the next block starts",
+    outcome="exit code 1, because the rest could not be compared",
+)
 def test_a_worker_that_is_lost_ends_it(start: Start) -> None:
     bench = start(options=("--steps", "500"))
     until(lambda: begun(bench))

@@ -28,6 +28,33 @@ def strayed(folder: Path, how: str) -> Elastic:
     return run
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script calls `run.evaluate` under `if run.is_leader:`, or on some workers only",
+    seen="`THE SCRIPTS MAKE DIFFERENT CALLS` within about a second, with two workers and the call of each",
+    outcome="exit code 1; the state of the last complete step is saved; no worker is killed",
+)
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "workers evaluate differently at the same place: another number of samples, other micro-batches, metrics of "
+        "other sizes"
+    ),
+    seen="`THE SCRIPTS MAKE DIFFERENT CALLS`",
+    outcome="exit code 1; the state between the two steps is saved as `after-step-N...pt`",
+)
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script freezes or unfreezes a layer (`requires_grad`) on some workers only",
+    seen="`THE SCRIPTS MAKE DIFFERENT CALLS` at the next step",
+    outcome="exit code 1; the state of that step is saved",
+)
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script of one worker ends early: `break`, `sys.exit(0)`",
+    seen="`THE SCRIPTS MAKE DIFFERENT CALLS` within about a second, with the last step of that worker",
+    outcome="exit code 1; the state of the step after it is saved",
+)
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -31,6 +31,12 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the code is edited while the run is on, here or in the copy of a host",
+    seen="nothing; for the copy of a host, a line in the log of its agent",
+    outcome="all workers continue with the code that was packed",
+)
 def test_who_comes_after_an_edit_executes_what_was_packed(project: Path, tmp_path: Path) -> None:
     """A host of a file, and an external worker that brings nothing but the ticket."""
     hosts, pace, out = tmp_path / "hosts", tmp_path / "pace", tmp_path / "out"
@@ -117,6 +123,12 @@ def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp
     assert out.exists()
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the packages of the run can't be installed on a host (`--setup` fails, or its interpreter lacks farandole)",
+    seen="`not prepared`, with the last line of the command and the place of the rest",
+    outcome="that host does not join; the others continue",
+)
 def test_a_setup_that_fails_is_told_with_its_last_words_and_the_others_go_on(project: Path, tmp_path: Path) -> None:
     hosts, pace, home = tmp_path / "hosts", tmp_path / "pace", tmp_path / "home"
     hosts.write_text("localhost slots=1\n")
@@ -134,6 +146,12 @@ def test_a_setup_that_fails_is_told_with_its_last_words_and_the_others_go_on(pro
         run.finish()
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the working folder can't be copied to hosts: too large, a script outside it, an empty list, a git error",
+    seen="an error names it and the remedy",
+    outcome="the run does not start; nothing is created",
+)
 @pytest.mark.parametrize(
     ("script", "options", "why"),
     [

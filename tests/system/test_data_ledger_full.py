@@ -22,6 +22,12 @@ def take(ledger: Ledger, steps: range) -> None:
         ledger.committed(epoch=0, step=step, shards={0: ledger.path.stem})
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "a ledger from which samples are counted could not be written completely",
+    seen="`LedgerError`, with the number of missing records",
+    outcome="no wrong count is shown",
+)
 @pytest.mark.world
 def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp_path: Path) -> None:
     told: list[str] = []
@@ -45,6 +51,9 @@ def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp
         ledger.close()
 
 
+@pytest.mark.failure(
+    "Data and loader processes", "a ledger from which samples are counted could not be written completely"
+)
 @pytest.mark.world
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
     told: list[str] = []

@@ -25,6 +25,12 @@ ONLY_JOINS = "import farandole\nrun = farandole.join()\n"
 UNTRAINED = "the script ended without going through run.steps(...), so this worker trained nothing"
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the script of an external worker calls `farandole.join()` and ends without `run.steps`",
+    seen="an error on that worker, and an event, when it ends",
+    outcome="its exit code is 1; the run continues without it, also if it has not begun yet",
+)
 @pytest.mark.processes
 def test_a_script_that_only_joins_ends_the_external_worker_and_not_the_run(tmp_path: Path) -> None:
     pace, script = tmp_path / "pace", tmp_path / "only_joins.py"
@@ -46,6 +52,12 @@ def test_a_script_that_only_joins_ends_the_external_worker_and_not_the_run(tmp_p
         assert [event["worker"] for event in run.events("failed")] == ["guest-1", "guest-2"]
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script calls `farandole.join()` and ends without `run.steps`",
+    seen="an error when the first worker reaches its end",
+    outcome="exit code 1",
+)
 @pytest.mark.processes
 def test_a_run_whose_script_only_joins_ends_with_an_error(tmp_path: Path) -> None:
     (tmp_path / "only_joins.py").write_text(ONLY_JOINS)
@@ -110,6 +122,12 @@ process_exit.leave(int(sys.argv[1]) if returns < 2 else 0)
 """
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "an external worker is evicted because its host or network stood still",
+    seen="its log says that it joins again, and when",
+    outcome="the same process joins again after 1, 2, 4, ... at most 60 s; SIGTERM and SIGINT end it meanwhile",
+)
 def test_an_evicted_external_worker_begins_anew_in_its_own_place(tmp_path: Path) -> None:
     """Same process, command, folder, variables and standard input; nothing that was open is."""
     script = tmp_path / "worker.py"
@@ -128,6 +146,9 @@ def test_an_evicted_external_worker_begins_anew_in_its_own_place(tmp_path: Path)
     assert naming(other, "farandole: ", "2 s")
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines", "an external worker breaks the protocol, is refused, or the run is over"
+)
 @pytest.mark.parametrize("code", [0, 1, 4, EXIT_BANNED])
 def test_who_ends_for_another_reason_does_not(code: int, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
@@ -136,10 +157,16 @@ def test_who_ends_for_another_reason_does_not(code: int, tmp_path: Path) -> None
     assert (done.returncode, done.stdout.count(b"\n"), done.stderr) == (code, 1, b"")
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines", "an external worker is evicted because its host or network stood still"
+)
 def test_it_waits_longer_each_time_up_to_a_minute() -> None:
     assert [process_exit._pause_s(n) for n in (1, 2, 3, 7, 10_000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines", "an external worker is evicted because its host or network stood still"
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_notice_while_it_waits_ends_it(number: signal.Signals, tmp_path: Path) -> None:
     command = [*FARANDOLE, "join", str(tmp_path / "no ticket"), str(JOB)]
@@ -161,6 +188,12 @@ def _catches(status: Path, number: int) -> bool:
     return all(int(mask, 16) >> (each - 1) & 1 for each in (signal.SIGTERM, number))
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "an external worker breaks the protocol, is refused, or the run is over",
+    seen="the reason, at once",
+    outcome="it ends and does not join again: exit code 5, 1, or that of the run",
+)
 def test_who_broke_the_protocol_is_told_to_stay_out() -> None:
     scene = trained("a", "b")
     scene.say("b", m.WorkerProcessExited(worker="b", reason="nonsense"))

@@ -19,6 +19,12 @@ from tests.support.harness import Elastic, alone
 JOB = Path(__file__).parents[1] / "jobs" / "forking.py"
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script forks, and the child continues into the training code",
+    seen="an error in the worker's log when the child first uses the run or a step",
+    outcome="the child ends with exit code 1 or its own; the worker, its peers and loader processes are not affected",
+)
 @pytest.mark.processes
 def test_children_that_run_on_end_nobody_and_loader_processes_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -40,6 +46,7 @@ def test_children_that_run_on_end_nobody_and_loader_processes_go_on(tmp_path: Pa
         assert "the last child leaves" in log
 
 
+@pytest.mark.failure("The training loop", "the script forks, and the child continues into the training code")
 def test_in_a_child_all_of_a_run_is_refused_but_its_device(run: farandole.Run) -> None:
     asked = {
         "rank": lambda: run.rank,
@@ -54,6 +61,7 @@ def test_in_a_child_all_of_a_run_is_refused_but_its_device(run: farandole.Run) -
         run.fingerprint()
 
 
+@pytest.mark.failure("The training loop", "the script forks, and the child continues into the training code")
 def test_in_a_child_a_step_its_loop_and_what_these_are_made_of_are_refused(run: farandole.Run) -> None:
     model = torch.nn.Linear(8, 1)
     run.replicate(model=model)

@@ -40,6 +40,12 @@ def metrics(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the terminal of `farandole run` is closed (SIGHUP, once or twice)",
+    seen="`stopping: farandole run got SIGHUP`, in `metrics.jsonl`",
+    outcome="all workers leave after the same step; the state is saved; exit code 129",
+)
 def test_a_closed_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     terminal, ours = os.openpty()
@@ -79,6 +85,12 @@ def test_hangups_never_kill_and_nohup_ignores_them(launch: Callable[..., Launche
         assert process.wait(200) == 0
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the terminal of a `farandole join` is closed",
+    seen="`guest-1 has a preemption notice: SIGHUP`, at once",
+    outcome="the external worker leaves between two steps, exit code 0",
+)
 def test_an_external_worker_leaves_gracefully(tmp_path: Path) -> None:
     (tmp_path / "pace").write_text("0.05")
     job = [str(TELLING), str(tmp_path / "out"), "--pace", str(tmp_path / "pace")]
@@ -95,6 +107,12 @@ def test_an_external_worker_leaves_gracefully(tmp_path: Path) -> None:
         assert run.events("lost") == []
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "Ctrl-C while the workers still import",
+    seen="`over: ...`, at once",
+    outcome="the workers are killed, because they have not begun; exit code 130",
+)
 def test_a_signal_while_workers_are_starting_does_not_wait_for_them(tmp_path: Path) -> None:
     """They would be killed after the pool's grace, which here is an hour."""
     folder, script = tmp_path / "r", tmp_path / "sleeper.py"

@@ -26,6 +26,18 @@ torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
 """
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "an operator has no deterministic form on CUDA (`histc`, the backward pass of `adaptive_avg_pool2d`), under "
+        "`--bits same`"
+    ),
+    seen=(
+        "one sentence when it is used, with the operator, the script's line and the remedy; the traceback is in the "
+        "worker's log"
+    ),
+    outcome="exit code 1; the state is saved; use another operator, or `--bits any`",
+)
 def test_one_sentence_names_it_and_the_log_has_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(ENVIRON, VARIABLE, raising=False)
     script = tmp_path / "job.py"

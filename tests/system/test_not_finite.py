@@ -33,6 +33,21 @@ def started(folder: Path, *arguments: str, options: list[str]) -> Elastic:
     )  # fmt: skip
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the loss becomes NaN or infinite",
+    seen="`THE LOSS OF STEP N IS NAN` at the end of the step, once for each change from finite",
+    outcome=(
+        "training continues; the newest finite checkpoint is kept; events and `farandole status` mark later states as "
+        "not finite"
+    ),
+)
+@pytest.mark.failure(
+    "The training loop",
+    "a run resumes from a checkpoint that is not finite",
+    seen="`ITS STATE IS NOT FINITE` at the resume, with the path of the last finite checkpoint",
+    outcome="training continues; `--resume` of that path in another folder starts before the problem",
+)
 def test_it_is_told_at_once_and_the_last_finite_checkpoint_stays(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--nan-at", str(NAN_AT), options=["--checkpoint-every", "2steps", "--keep", "2"]) as run:
@@ -61,6 +76,12 @@ def test_it_is_told_at_once_and_the_last_finite_checkpoint_stays(tmp_path: Path)
         assert "finite" not in run.events("saved")[0]
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the loss becomes NaN or infinite, with `--stop-on-nan`",
+    seen="`THE LOSS OF STEP N IS NAN` at the end of the step",
+    outcome="all workers stop before the update; the state of that step is the last checkpoint; exit code 1",
+)
 def test_stop_on_nan_ends_the_run_on_everyone_with_the_state_before_that_step(tmp_path: Path) -> None:
     with started(
         tmp_path / "run", "--nan-at", str(NAN_AT), options=["--stop-on-nan", "--checkpoint-every", "never"]

@@ -72,6 +72,18 @@ def fingerprint(folder: Path) -> str:
 # --- a full disk ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the disk of the run's folder becomes full during training",
+    seen=(
+        "`NOT RECORDED: the run's folder can't be written` at the next event; `THE LEDGER OF w1 IS INCOMPLETE` with "
+        "`--ledger`"
+    ),
+    outcome=(
+        "training continues with the same bits; lines, output and checkpoints of that time are missing; their number "
+        "is reported later"
+    ),
+)
 @pytest.mark.world
 def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only(tmp_path: Path) -> None:
     """Books that are not on the disk: the second coordinator must know the worker that came when it was full."""
@@ -106,6 +118,17 @@ def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only
                 assert os.strerror(errno.ENOSPC) in path.read_text(), path
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the disk of the run's folder does not answer (a hard mount without its server)",
+    seen=(
+        "`not recorded`; later the delayed lines, and `recorded again` with the number of events that the journal lacks"
+    ),
+    outcome=(
+        "the coordinator waits once, at most 2 s; scripts that print, checkpoints there and new processes wait as "
+        "long as the disk"
+    ),
+)
 @pytest.mark.world
 def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path) -> None:
     """Every write to the run's folder blocks. A script that prints blocks too: its output is a file in that folder."""
@@ -137,6 +160,18 @@ def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path)
 # --- state that are gone --------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the journal is deleted while the run is on",
+    seen="nothing, until the coordinator dies",
+    outcome="the next coordinator gets the state from memory; no worker is lost",
+)
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the journal is overwritten with random data",
+    seen="`THE JOURNAL IS DAMAGED` when the next coordinator or a resumed run opens it",
+    outcome="it is renamed to `journal.sqlite.damaged-1`, and a new one starts; no worker is lost",
+)
 @pytest.mark.parametrize("what", ["rubbish", "nothing"])
 def test_a_journal_that_is_spoilt_under_a_live_coordinator_costs_nobody(
     launch: Callable[..., Launched], what: str
@@ -184,6 +219,12 @@ def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Pat
 # --- output that nobody takes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the output of `farandole run` can't be written: `>&-`, a closed pipe, a full disk",
+    seen="nothing; once there is room again, a line with the number of lost bytes",
+    outcome="the run continues to its own exit code",
+)
 @pytest.mark.parametrize(
     "where",
     [
@@ -210,6 +251,18 @@ def test_output_that_nobody_takes_ends_no_run(tmp_path: Path, where: str) -> Non
 # --- the run's folder -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Files, disks and output",
+    "the folder of the run is deleted or moved",
+    seen="`THE RUN'S FOLDER IS GONE`, within a second",
+    outcome="training continues without a record; if the coordinator dies then, the run ends with the reason",
+)
+@pytest.mark.failure(
+    "Files, disks and output",
+    "`--folder` names a folder with other files",
+    seen="`note: ... holds files that are not a run's (thesis.tex)`, at the start",
+    outcome="the files are not changed",
+)
 def test_a_folder_that_goes_and_one_that_holds_others_files_are_worth_a_word(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
@@ -231,6 +284,22 @@ def test_a_folder_that_goes_and_one_that_holds_others_files_are_worth_a_word(
 # --- scripts with bad manners -----------------------------------------------------------------------------------
 
 
+@pytest.mark.failure("Files, disks and output", "a script prints to a full disk, or closes its standard output")
+@pytest.mark.failure(
+    "Files, disks and output", "a script prints control sequences (colours, titles, content of others' files)"
+)
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the script of a replacement fails before it is admitted, and the run ends well",
+    seen="an event when it happens, not again at the end",
+    outcome="exit code 0",
+)
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "a script leaves a process in its own session",
+    seen="`killing process 123, which w2 left behind`, within a second of the worker's end",
+    outcome="the process is killed, but not for external workers",
+)
 def test_a_script_with_bad_manners_ends_well(tmp_path: Path) -> None:
     """Control sequences, a daemon, a replacement that failed, a closed output: and nothing of it in the last lines."""
     arguments = telling(tmp_path)

@@ -32,6 +32,15 @@ def external_worker(run: Elastic, out: Path, **environ: str) -> subprocess.Popen
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    (
+        "the host of an external worker computes other bits: another CPU maker, other instructions, other MKL or "
+        "oneDNN settings, another torch"
+    ),
+    seen="an event `refused`, with the operation, setting or device; `farandole numerics --against TICKET` shows more",
+    outcome="its exit code is 1; the run continues without it",
+)
 def test_an_external_worker_that_computes_other_bits_is_refused_by_the_name_of_an_operation(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.3")
@@ -56,6 +65,12 @@ def test_an_external_worker_that_computes_other_bits_is_refused_by_the_name_of_a
         assert len(run.events("numerics")) == 1
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the host of an external worker computes other bits, in a run with `--bits any`",
+    seen="`RESULTS NOT REPRODUCIBLE AFTER STEP 7`, with the worker and the difference",
+    outcome="it is admitted",
+)
 def test_by_option_it_is_let_in_and_it_is_told_from_when_on_no_bits_are_promised(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.3")
@@ -128,6 +143,12 @@ for step in run.steps(run.loader(rows, batch=farandole.GlobalBatch(8, micro=4)),
 """
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script changes a setting of torch on all workers alike",
+    seen="one event, with the step and both values",
+    outcome="training continues; joiners and resumed runs get the setting too",
+)
 def test_a_setting_that_the_script_alters_once_is_told_once_and_is_an_external_workers_too(tmp_path: Path) -> None:
     pace, script = tmp_path / "pace", tmp_path / "alters.py"
     pace.touch()

@@ -11,6 +11,15 @@ from tests.support.harness import Elastic, alone, read_lines
 JOB = Path(__file__).parents[1] / "jobs" / "plain_sum.py"
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script passes a value to `run.log` that each worker computes from its own micro-batches, such as a Python sum",
+    seen="`RUN.LOG(correct=...) DIFFERS BETWEEN WORKERS`, once for each name, with both values and the line to write",
+    outcome=(
+        "training continues; `metrics.jsonl` has the value of rank 0; only the newest lines of each half second are "
+        "compared"
+    ),
+)
 @pytest.mark.processes
 def test_a_python_sum_of_the_inner_loop_is_an_event_and_what_step_sum_gives_is_none(tmp_path: Path) -> None:
     with Elastic(tmp_path / "run", JOB, workers=2, options=[]) as run:

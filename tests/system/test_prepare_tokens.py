@@ -91,6 +91,12 @@ def test_a_field_of_another_name_and_lines_of_a_text(tmp_path: Path) -> None:
 # --- whatever is killed -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`data prepare --tokens` is killed",
+    seen="nothing",
+    outcome="the same command continues, and ends with the same bytes",
+)
 def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     texts = lines(40_000)
     source = write_lines(tmp_path / "source" / "a.jsonl", texts).parent
@@ -223,6 +229,13 @@ def test_tokenizer_json(tokenizer_json: Path, tmp_path: Path) -> None:
     assert "--end <x>: " in run(source, tmp_path / "target", "--tokens", str(tokenizer_json), "--end", "<x>", code=2)
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "a text for `data prepare --tokens` is not UTF-8, lacks its field, is truncated, or has an ID beyond the "
+        "vocabulary"
+    ),
+)
 def test_an_id_beyond_the_vocabulary_is_named_with_its_place(tokenizer_json: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "source" / "a.jsonl", ["a b", "a far", "far"]).parent
     output = run(source, tmp_path / "target", "--tokens", str(tokenizer_json), "--vocabulary", "4", code=1)
@@ -257,6 +270,15 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(tmp_path: Path, name
 # --- what can't be ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    (
+        "a text for `data prepare --tokens` is not UTF-8, lacks its field, is truncated, or has an ID beyond the "
+        "vocabulary"
+    ),
+    seen="the number of such documents, and the positions of the first 20",
+    outcome="exit code 1; no index is written; shards without such documents are kept",
+)
 def test_documents_that_can_not_be_used_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_lines(source / "a.jsonl", ["good"])

@@ -96,6 +96,12 @@ SUSPECT = {
 }
 
 
+@pytest.mark.failure(
+    "Command line",
+    "`farandole replay` names a folder of another user, or `--resume` one whose settings name another place",
+    seen="one line with the program or the place that it would have used",
+    outcome="exit code 2; nothing is executed; name the script or the place yourself",
+)
 @pytest.mark.parametrize(("taint", "why"), SUSPECT.values(), ids=SUSPECT.keys())
 def test_what_another_can_have_written_runs_nothing(
     taint: Callable[[Path], None], why: str, folder: Path, tmp_path: Path, listener: socket.socket

@@ -49,6 +49,18 @@ def external_worker(job: Job, run: Elastic) -> Generator[subprocess.Popen[bytes]
             process.wait()
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the path of the run's folder (or of `--checkpoints`) is another disk on the machine of an external worker",
+    seen="its event `ready` says that it can't write checkpoints, and why",
+    outcome="it trains; another worker writes the checkpoints, also if the external worker has rank 0",
+)
+@pytest.mark.failure(
+    "Checkpoints",
+    "an external worker that can't reach the place of the checkpoints is ready first when a run resumes",
+    seen="an event says at once that it waits for the admission check against the run's first own worker",
+    outcome="it waits; the first worker that reaches the place starts at the checkpoint",
+)
 @pytest.mark.world
 @pytest.mark.skipif(not ANOTHER_MACHINE, reason="another disk at the same path takes root and mount namespaces")
 def test_an_external_worker_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_begins_again(
@@ -92,6 +104,18 @@ def test_an_external_worker_on_another_machine_leads_and_neither_loses_a_checkpo
     assert job.out.read_text() == undisturbed
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the disk with the checkpoints is missing (not mounted, moved, deleted) when a run is started again",
+    seen="an error at once, with the path of the newest checkpoint, what is there now, and the remedy",
+    outcome="exit code 1; nothing is started; to start earlier, use another `--folder`",
+)
+@pytest.mark.failure(
+    "Checkpoints",
+    "the worker that writes checkpoints can't (no file descriptors, its own disk is full, a limit of file sizes)",
+    seen="`NO CHECKPOINT of step N: REASON` at once, and the worker that writes instead",
+    outcome="another worker tries at once; if none can, they take turns when a checkpoint is due",
+)
 def test_who_fails_to_save_is_followed_by_another_and_a_store_that_is_gone_is_no_new_beginning(
     undisturbed: str, tmp_path: Path
 ) -> None:
@@ -137,6 +161,12 @@ def test_who_fails_to_save_is_followed_by_another_and_a_store_that_is_gone_is_no
     assert job.out.read_text() == undisturbed
 
 
+@pytest.mark.failure(
+    "Checkpoints",
+    "the checkpoints of a live run disappear, and all its workers die",
+    seen="an error when the next workers are ready, with the path of the newest checkpoint and the remedy",
+    outcome="exit code 1; the run does not start from step 0",
+)
 def test_a_checkpoint_that_vanishes_under_a_live_run_is_no_new_beginning(tmp_path: Path) -> None:
     """The store is there, its mark too: who is to begin finds less than the run has, and says so."""
     job = Job(tmp_path)

@@ -83,7 +83,7 @@ def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(
 
 @pytest.mark.failure(
     "Standing still",
-    "the same while all workers hang between two steps, as in a validation that never ends",
+    "`farandole stop`, Ctrl-C or SIGTERM while all workers hang between two steps, as in a validation that never ends",
     seen="`the stop no longer waits`, after ten times as long, since the validation may end",
     outcome="the state that the script has left is saved as `after-step-N...pt`; the earlier checkpoints stay",
 )

@@ -137,6 +137,7 @@ def test_where_all_are_struck_the_state_is_saved_and_it_goes_on_from_there(tmp_p
         assert [event["path"] for event in run.events("resumed")] == [saved["path"]]
 
 
+@pytest.mark.failure("Data and loader processes", "a shard of the data is missing, damaged or not reachable")
 def test_where_nobody_can_open_the_data_the_run_ends_and_says_why(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.short(all="open")

@@ -109,6 +109,15 @@ def test_large_counters_that_all_agree_are_exact(start: int) -> None:
     assert after_a_step(value, add([torch.tensor([3, -7])] * SHARDS), {}).tolist() == [start + 3, -2]
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "an integer or boolean buffer (a counter of samples, a histogram) differs after different micro-batches of a step",
+    seen="an error at the end of the step, before the update, names the buffer, also in a single-process run",
+    outcome=(
+        'the script fails, exit code 1; pass `buffers={"model.seen": "sum"}` to `run.replicate` (docs/learning.md, '
+        '"Buffers") and resume'
+    ),
+)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("different", [0, 3, SHARDS - 1])
 def test_integers_that_differ_between_shards_are_an_error_by_name(dtype: torch.dtype, different: int) -> None:
@@ -133,6 +142,12 @@ def test_no_spread_passes_for_agreement(spread: list[int]) -> None:
         after_a_step(torch.tensor(100), add([torch.tensor(each) for each in spread]), {})
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "an integer buffer, such as a counter of samples, grows by the same number in all micro-batches of a step",
+    seen="one warning names the buffer; no warning for `num_batches_tracked`",
+    outcome='it grows once a step; declare `"sum"` if each micro-batch must count',
+)
 def test_a_counter_of_samples_that_agrees_by_chance_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """8 of 8, 8 and 8 samples: from the numbers alone nobody knows whether 8 or 24 is meant."""
     module: Any = Holder(torch.tensor(0))
@@ -178,6 +193,12 @@ def test_a_sum_of_integers_is_exact_up_to_2_to_the_53() -> None:
     assert got.item() == start + part * SHARDS
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the sum of a buffer does not fit its dtype, or two micro-batches write the same row of a gathered buffer",
+    seen="an error at the end of the step names the buffer",
+    outcome="the script fails, exit code 1",
+)
 def test_a_sum_that_its_dtype_does_not_hold_is_an_error() -> None:
     values = [torch.tensor(60, dtype=torch.uint8)] * SHARDS
     with pytest.raises(UsageError, match=r"model\.value.*\b300\b.*torch\.uint8"):
@@ -223,6 +244,10 @@ def test_gathered_rows(dtype: torch.dtype) -> None:
     assert torch.equal(after_a_step(start, forward, {"*": "gathered"}), wanted)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the sum of a buffer does not fit its dtype, or two micro-batches write the same row of a gathered buffer",
+)
 def test_a_row_that_two_shards_write_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"model\.value.*step\.rows"):
         after_a_step(torch.zeros(3), add([torch.ones(3)] * SHARDS), {"*": "gathered"})
@@ -269,6 +294,12 @@ def test_kinds_are_among_the_facts_that_must_be_equal() -> None:
     assert said == {**plain, "kind of buffers model.*": "sum"}
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the model has a `SyncBatchNorm`",
+    seen="an error at `run.replicate` names it",
+    outcome="nothing is trained; use `BatchNorm`, whose batch is the micro-batch, or `GroupNorm`",
+)
 def test_synchronized_batch_norm_is_refused() -> None:
     with pytest.raises(UsageError, match=r"model\.1\b.*SyncBatchNorm.*micro="):
         Replica({"model": nn.SyncBatchNorm.convert_sync_batchnorm(net())})
@@ -318,6 +349,10 @@ def test_counters_and_queues_of_a_run_are_those_of_whole_batches(run: farandole.
             assert torch.equal(buffer, wanted), (step.number, name)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "an integer or boolean buffer (a counter of samples, a histogram) differs after different micro-batches of a step",
+)
 def test_a_counter_of_samples_that_nothing_is_said_of_ends_the_run_before_the_update(run: farandole.Run) -> None:
     model = Seeing()
     run.replicate(model=model, buffers={name: kind for name, kind in KINDS_OF_SEEING.items() if "hist" not in name})

@@ -80,6 +80,10 @@ def test_what_differs_in_settings_buffers_or_many_elements_shows_in_the_next_ste
     assert next(n for n, a, b in zip(names, mine, theirs, strict=True) if a != b) == AT_ONCE[change]
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    "the script changes one element of a parameter, a large buffer or an optimizer's state on one worker alone",
+)
 @pytest.mark.parametrize("element", [1, ROTATION * LINE_BYTES // 8, -1])
 @pytest.mark.parametrize("name", ["model.large", "model.3.bias", "model.mask", "optimizer.exp_avg", "optimizer.step"])
 def test_a_single_element_shows_within_one_rotation(name: str, element: int) -> None:

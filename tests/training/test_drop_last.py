@@ -26,6 +26,12 @@ from tests.support.steps import BATCH, SEED, data, mlp
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the last window of an epoch is short (one sample, if 129 are trained at a batch of 64), and must not be",
+    seen="with `drop_last=True`, the number of omitted samples of each epoch at the start; `left_out` in the metrics",
+    outcome="all windows are complete; the ledger counts the other samples as omitted",
+)
 def test_every_window_is_whole_and_each_epoch_leaves_out_others(
     run: farandole.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -44,6 +50,12 @@ def test_every_window_is_whole_and_each_epoch_leaves_out_others(
     assert len(loader) == 2
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`drop_last=True` is used with a `PerWorkerBatch`, with less data than a batch, or in an evaluation",
+    seen="an error at once says why",
+    outcome="training does not start",
+)
 @pytest.mark.parametrize(
     ("length", "batch", "values"),
     [
@@ -68,6 +80,12 @@ def test_batch_normalisation_takes_a_window_of_one_more_than_a_micro_batch(run: 
     assert sizes == [33, 32]
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`drop_last` is added to, or removed from, a run that resumes",
+    seen="an error at the start, with the value in the checkpoint",
+    outcome="training does not start",
+)
 def test_it_is_part_of_the_job(run: farandole.Run) -> None:
     """A checkpoint of a run without it is of another job: its place in an epoch may be one that there is not."""
     replica = Replica({"model": mlp()})
@@ -83,6 +101,10 @@ def test_it_is_part_of_the_job(run: farandole.Run) -> None:
         restore.compare(manifest, now, SEED, "step-2.pt")
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "`drop_last=True` is used with a `PerWorkerBatch`, with less data than a batch, or in an evaluation",
+)
 def test_an_evaluation_counts_every_sample(run: farandole.Run) -> None:
     model = mlp()
     run.replicate(model=model)
@@ -94,6 +116,10 @@ def test_an_evaluation_counts_every_sample(run: farandole.Run) -> None:
         break
 
 
+@pytest.mark.failure(
+    "Data and loader processes",
+    "the last window of an epoch is short (one sample, if 129 are trained at a batch of 64), and must not be",
+)
 @pytest.mark.processes
 def test_with_two_workers_and_alone(tmp_path: Path) -> None:
     """130 samples, 16 a step: 2 of them are left out, of each epoch others, and the ledger knows which."""

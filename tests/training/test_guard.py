@@ -62,6 +62,12 @@ def train(
     return model
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script does not pass an optimizer of replicated parameters to `run.replicate`",
+    seen="`NotReplicated` at its first step, also in a single-process run",
+    outcome="the script fails, exit code 1; pass the optimizer to `run.replicate`",
+)
 def test_one_that_is_not_replicated() -> None:
     def scheduled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return {"schedule": torch.optim.lr_scheduler.StepLR(optimizer, 3)}  # which holds it, but not its state
@@ -71,6 +77,12 @@ def test_one_that_is_not_replicated() -> None:
             train(replicated, lambda optimizer: optimizer.step())
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script calls `optimizer.step()` in the inner loop",
+    seen="`UsageError` at the first call",
+    outcome="the script fails, exit code 1; call it after the inner loop",
+)
 def test_a_step_within_the_inner_loop() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for within in (lambda optimizer: optimizer.step(), scaler.step):
@@ -110,6 +122,12 @@ def test_a_guard_that_is_collected_while_an_optimizer_steps_disturbs_nobody() ->
     assert not kept
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script calls `optimizer.zero_grad()` between the inner loop and `optimizer.step()`",
+    seen="an error in the first step",
+    outcome="the script fails, exit code 1; remove the call",
+)
 def test_gradients_that_were_cleared_before_the_update() -> None:
     def clear(optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
@@ -139,6 +157,12 @@ def test_an_optimizer_whose_parameters_had_no_gradient_in_the_step() -> None:
         optimizer.step()
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script never calls `optimizer.step()`",
+    seen="a warning after ten steps that changed no parameter",
+    outcome="nothing is trained",
+)
 @pytest.mark.parametrize(("update", "warned"), [("none", True), ("by hand", False), ("late", False)])
 def test_no_update_at_all_is_warned_of(update: str, *, warned: bool) -> None:
     run, model = Run(Settings()), nn.Linear(4, 1)
@@ -157,6 +181,19 @@ def test_no_update_at_all_is_warned_of(update: str, *, warned: bool) -> None:
     assert len([w for w in caught if "optimizer.step()" in str(w.message)]) == warned
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "a wrong argument: a DataLoader to `run.steps`, `batch_size=` to `run.loader`, objects without names to "
+        "`run.replicate`"
+    ),
+)
+@pytest.mark.failure(
+    "The training loop",
+    "the model is a `DistributedDataParallel` or FSDP module",
+    seen="an error at `run.replicate` names it",
+    outcome="nothing is trained; pass the model itself",
+)
 def test_objects_without_a_name_and_modules_that_exchange_gradients_themselves() -> None:
     run, model = Run(Settings()), nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -172,6 +209,15 @@ def test_objects_without_a_name_and_modules_that_exchange_gradients_themselves()
             run.replicate(model=module)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "a wrong argument: a DataLoader to `run.steps`, `batch_size=` to `run.loader`, objects without names to "
+        "`run.replicate`"
+    ),
+    seen="an error with the line to write",
+    outcome="the script fails, exit code 1",
+)
 def test_what_is_iterated_over_in_the_wrong_place() -> None:
     run, model = Run(Settings()), nn.Linear(4, 1)
     run.replicate(model=model)

@@ -296,6 +296,12 @@ class Foreign(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.99)})
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the batch follows the workers, and no learning-rate rule fits the optimizer (Muon, NAdam, Rprop, your own class)",
+    seen="an error names the optimizer and the rules that fit, or the optimizers that have rules",
+    outcome="training does not start",
+)
 @pytest.mark.parametrize(
     ("rule", "make", "values"),
     [

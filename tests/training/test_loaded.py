@@ -114,6 +114,12 @@ def test_an_object_of_the_scripts_own_keeps_dtypes() -> None:
     assert joiner.fingerprint() == replica.fingerprint()
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script's own `load_state_dict()` loses or changes a value",
+    seen="the `resumed` event names it; a joiner is refused, with the name",
+    outcome="the resumed run may have other bits; correct `load_state_dict()`",
+)
 def test_what_is_lost_in_loading_is_named() -> None:
     """It hands out copies, so nothing can be put back."""
     given, other = Lossy(), Lossy()
@@ -244,6 +250,15 @@ def test_a_run_is_resumed_after_a_group_was_added(monkeypatch: pytest.MonkeyPatc
     assert re.findall(r"epochs|\d+", difference) == ["epochs", "2", "4"]
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "a `LambdaLR` gets another function for an added group",
+    seen="an error in the next step names the schedule",
+    outcome=(
+        "the script fails, exit code 1; functions can't be sent to joiners: create the schedule with a function for "
+        "each later group"
+    ),
+)
 def test_a_schedule_that_gets_another_function_is_an_error() -> None:
     """Functions can't be handed on."""
     model = mlp()

@@ -165,6 +165,12 @@ def test_a_group_that_is_added_later_is_counted_from_there() -> None:
     assert float(weights[1].detach()) == pytest.approx(late[-1], rel=1e-9)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "under `SquareRoot` the batch grows beyond what beta1 can follow (10 times for 0.9)",
+    seen="one line in the worker's log, with the `max_factor` that avoids it",
+    outcome="beta1 stays at 0",
+)
 def test_beyond_what_a_beta_can_follow_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     stepped(learning_rate, make_adam(), [12.0] * len(GRADIENTS))
     told = caplog.messages

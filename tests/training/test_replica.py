@@ -80,6 +80,9 @@ def test_misaligned_parameters_move_once_and_keep_their_identity_and_values() ->
     assert parameter.flatten().tolist() == whole[1:].tolist()
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines", "the script of an external worker has another model or length of data"
+)
 def test_facts_tell_models_apart() -> None:
     """The first difference is what a refused joiner is told."""
     base = dict(Replica({"model": net()}).facts())
@@ -95,6 +98,10 @@ def test_facts_tell_models_apart() -> None:
         assert dict(Replica({"model": make()}).facts()) != base, name
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "an external worker has another version of torch or NumPy, and computes the same bits",
+)
 def test_facts_tell_what_optimizers_and_schedulers_have_settings_for() -> None:
     """One of another version may have one more, and what it hands on would not fit."""
     model = net()
@@ -188,6 +195,12 @@ def test_a_buffer_that_no_forward_pass_changes_keeps_its_bits(value: torch.Tenso
     assert torch.equal(left, right), (module.value, value)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "a forward pass, or the loop body before the inner loop, changes a buffer of more than 65,536 elements",
+    seen="an error in that step names the buffer and which of the two changed it",
+    outcome="the script fails, exit code 1; change it after the inner loop",
+)
 def test_a_large_buffer_is_a_constant_and_a_change_of_it_an_error() -> None:
     module = Holder(torch.zeros(LARGEST_LANE_BUFFER + 1))
     replica = Replica({"model": module})

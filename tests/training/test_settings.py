@@ -50,6 +50,13 @@ def test_a_setting_that_is_altered_is_told_where_it_is_first_in_force(
     assert changes == [SettingChanged(step=seen_in, setting=DENORMALS, before="off", now="on")]
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "the script changes a setting of torch on one worker alone: threads, precision of products, flushing of "
+        "denormal numbers"
+    ),
+)
 def test_it_is_in_the_next_steps_digest_and_named(run: farandole.Run) -> None:
     steps = train(run, 9)
     next(steps)
@@ -85,6 +92,9 @@ def test_under_any_bits_unlike_settings_are_no_difference_of_replicas(run: faran
     assert DENORMALS not in _each(run)[0]
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers", "the script changes a setting of torch on all workers alike"
+)
 def test_it_is_part_of_the_state(run: farandole.Run) -> None:
     steps = train(run, 0)
     next(steps)

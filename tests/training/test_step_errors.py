@@ -15,6 +15,12 @@ from farandole.errors import FarandoleError, LossNotScalar, NotReplicated, StepA
 from tests.support.steps import BATCH, begun, data, mlp
 
 
+@pytest.mark.failure(
+    "The training loop",
+    'the loss is not one number (`reduction="none"`)',
+    seen="`LossNotScalar` at the first loss",
+    outcome="the script fails, exit code 1",
+)
 def test_a_loss_that_is_not_one_number(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     model = mlp()
@@ -41,6 +47,12 @@ def test_replicating_twice_or_nothing(run: farandole.Run) -> None:
         run.replicate(model=mlp())
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script leaves the inner loop before its end, or omits or repeats a backward pass",
+    seen="an error in that step names the missing or extra call",
+    outcome="the script fails, exit code 1",
+)
 def test_an_iteration_left_halfway(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     model = mlp()
@@ -63,6 +75,9 @@ def test_an_iteration_never_begun(run: farandole.Run) -> None:
         next(steps)
 
 
+@pytest.mark.failure(
+    "The training loop", "the script leaves the inner loop before its end, or omits or repeats a backward pass"
+)
 def test_a_backward_pass_forgotten_or_made_by_hand(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     model = mlp()
@@ -86,6 +101,9 @@ def test_a_last_pass_forgotten(run: farandole.Run) -> None:
         next(batches)
 
 
+@pytest.mark.failure(
+    "The training loop", "the script leaves the inner loop before its end, or omits or repeats a backward pass"
+)
 def test_one_backward_pass_too_many(run: farandole.Run) -> None:
     model = mlp()
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
@@ -139,6 +157,12 @@ def test_a_batch_that_is_none(run: farandole.Run) -> None:
         run.loader(data(), batch=64)  # type: ignore[arg-type]
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the script reads `run.rank` or `run.is_leader` before the loop",
+    seen="an error at once says when they exist, also in a single-process run",
+    outcome="the script fails, exit code 1",
+)
 def test_the_view_before_there_is_one(run: farandole.Run) -> None:
     with pytest.raises(UsageError, match=r"\.rank\b.*run\.steps"):
         _ = run.rank
@@ -179,6 +203,13 @@ def test_numbers_of_every_kind_can_be_logged(run: farandole.Run, value: Any) -> 
     assert type(line.fields["value"]) in (bool, int, float, str)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "`run.log` gets a reserved name (`time`, `event`, `step`, `view`, `worker`), invisible characters, over 100 "
+        "values, or a whole number beyond 2^63"
+    ),
+)
 @pytest.mark.parametrize("value", [object(), torch.zeros(3), np.zeros(3)], ids=["object", "tensor", "array"])
 def test_what_is_no_number_can_not_be_logged(run: farandole.Run, value: Any) -> None:
     """It must fail where it is logged, not on the thread that would send it."""
@@ -187,6 +218,15 @@ def test_what_is_no_number_can_not_be_logged(run: farandole.Run, value: Any) -> 
         run.log(accuracy=value)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "`run.log` gets a reserved name (`time`, `event`, `step`, `view`, `worker`), invisible characters, over 100 "
+        "values, or a whole number beyond 2^63"
+    ),
+    seen="an error at the call names it",
+    outcome="the script fails there",
+)
 @pytest.mark.parametrize("name", ["event", "step", "time", "view", "worker"])
 def test_what_a_line_says_of_itself_can_not_be_logged(run: farandole.Run, name: str) -> None:
     begun(run, mlp())
@@ -194,6 +234,13 @@ def test_what_a_line_says_of_itself_can_not_be_logged(run: farandole.Run, name: 
         run.log(**{name: 1.0})
 
 
+@pytest.mark.failure(
+    "The training loop",
+    (
+        "`run.log` gets a reserved name (`time`, `event`, `step`, `view`, `worker`), invisible characters, over 100 "
+        "values, or a whole number beyond 2^63"
+    ),
+)
 def test_what_nobody_can_see_can_not_be_logged(run: farandole.Run) -> None:
     begun(run, mlp())
     with pytest.raises(UsageError, match=r"run\.log\('acc\\u202euracy'=.*\b256\b"):
@@ -217,6 +264,12 @@ def test_every_error_here_is_of_our_tree() -> None:
         assert issubclass(error, FarandoleError)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "the gradients of a layer are sparse (`Embedding(sparse=True)`)",
+    seen="an error in the first step names the parameter and the remedy",
+    outcome="exit code 1",
+)
 def test_a_sparse_gradient_is_refused_by_name(run: farandole.Run) -> None:
     model = torch.nn.Embedding(10, 4, sparse=True)
     run.replicate(model=model)

@@ -112,6 +112,12 @@ def begin(run: farandole.Run, model: nn.Module, micro: int = 4) -> Iterator[fara
     return run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=micro)), epochs=2)
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "a weight is negative or not finite, all weights of a step are 0, or some micro-batches have no `weight=`",
+    seen="an error at that call or at the end of the step says which",
+    outcome="the script fails, exit code 1",
+)
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", torch.ones(2)])
 def test_a_weight_that_is_none(run: farandole.Run, weight: object) -> None:
     model = mlp()
@@ -123,6 +129,10 @@ def test_a_weight_that_is_none(run: farandole.Run, weight: object) -> None:
         step.mean(accuracy=0.5, weight=weight)  # type: ignore[arg-type]
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "a weight is negative or not finite, all weights of a step are 0, or some micro-batches have no `weight=`",
+)
 @pytest.mark.parametrize("weights", [(0, 0, 0, 0), (2, None, 2, 2), (None, None, None, 2)])
 def test_a_step_whose_weights_are_all_0_or_not_all_given(run: farandole.Run, weights: tuple[int | None, ...]) -> None:
     model = mlp()
@@ -194,6 +204,12 @@ SUMS = {
 }
 
 
+@pytest.mark.failure(
+    "The training loop",
+    'the loss is a sum over the micro-batch (`reduction="sum"`, `.sum()`)',
+    seen="one warning, by the worker of the step's first micro-batch; none after `torch.compile`",
+    outcome="the gradient depends on `micro`; divide the sum and pass the number of samples as `weight=`",
+)
 @pytest.mark.parametrize("loss", [*SUMS, "mean", "weighted", "a sum with a weight"])
 def test_a_loss_that_is_a_sum_is_warned_of(run: farandole.Run, loss: str) -> None:
     step_module._warn_of_sum.cache_clear()
@@ -291,6 +307,12 @@ def test_a_value_is_given_once_and_in_the_inner_loop(run: farandole.Run) -> None
     assert (step.means, step.sums) == ({"accuracy": 1}, {"accuracy": 2})
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "`step.mean` or `step.sum` gets other names in one micro-batch than in another, here or on another worker",
+    seen="an error at the end of the micro-batch or the step",
+    outcome="the script fails, exit code 1; pass the same names in each, with `weight=0` where a mean must not count",
+)
 @pytest.mark.parametrize("names", [("a", "b", "a", "a"), ("a", "a", "a", ""), ("", "a", "", "")])
 def test_micro_batches_give_the_same_names(run: farandole.Run, names: tuple[str, ...]) -> None:
     model = mlp()
@@ -315,6 +337,10 @@ def of_worker(name: str) -> tuple[BatchValues, torch.Tensor]:
     return values, lanes
 
 
+@pytest.mark.failure(
+    "The training loop",
+    "`step.mean` or `step.sum` gets other names in one micro-batch than in another, here or on another worker",
+)
 @pytest.mark.parametrize("other", ["aa", "cc", "bd"])
 def test_two_workers_that_give_different_names(other: str) -> None:
     """Also where half the sum of both names is a third one."""

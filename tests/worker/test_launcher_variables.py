@@ -21,6 +21,17 @@ MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMI_SIZE
 KEPT = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "MY_RANK": "2", "CUDA_VISIBLE_DEVICES": "0"}
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    (
+        "a worker inherits variables of torchrun or mpirun (RANK, WORLD_SIZE, ...), from which Accelerate expects a "
+        "fixed group"
+    ),
+    seen="one line in the worker's log names them",
+    outcome=(
+        "they are removed before the script starts; the LOCAL_RANK of an external worker becomes its FARANDOLE_SLOT"
+    ),
+)
 def test_a_worker_keeps_nothing_that_names_a_place_in_a_group_of_fixed_size() -> None:
     environ = {**TORCHRUN, **MPI, **KEPT, "FARANDOLE_SLOT": "0"}
     assert sorted(leave_launcher(environ)) == sorted({**TORCHRUN, **MPI})
@@ -48,6 +59,12 @@ def test_a_slot_that_is_none_is_an_error(text: str) -> None:
         Settings.read({"FARANDOLE_SLOT": text})
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    "the script is started with `torchrun --nproc-per-node 4 train.py`",
+    seen="an error with WORLD_SIZE and the command to use",
+    outcome="nothing is trained, because each process would train the whole run",
+)
 def test_several_single_processes_of_another_launcher_are_no_run() -> None:
     """Each would train everything, with exit code 0."""
     with pytest.raises(UsageError, match="WORLD_SIZE=4"):
@@ -57,6 +74,13 @@ def test_several_single_processes_of_another_launcher_are_no_run() -> None:
     refuse_launcher({})
 
 
+@pytest.mark.failure(
+    "External workers, pools and machines",
+    (
+        "a worker inherits variables of torchrun or mpirun (RANK, WORLD_SIZE, ...), from which Accelerate expects a "
+        "fixed group"
+    ),
+)
 def test_the_script_does_not_see_them(tmp_path: Path) -> None:
     Ticket(address="http://127.0.0.1:9", secret="0" * 64, run="r").save(tmp_path / "ticket")
     script = tmp_path / "train.py"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from farandole.protocol import messages as m
 from farandole.worker.context import NoTraining
 from tests.support.crew import crew
@@ -21,6 +23,13 @@ class Drifted(NoTraining):
         return m.Digests(step=0, names=("rate", "weight"), digests=(5, self._weight))
 
 
+@pytest.mark.failure(
+    "Scripts that differ between workers",
+    (
+        "the script changes its replica on one worker alone: a learning rate, a forward pass in training mode, a "
+        "scheduler's step"
+    ),
+)
 def test_words_that_differ_end_the_run_and_the_answers_say_where(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with crew(tmp_path, minimum=2, wanted=2) as it:

@@ -43,6 +43,10 @@ def raises(*_: Any) -> None:
     raise RuntimeError("a handler's own")
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the script or a library sets its own handler of SIGTERM, SIGINT or SIGHUP, and a worker gets that signal",
+)
 @pytest.mark.parametrize("handler", [exits, raises, signal.SIG_IGN, signal.SIG_DFL])
 def test_the_notice_comes_and_the_script_goes_on(notices: list[int], handler: Any) -> None:
     signals = taken(notices)
@@ -66,6 +70,10 @@ def test_the_scripts_handler_is_called_when_the_worker_has_left(notices: list[in
     assert called == [(IT, 2)]
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the script or a library sets its own handler of SIGTERM, SIGINT or SIGHUP, and a worker gets that signal",
+)
 def test_a_handler_that_calls_the_one_before_it(notices: list[int]) -> None:
     signals = taken(notices)
     before: Callable[..., Any] = signal.getsignal(IT)  # type: ignore[assignment]

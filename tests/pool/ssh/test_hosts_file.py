@@ -80,6 +80,12 @@ def test_an_edit_counts_when_it_has_settled(tmp_path: Path) -> None:
     assert looked(watched) == [], "it says the same"
 
 
+@pytest.mark.failure(
+    "Processes, signals and crash loops",
+    "the hosts file becomes a pipe, or its disk does not answer",
+    seen="`not a regular file`, or after 10 s a line that the file was not read",
+    outcome="the present hosts stay; the run continues and ends normally",
+)
 @pytest.mark.parametrize("mistake", ["empty", "folder", "pipe", "gone", "bad line", "unreadable bytes"])
 def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path) -> None:
     file = tmp_path / "hosts"

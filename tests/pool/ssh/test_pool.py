@@ -70,6 +70,7 @@ class Impatient(SshPool):
     file_s = 0.0
 
 
+@pytest.mark.failure("Processes, signals and crash loops", "the hosts file becomes a pipe, or its disk does not answer")
 def test_a_hosts_file_that_can_t_be_read_freezes_nobody(tmp_path: Path) -> None:
     async def play() -> None:
         (tmp_path / "hosts").write_text("other python=/no/python\n")
