@@ -188,7 +188,7 @@ def _mark(error: str | None) -> str:
 def _table(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")  # many columns
     for title in titles:
-        table.add_column(title, no_wrap=title != "host", overflow="fold")
+        table.add_column(title, no_wrap=title not in ("host", "found"), overflow="fold")
     return table
 
 
