@@ -397,3 +397,10 @@ def test_names_are_exact_over_many_micro_batches() -> None:
     shards = 2_000_003
     values.end(lanes * shards, shards, 0)
     assert list(values.of("mean", 0)) == ["\x7e" * (NAME_BYTES - 1)]
+
+
+def test_a_worker_without_a_micro_batch_finds_names_that_differ() -> None:
+    """The sums of both names are twice the first one, but for a rest."""
+    (_, lanes), (_, more) = of_worker("abcX"), of_worker("abcY")
+    with pytest.raises(UsageError):
+        BatchValues(torch.zeros_like(lanes), 2).end(lanes + more, 2, 0)
